@@ -1,0 +1,103 @@
+"""The core language: its context, the decorator that makes its symbols, and promotion and broadcasting of operands."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge import prims
+from forge.clang.promotion import Promotion, compute_dtype
+from forge.ir import Dim, LanguageContext, Symbol, TensorProxy, check
+from forge.prims.core import known, same
+
+language = LanguageContext("clang")
+_symbols: dict[str, Symbol] = {}
+
+
+def clangop(*operators: str) -> Callable[[Callable], Symbol]:
+    """Makes the decorated function a symbol of the core language.
+
+    There it is the meaning of the method of its own name and of `operators` (forge/ir/proxies.py has their names).
+    """
+
+    def decorate(body: Callable) -> Symbol:
+        name = body.__name__
+        check(name not in _symbols, lambda: f"clangop: {name} is defined twice")
+        symbol = _symbols[name] = Symbol(name, f"clang.{name}", body=body)
+        for method in (name, *operators):
+            check(method not in language.methods, lambda: f"clangop: method {method} is defined twice")
+            language.methods[method] = symbol
+        return symbol
+
+    return decorate
+
+
+def all_symbols() -> dict[str, Symbol]:
+    """Every symbol of the core language by name."""
+    return dict(_symbols)
+
+
+def convert(x: Any, dtype: torch.dtype) -> Any:
+    """x as `dtype`; itself when it has it, or is a number."""
+    if not isinstance(x, TensorProxy) or x.dtype == dtype:
+        return x
+    return prims.convert_element_type(x, dtype)
+
+
+def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The shape that tensors of these shapes broadcast to.
+
+    Raises RuntimeError naming the shapes when they do not. Source: torch.broadcast_shapes.
+    """
+    rank = max(map(len, shapes))
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for dim, length in enumerate(shape, rank - len(shape)):
+            if known(length == 1):
+                continue
+            if known(result[dim] == 1):
+                result[dim] = length
+            else:
+                check(
+                    same(result[dim], length),
+                    lambda dim=dim, length=length: (
+                        f"{op}: shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast: "
+                        f"The size of tensor a ({result[dim]}) must match the size of tensor b ({length}) "
+                        f"at non-singleton dimension {dim}"
+                    ),
+                    RuntimeError,
+                )
+    return tuple(result)
+
+
+def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
+    """x broadcast to `shape`; itself when it has it."""
+    if len(x.shape) == len(shape) and all(a is b or known(a == b) for a, b in zip(x.shape, shape, strict=True)):
+        return x
+    offset = len(shape) - x.ndim
+    return prims.broadcast_in_dim(x, tuple(shape), tuple(range(offset, len(shape))))
+
+
+def broadcast(op: str, *operands: Any) -> tuple:
+    """The operands with every tensor expanded to their common shape; numbers as they are."""
+    shapes = [operand.shape for operand in operands if isinstance(operand, TensorProxy)]
+    if all(shape == shapes[0] for shape in shapes[1:]):
+        return operands
+    shape = broadcast_shapes(op, *shapes)
+    return tuple(expand_to(operand, shape) if isinstance(operand, TensorProxy) else operand for operand in operands)
+
+
+def prepare(op: str, *operands: Any, kind: Promotion = Promotion.DEFAULT) -> tuple:
+    """Operands in one dtype and one shape, for an elementwise prim."""
+    dtype = compute_dtype(*operands, kind=kind)
+    return broadcast(op, *[convert(operand, dtype) for operand in operands])
+
+
+def canonical_dims(op: str, dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Dims counted from the front; None (or an empty sequence) is all of them."""
+    if dims is None or (isinstance(dims, (tuple, list)) and not dims):
+        return tuple(range(ndim))
+    if isinstance(dims, int):
+        dims = (dims,)
+    found = prims.check_dims(op, dims, ndim)
+    return found if ndim else ()

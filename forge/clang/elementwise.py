@@ -1,0 +1,150 @@
+"""Elementwise operations with torch's broadcasting and type promotion."""
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge import prims
+from forge.clang.core import broadcast, clangop, convert, prepare
+from forge.clang.promotion import Promotion, category, compute_dtype
+from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+
+TensorOrNumber = TensorProxy | Number
+
+_FLOAT_UNARY = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10
+log1p log2 reciprocal rsqrt sigmoid sin sinh sqrt tan tanh""".split()
+_INTEGER_IDENTITY = "ceil floor round trunc".split()
+_UNARY = "bitwise_not isfinite isinf isnan neg sign signbit".split()
+
+
+def _define(name: str, body: Callable, *methods: str) -> Symbol:
+    body.__name__ = name
+    body.__doc__ = getattr(prims, name).__doc__
+    return clangop(*methods)(body)
+
+
+def _float_unary(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(x: TensorProxy) -> TensorProxy:
+        return prim(convert(x, compute_dtype(x, kind=Promotion.INT_TO_FLOAT)))
+
+    return _define(name, body)
+
+
+def _unary(name: str, *methods: str) -> Symbol:
+    prim = getattr(prims, name)
+    return _define(name, lambda x: prim(x), *methods)
+
+
+def _integer_identity(name: str) -> Symbol:
+    prim = getattr(prims, name)
+    return _define(name, lambda x: prim(x) if category(x.dtype) > 1 else x)
+
+
+for _name in _FLOAT_UNARY:
+    globals()[_name] = _float_unary(_name)
+for _name in _INTEGER_IDENTITY:
+    globals()[_name] = _integer_identity(_name)
+for _name in _UNARY:
+    globals()[_name] = _unary(_name, *{"bitwise_not": ("invert",)}.get(_name, ()))
+
+
+@clangop()
+def abs(x: TensorProxy) -> TensorProxy:
+    """The absolute value, elementwise."""
+    check(x.dtype != torch.bool, lambda: f"abs: x is {x}, but bool has no absolute value", RuntimeError)
+    return prims.abs(x)
+
+
+def _binary(name: str, *methods: str, prim: str | None = None, kind: Promotion = Promotion.DEFAULT) -> Symbol:
+    target = getattr(prims, prim or name)
+
+    def body(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+        return target(*prepare(name, a, b, kind=kind))
+
+    body.__name__ = name
+    body.__doc__ = target.__doc__
+    symbol = clangop(*methods)(body)
+    if target in prims.binary_derivatives:
+        prims.binary_rule(symbol, prims.binary_derivatives[target])
+    return symbol
+
+
+FLOAT = Promotion.INT_TO_FLOAT
+BOOL = Promotion.TO_BOOL
+
+add = _binary("add", "iadd")
+atan2 = _binary("atan2", kind=FLOAT)
+bitwise_and = _binary("bitwise_and", "and_", "iand")
+bitwise_or = _binary("bitwise_or", "or_", "ior")
+bitwise_xor = _binary("bitwise_xor", "xor", "ixor")
+copysign = _binary("copysign", kind=FLOAT)
+div = _binary("div", "truediv", "itruediv", kind=FLOAT)
+eq = _binary("eq", kind=BOOL)
+floor_divide = _binary("floor_divide", "floordiv", "ifloordiv")
+fmod = _binary("fmod")
+ge = _binary("ge", kind=BOOL)
+gt = _binary("gt", kind=BOOL)
+hypot = _binary("hypot")
+le = _binary("le", kind=BOOL)
+lt = _binary("lt", kind=BOOL)
+maximum = _binary("maximum")
+minimum = _binary("minimum")
+mul = _binary("mul", "imul")
+ne = _binary("ne", kind=BOOL)
+nextafter = _binary("nextafter")
+remainder = _binary("remainder", "mod", "imod")
+shift_left = _binary("shift_left", "lshift", "ilshift")
+shift_right = _binary("shift_right", "rshift", "irshift")
+pow = _binary("pow", "ipow")
+sub = _binary("sub", "isub")
+
+
+@clangop()
+def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+    """condition ? a : b, elementwise. Shapes: broadcast together. Dtypes: condition is bool; a and b are promoted."""
+    dtype = compute_dtype(a, b)
+    a, b = convert(a, dtype), convert(b, dtype)
+    if not isinstance(a, TensorProxy) and not isinstance(b, TensorProxy):
+        a = prims.full((), a, dtype, condition.device)
+    condition, a, b = broadcast("where", condition, a, b)
+    return prims.where(condition, a, b)
+
+
+@register_grad(where)
+def _where_grad(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+    out = where(condition, a, b)
+    g = get_grad(out)
+    if needs_grad(a):
+        put_grad(a, where(condition, g, 0))
+    if needs_grad(b):
+        put_grad(b, where(condition, 0, g))
+    return out
+
+
+@clangop()
+def to(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+    """x as `dtype`; x itself when it has it."""
+    return convert(x, dtype)
+
+
+@clangop()
+def square(x: TensorProxy) -> TensorProxy:
+    """x * x."""
+    return prims.mul(x, x)
+
+
+@clangop()
+def logical_not(x: TensorProxy) -> TensorProxy:
+    """Whether x is 0. Dtypes: any; out is bool."""
+    return prims.bitwise_not(x) if x.dtype == torch.bool else prims.eq(x, 0)
+
+
+def as_bool(x: Any) -> Any:
+    """Whether x is not 0, of a tensor or a number."""
+    if not isinstance(x, TensorProxy):
+        return builtins.bool(x)
+    return x if x.dtype == torch.bool else prims.ne(x, 0)

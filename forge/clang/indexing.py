@@ -1,0 +1,1 @@
+"""Indexing with torch's and numpy's conventions."""

@@ -1,0 +1,74 @@
+"""Type promotion. Source: torch's "Type Promotion" documentation (tensor attributes), torch.result_type."""
+
+from enum import Enum, auto
+from functools import cache
+
+import torch
+
+from forge.ir import Number, TensorProxy
+
+
+class Promotion(Enum):
+    """How an elementwise operation chooses the dtypes it computes in and returns."""
+
+    DEFAULT = auto()  # computes and returns the promoted dtype
+    INT_TO_FLOAT = auto()  # integers become the default float dtype (sin, true division)
+    TO_BOOL = auto()  # computes in the promoted dtype, returns bool (comparisons)
+
+
+_CATEGORY = {bool: 0, int: 1, torch.SymInt: 1, torch.SymBool: 0, float: 2, torch.SymFloat: 2, complex: 3}
+
+
+def category(dtype: torch.dtype) -> int:
+    """0 bool, 1 integer, 2 floating point, 3 complex."""
+    if dtype == torch.bool:
+        return 0
+    if dtype.is_complex:
+        return 3
+    return 2 if dtype.is_floating_point else 1
+
+
+def compute_dtype(*operands: TensorProxy | Number, kind: Promotion = Promotion.DEFAULT) -> torch.dtype:
+    """The dtype that an elementwise operation on these operands computes in."""
+    key = tuple(
+        [(a.dtype, len(a.shape) > 0) if isinstance(a, TensorProxy) else (_CATEGORY[type(a)], False) for a in operands]
+    )
+    return _promote(key, kind is Promotion.INT_TO_FLOAT, torch.get_default_dtype())
+
+
+_DEFAULT_OF_CATEGORY = {0: torch.bool, 1: torch.int64}
+_COMPLEX_OF = {torch.float64: torch.complex128, torch.float16: torch.complex32}
+
+
+@cache
+def _promote(key: tuple, int_to_float: bool, default_float: torch.dtype) -> torch.dtype:
+    dimensioned = [dtype for dtype, has_dims in key if has_dims]
+    scalar_tensors = [dtype for dtype, has_dims in key if not has_dims and isinstance(dtype, torch.dtype)]
+    numbers = [kind for kind, _ in key if isinstance(kind, int)]
+    result: torch.dtype | None = None
+    for group in (dimensioned, scalar_tensors):
+        if not group:
+            continue
+        promoted = group[0]
+        for dtype in group[1:]:
+            promoted = torch.promote_types(promoted, dtype)
+        if result is None or category(promoted) > category(result):
+            result = promoted if result is None else _lift(result, promoted)
+    if numbers:
+        highest = max(numbers)
+        if result is None or highest > category(result):
+            number_dtype = {2: default_float, 3: _COMPLEX_OF.get(default_float, torch.complex64)}.get(
+                highest, _DEFAULT_OF_CATEGORY.get(highest)
+            )
+            result = number_dtype if result is None else _lift(result, number_dtype)
+    assert result is not None
+    if int_to_float and category(result) < 2:
+        return default_float
+    return result
+
+
+def _lift(lower: torch.dtype, higher: torch.dtype) -> torch.dtype:
+    """The dtype when an operand of a higher category but lower priority joins `lower`."""
+    if higher.is_complex and lower.is_floating_point:
+        return _COMPLEX_OF.get(lower, torch.complex64)
+    return higher

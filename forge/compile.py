@@ -1,0 +1,175 @@
+"""From a recorded program to a function: the passes, in order. Every stage is kept."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge.executors import claim
+from forge.executors.claim import Claim, choose
+from forge.executors.executor import Executor, resolve_executors
+from forge.frontend.autograd import Region
+from forge.frontend.program import Program, inline_epilogue
+from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
+from forge.transforms import cse, dce, delete_last_used, hoist
+from forge.transforms.grad import Joint, backward, differentiate
+from forge.transforms.opaque import opaque_rule
+from forge.transforms.split import Split, simplify_backward, split
+
+Transform = Callable[[Trace], Trace]
+
+
+class Compiled:
+    """A compiled program: what runs, and every stage of how it came about.
+
+    `call(*inputs)` runs it. `traces` are the stages of the forward (or of the whole, where no gradient is needed),
+    `backward_traces` those of the backward, made on its first use. `claims` says who runs each call.
+    """
+
+    def __init__(self) -> None:
+        self.call: Callable = _not_compiled
+        self.traces: list[Trace] = []
+        self.backward_traces: list[Trace] = []
+        self.claims: list[Claim] = []
+        self.opaque_calls: list[str] = []
+
+
+def _not_compiled(*inputs: Any) -> Any:
+    raise AssertionError("called before it was compiled")
+
+
+class Options:
+    """What forge.jit was asked for."""
+
+    def __init__(self, executors: Sequence[Any] | None, transforms: Sequence[Transform], strict: bool) -> None:
+        self.executors: list[Executor] = resolve_executors(executors)
+        self.transforms = tuple(transforms)
+        self.strict = strict
+
+
+def compile_program(program: Program, options: Options, *, grad: bool, eager: Callable | None = None) -> Compiled:
+    """Compiles a recorded program; with `grad`, gradients flow to the inputs that require them.
+
+    `eager` runs in its place when an input that the program changes shares memory with another one.
+    """
+    compiled = Compiled()
+    trace = _optimize(program.trace, options, compiled.traces)
+    wanted = [proxy for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
+    joint = None
+    if grad and wanted:
+        joint = differentiate(trace, [proxy.name for proxy in wanted], _executor_rule(options))
+    if joint is not None and not joint.active.isdisjoint(trace.output_names):
+        compiled.call = _compile_training(joint, program, options, compiled)
+    else:
+        whole = inline_epilogue(trace, program.epilogue)
+        compiled.call = _generate(whole, options, compiled.traces, compiled.claims)
+    if program.mutated and eager is not None:
+        compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
+    return compiled
+
+
+def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
+    """The user's transforms, then forge's own that keep a trace's meaning."""
+    stages.append(trace)
+    passes = [*options.transforms, dce, cse, lambda t: hoist(t, lambda program: _run_now(program, options))]
+    for transform in passes:
+        trace = transform(trace)
+        if trace is not stages[-1]:
+            stages.append(trace)
+    return trace
+
+
+def _run_now(program: Trace, options: Options) -> tuple[torch.Tensor, ...]:
+    claimed, _ = claim(program, options.executors)
+    with torch.no_grad():
+        return claimed.python_callable()()
+
+
+def _generate(
+    trace: Trace, options: Options, stages: list[Trace], claims: list[Claim], *, own_inputs: bool = False
+) -> Callable:
+    """Claims a trace, ends each value's life at its last use, and compiles it."""
+    claimed, made = claim(trace, options.executors)
+    claims.extend(made)
+    final = delete_last_used(claimed, own_inputs=own_inputs)
+    stages += [claimed, final]
+    return final.python_callable()
+
+
+def _executor_rule(options: Options) -> Callable[[BoundSymbol], Callable | None]:
+    """The gradient rule that comes before a symbol's own: the claiming executor's, or an opaque call's."""
+
+    def rule(bound: BoundSymbol) -> Callable | None:
+        chosen = choose(bound, options.executors, [])
+        own = chosen[1].grad_transform if chosen else None
+        return own or opaque_rule(bound)
+
+    return rule
+
+
+def _compile_training(joint: Joint, program: Program, options: Options, compiled: Compiled) -> Callable:
+    outputs: list[TensorProxy] = list(joint.forward.output)
+    flowing = {i: output for i, output in enumerate(outputs) if output.name in joint.active}
+    full = _backward_trace(joint, list(flowing.values()), joint.forward.bound_symbols)
+    parts = split(joint.forward, full)
+    compiled.traces += [joint.forward, parts.forward]
+    forward = _generate(parts.forward, options, compiled.traces, compiled.claims)
+
+    def backward_for(present: tuple[bool, ...]) -> Callable:
+        chosen = [output for i, output in flowing.items() if present[i]]
+        return _compile_backward(joint, parts, chosen, options, compiled)
+
+    apply = Region(forward, backward_for, [i for i in range(len(outputs)) if i not in flowing]).apply
+    if program.epilogue is None:
+        return apply
+    epilogue = _generate(program.epilogue, options, [], [])
+
+    def call(*inputs: Any) -> Any:
+        return epilogue(*inputs, *apply(*inputs))
+
+    return call
+
+
+def _backward_trace(joint: Joint, outputs: list[TensorProxy], visible: list[BoundSymbol]) -> Trace:
+    """The backward from these outputs to the inputs; what the `visible` calls compute is not computed again."""
+    seeds = {
+        output.name: TensorProxy(f"grad_{output.name}", output.shape, output.dtype, output.device) for output in outputs
+    }
+    return simplify_backward(visible, backward(joint, seeds, joint.forward.inputs))
+
+
+def _compile_backward(
+    joint: Joint, parts: Split, outputs: list[TensorProxy], options: Options, compiled: Compiled
+) -> Callable:
+    """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
+    saved = {proxy.name for proxy in parts.saved_tensors}
+    visible = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
+    trace = _backward_trace(joint, outputs, visible)
+    given: list[Proxy] = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
+    trace = trace.derive(trace.stage, trace.bound_symbols, inputs=given)
+    trace.boxed = True
+    compiled.backward_traces.clear()
+    compiled.backward_traces.append(trace)
+    return _generate(trace, options, compiled.backward_traces, compiled.claims, own_inputs=True)
+
+
+def _unless_overlapping(call: Callable, mutated: list[int], eager: Callable) -> Callable:
+    """Runs eager when a changed input shares memory with another: the trace knows them as separate."""
+
+    def checked(*inputs: Any) -> Any:
+        storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
+        if len(set(storages)) < len(storages) and _overlap(inputs, mutated):
+            return eager(*inputs)
+        return call(*inputs)
+
+    return checked
+
+
+def _overlap(inputs: tuple, mutated: list[int]) -> bool:
+    changed = {inputs[i].untyped_storage()._cdata for i in mutated}
+    found = [
+        value.untyped_storage()._cdata
+        for value in inputs
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in changed
+    ]
+    return len(found) > len(changed)

@@ -1,0 +1,103 @@
+"""The claim pass: every call of a trace is given to an executor, at the highest level first."""
+
+from collections.abc import Sequence
+
+from forge import clang
+from forge.executors.executor import Executor, FusionExecutor, Implementation, OperatorExecutor
+from forge.executors.fusion import fuse_regions
+from forge.ir import BoundSymbol, Proxy, Trace, recording
+from forge.ir.pytree import proxies
+from forge.ir.symbol import substitute
+
+
+class Claim:
+    """Who runs one call, and who declined it and why."""
+
+    __slots__ = ("bound", "declined", "executor", "level")
+
+    def __init__(self, bound: BoundSymbol, executor: str, declined: list[tuple[str, str]], level: int) -> None:
+        self.bound = bound
+        self.executor = executor
+        self.declined = declined
+        self.level = level
+
+
+def claim(trace: Trace, executors: Sequence[Executor]) -> tuple[Trace, list[Claim]]:
+    """The trace with every call an executor's, and who claimed what.
+
+    Fusion executors are offered regions before anything is claimed singly, in the order given. Raises
+    NotImplementedError naming a prim that nobody claims, with the reasons.
+    """
+    new = trace.derive("claim")
+    claims: list[Claim] = []
+    operators = [executor for executor in executors if isinstance(executor, OperatorExecutor)]
+    for executor in executors:
+        if isinstance(executor, FusionExecutor):
+            trace, fused = fuse_regions(trace, executor)
+            claims.extend(Claim(bound, executor.name, [], 0) for bound in fused)
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            _claim(bound, operators, new, claims, [], 0)
+    return new, claims
+
+
+def choose(
+    bound: BoundSymbol, executors: Sequence[Executor], declined: list[tuple[str, str]]
+) -> tuple[Executor, Implementation] | None:
+    """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
+    for executor in executors:
+        if not isinstance(executor, OperatorExecutor):
+            continue
+        implementation = executor.implementations.get(bound.symbol.id)
+        if implementation is None:
+            continue
+        decision = implementation.decide(bound)
+        if decision:
+            return executor, implementation
+        declined.append((executor.name, decision.reason))
+    return None
+
+
+def _claim(
+    bound: BoundSymbol,
+    executors: Sequence[OperatorExecutor],
+    new: Trace,
+    claims: list[Claim],
+    inherited: list[tuple[str, str]],
+    level: int,
+) -> None:
+    if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
+        new.record(bound)
+        claims.append(Claim(bound, bound.symbol.executor.name if bound.symbol.executor else "opaque", [], level))
+        return
+    declined = list(inherited)
+    chosen = choose(bound, executors, declined)
+    if chosen is not None:
+        executor, implementation = chosen
+        claims.append(Claim(bound, executor.name, declined, level))
+        _place(bound, implementation, new)
+    elif bound.subsymbols:
+        for sub in bound.subsymbols:
+            _claim(sub, executors, new, claims, declined, level + 1)
+    else:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
+        names = ", ".join(executor.name for executor in executors)
+        raise NotImplementedError(
+            f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}"
+        )
+
+
+def _place(bound: BoundSymbol, implementation: Implementation, new: Trace) -> None:
+    if implementation.execution_transform is None:
+        new.record(bound.replace(symbol=implementation.op, subsymbols=(bound,)))
+        return
+    with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+        output = implementation.execution_transform(*bound.args, **bound.kwargs)
+    renamed: dict[str, Proxy] = {}
+    for made, kept in zip(proxies(output), proxies(bound.output), strict=True):
+        assert made.name not in bound.inputs, f"{bound.symbol.id}: an execution transform returned its input"
+        renamed[made.name] = kept
+    for call in recorded:
+        call = substitute(call, renamed)
+        assert call.symbol.op is not None, f"{bound.symbol.id}: an execution transform called {call.symbol.id}"
+        new.record(call)

@@ -1,0 +1,242 @@
+"""The executor API: who runs what.
+
+An operator executor is a table from symbols to implementations; a fusion executor is given regions of calls and makes
+one operator of each. A user's own takes twenty lines:
+
+    mine = OperatorExecutor("mine")
+    fast_gelu = mine.register_operator("fast_gelu", like=torchlang.gelu, fn=my_gelu)
+    mine.register_implementation(torchlang.gelu, fast_gelu, checker=lambda x, **kw: x.dtype == torch.float32)
+    forge.jit(model, executors=[mine, "torch"])
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from forge.ir import BoundSymbol, Symbol, Tag, Trace, check
+
+
+class Declined:
+    """A checker's no, with the reason in words. False in a condition."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return f"Declined({self.reason!r})"
+
+
+def decline(reason: str) -> Declined:
+    """What a checker returns to say no: `return decline("H = 100 is not a multiple of 8")`."""
+    return Declined(reason)
+
+
+Decision = bool | Declined
+Checker = Callable[..., Decision]
+
+
+class Implementation:
+    """How an executor runs a symbol.
+
+    `op` is called in the symbol's place with its arguments; or `execution_transform`, called with the symbol's
+    arguments while a trace is recorded, calls the executor's operators. `checker` is asked first, with the arguments.
+    `grad_transform` is a gradient rule (forge/ir/grad_rules.py) used in place of the symbol's own.
+    """
+
+    __slots__ = ("checker", "execution_transform", "grad_transform", "op", "symbol")
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        op: Symbol | None,
+        checker: Checker | None,
+        execution_transform: Callable | None,
+        grad_transform: Callable | None,
+    ) -> None:
+        self.symbol = symbol
+        self.op = op
+        self.checker = checker
+        self.execution_transform = execution_transform
+        self.grad_transform = grad_transform
+
+    def decide(self, bound: BoundSymbol) -> Decision:
+        """True, or Declined with the reason."""
+        if self.checker is None:
+            return True
+        decision = self.checker(*bound.args, **bound.kwargs)
+        if isinstance(decision, Declined):
+            return decision
+        return True if decision else decline("its checker said no and gave no reason")
+
+
+class Executor:
+    """What operator and fusion executors share: a name, by which `forge.jit(executors=[…])` finds it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def is_available(self) -> Decision:
+        """True where it can run, or Declined with the reason (no GPU, not installed)."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"<executor {self.name}>"
+
+
+class OperatorExecutor(Executor):
+    """A table from symbols to implementations."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.implementations: dict[str, Implementation] = {}
+        self._operators: dict[str, Symbol] = {}
+
+    def register_operator(
+        self,
+        name: str,
+        *,
+        fn: Callable,
+        meta: Callable | None = None,
+        like: Symbol | None = None,
+        tags: Iterable[Tag] = (),
+    ) -> Symbol:
+        """An operator of this executor: `fn` runs, `meta` maps input metadata to output metadata.
+
+        `like` takes the metadata of a symbol's own body or meta instead. Raises ValueError when the name is taken or
+        when not exactly one of `meta` and `like` is given.
+        """
+        check(name not in self._operators, lambda: f"{self.name}: operator {name!r} is registered twice")
+        check(
+            (meta is None) != (like is None),
+            lambda: f"{self.name}.register_operator({name!r}): give exactly one of meta and like",
+        )
+        symbol = Symbol(name, f"{self.name}.{name}", meta=meta or _meta_of(like), tags=frozenset(tags), executor=self, op=fn)
+        self._operators[name] = symbol
+        return symbol
+
+    def register_implementation(
+        self,
+        symbol: Symbol,
+        op: Symbol | Callable | None = None,
+        *,
+        checker: Checker | None = None,
+        execution_transform: Callable | None = None,
+        grad_transform: Callable | None = None,
+    ) -> None:
+        """Says that this executor runs `symbol`: by `op` (an operator, or a plain function called with the symbol's
+        arguments) or by an `execution_transform`; where `checker` accepts the arguments; with its own gradient.
+
+        Raises ValueError when the symbol has an implementation here already, TypeError when neither or both of `op`
+        and `execution_transform` are given.
+        """
+        check(
+            symbol.id not in self.implementations,
+            lambda: f"{self.name}: {symbol.id} has an implementation already",
+        )
+        check(
+            (op is None) != (execution_transform is None),
+            lambda: f"{self.name}: {symbol.id} needs exactly one of op and execution_transform",
+            TypeError,
+        )
+        if op is not None and not isinstance(op, Symbol):
+            op = Symbol(symbol.name, f"{self.name}.{symbol.id}", meta=_never, tags=symbol.tags, executor=self, op=op)
+        self.implementations[symbol.id] = Implementation(symbol, op, checker, execution_transform, grad_transform)
+
+    _register_implementation = register_implementation
+
+
+class FusionExecutor(Executor):
+    """Takes regions: it says which calls it can fuse, and makes one operator of a region."""
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        """Whether a call may be in a region, or Declined with the reason."""
+        raise NotImplementedError
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        """A function of the region's inputs that returns the tuple of its outputs; Declined leaves it unfused."""
+        raise NotImplementedError
+
+
+def _never(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("an implementation's operator is placed by the claim pass, not called while tracing")
+
+
+def _meta_of(symbol: Symbol) -> Callable:
+    from_symbol = symbol.meta or symbol.body
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        """As the symbol it is like."""
+        return from_symbol(*args, **kwargs)
+
+    meta.__doc__ = from_symbol.__doc__
+    return meta
+
+
+# the executors that forge.jit knows, in the order in which they are asked
+
+_known: dict[str, Executor] = {}
+_default_order: list[str] = []
+
+
+def register_executor(executor: Executor, *, default: bool = False, first: bool = False) -> Executor:
+    """Makes an executor known by name; `default` puts it among those asked when none are named, `first` in front.
+
+    Raises ValueError when the name is taken.
+    """
+    check(executor.name not in _known, lambda: f"an executor named {executor.name!r} is registered already")
+    _known[executor.name] = executor
+    if default:
+        _default_order.insert(0 if first else len(_default_order), executor.name)
+    return executor
+
+
+def known_executors() -> dict[str, Executor]:
+    """Every registered executor by name."""
+    return dict(_known)
+
+
+def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Executor]:
+    """Executors by name or object, in order; all available default ones for None.
+
+    Raises ValueError for an unknown name (with the near ones), TypeError for something else.
+    """
+    if executors is None:
+        chosen = [_known[name] for name in _default_order]
+        return [executor for executor in chosen if executor.is_available()]
+    check(
+        isinstance(executors, (list, tuple)),
+        lambda: f"forge.jit: executors is {executors!r}, but must be a list of names or executors",
+        TypeError,
+    )
+    return [_resolve(executor) for executor in executors]
+
+
+def _resolve(executor: str | Executor) -> Executor:
+    if isinstance(executor, str):
+        check(executor in _known, lambda: f"forge.jit: {unknown('executor', executor, _known)}")
+        executor = _known[executor]
+    check(
+        isinstance(executor, Executor),
+        lambda: f"forge.jit: an executor is {executor!r}, but must be a name or an Executor",
+        TypeError,
+    )
+    available = executor.is_available()
+    check(
+        bool(available),
+        lambda: f"forge.jit: executor {executor.name!r} is not available: {getattr(available, 'reason', 'no reason given')}",
+        RuntimeError,
+    )
+    return executor
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """'unknown executor 'trch'; did you mean 'torch'? known: …'."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"unknown {kind} {name!r}{hint} known: {', '.join(names)}"

@@ -1,0 +1,27 @@
+"""The torch executor: eager's own kernels, by family as in forge/prims."""
+
+from forge import torchlang
+from forge.executors.torchex import (  # noqa: F401
+    activation,
+    attention,
+    conv,
+    creation,
+    elementwise,
+    embedding,
+    indexing,
+    linalg,
+    loss,
+    memory,
+    norm,
+    pooling,
+    random,
+    reduction,
+    shape,
+)
+from forge.executors.torchex.core import torch_prims, torchex
+
+for _id, _symbol in torchlang.all_symbols().items():
+    if _id not in torchex.implementations:
+        torchex.register_implementation(_symbol, torchlang.torch_function_of(_symbol))
+
+__all__ = ["torch_prims", "torchex"]

@@ -1,0 +1,54 @@
+"""The torch executors, and how their families register with them.
+
+`torch` runs whole torchlang symbols by the torch functions that they stand for, so that eager's own fused kernels are
+used, and prims and clang symbols (which gradients and decompositions are written in) by the tables of each family.
+`torch-prims` runs prims alone: every decomposition is executed as it is written.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from forge.executors.executor import OperatorExecutor, register_executor
+from forge.ir import Symbol
+from forge.torchlang import torch_function_of
+
+torchex = register_executor(OperatorExecutor("torch"), default=True)
+torch_prims = register_executor(OperatorExecutor("torch-prims"))
+
+
+def run_prims(table: dict[Symbol, Callable]) -> None:
+    """Registers functions that take a prim's arguments as they are."""
+    for prim, function in table.items():
+        torchex.register_implementation(prim, function)
+        torch_prims.register_implementation(prim, function)
+
+
+def run_prim(prim: Symbol, **how: Any) -> Callable[[Callable], Callable]:
+    """Registers the decorated function as what runs `prim`."""
+
+    def register(function: Callable) -> Callable:
+        torchex.register_implementation(prim, function, **how)
+        torch_prims.register_implementation(prim, function, **how)
+        return function
+
+    return register
+
+
+def run_clang(table: dict[Symbol, Callable]) -> None:
+    """Registers torch functions that broadcast and promote as the clang symbol does."""
+    for symbol, function in table.items():
+        torchex.register_implementation(symbol, function)
+
+
+def run_torchlang(
+    symbol: Symbol,
+    function: Callable | None = None,
+    *,
+    checker: Callable | None = None,
+    grad_transform: Callable | None = None,
+) -> None:
+    """Registers a torchlang symbol that needs more than the torch function it stands for: another function, a checker,
+    or a gradient rule that uses torch's own backward operators."""
+    torchex.register_implementation(
+        symbol, function or torch_function_of(symbol), checker=checker, grad_transform=grad_transform
+    )

@@ -1,0 +1,27 @@
+"""How torch runs the creation family."""
+
+from typing import Any
+
+import torch
+
+from forge import prims
+from forge.executors.torchex.core import run_prim
+
+
+@run_prim(prims.full)
+def full(shape: tuple, value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.full names dtype and device."""
+    return torch.full(shape, value, dtype=dtype, device=device)
+
+
+@run_prim(prims.empty)
+def empty(shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.empty names dtype and device."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+@run_prim(prims.iota)
+def iota(length: int, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """start + step * i, exact for integers and in double for floats."""
+    counted = torch.arange(length, device=device, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
+    return (counted * step + start).to(dtype)

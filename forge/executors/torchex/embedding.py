@@ -1,0 +1,1 @@
+"""How torch runs the embedding family."""

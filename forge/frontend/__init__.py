@@ -1,0 +1,1 @@
+"""Front ends: how programs are captured, and how compiled ones are called."""

@@ -1,0 +1,325 @@
+"""The Dynamo front end: a graph of torch calls, with fake values that tell aliasing and metadata, becomes a program."""
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from forge import prims, torchlang
+from forge.frontend.program import Program, finish
+from forge.ir import NUMBER_TYPES, BoundSymbol, NumberProxy, Tag, TensorProxy, Trace, recording
+from forge.ir.pytree import tensors, tree_map
+from forge.transforms.opaque import opaque_symbol
+
+
+class Unsupported(NotImplementedError):
+    """A graph that forge cannot compile, with the reason; it runs in eager."""
+
+
+class Capture:
+    """A program recorded from a graph, and what the graph held that torchlang does not have (names, in order)."""
+
+    def __init__(self, program: Program, opaque_calls: list[str]) -> None:
+        self.program = program
+        self.opaque_calls = opaque_calls
+
+
+def record(graph: GraphModule, *, check_meta: bool = False) -> Capture:
+    """Records a Dynamo graph. `check_meta` compares every value's metadata with Dynamo's.
+
+    Raises Unsupported for a graph that has to run in eager.
+    """
+    interpreter = _Interpreter(graph, check_meta)
+    with recording(interpreter.trace, torchlang.language):
+        result = interpreter.run()
+        program = finish(interpreter.trace, result, interpreter.trace.memory)
+    return Capture(program, interpreter.opaque_calls)
+
+
+class _Interpreter:
+    def __init__(self, graph: GraphModule, check_meta: bool) -> None:
+        self.graph = graph
+        self.check_meta = check_meta
+        self.trace = Trace("computation", stage="recorded from Dynamo")
+        self.env: dict[Node, Any] = {}
+        self.opaque_calls: list[str] = []
+        self.grad_enabled = True
+
+    def run(self) -> Any:
+        for node in self.graph.graph.nodes:
+            self.trace.source = node.meta.get("stack_trace")
+            if node.op == "output":
+                return self.look_up(node.args[0])
+            self.env[node] = getattr(self, node.op)(node)
+        raise AssertionError("a graph without an output")
+
+    def look_up(self, tree: Any) -> Any:
+        if isinstance(tree, Node):
+            return self.env[tree]
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(self.look_up(item) for item in tree)
+        if isinstance(tree, dict):
+            return {key: self.look_up(item) for key, item in tree.items()}
+        if isinstance(tree, slice):
+            return slice(self.look_up(tree.start), self.look_up(tree.stop), self.look_up(tree.step))
+        return tree
+
+    # nodes
+
+    def placeholder(self, node: Node) -> Any:
+        value = node.meta["example_value"]
+        name = self.trace.fresh_name(friendly(node.name))
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.is_quantized or value.is_nested:
+                raise Unsupported(f"input {name} is {value.layout}, quantized or nested")
+            return self.trace.add_input(_tensor_proxy(name, value))
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self.trace.names.discard(name)
+            self.trace.add_input(NumberProxy(str(value.node.expr), value))
+            return value
+        raise Unsupported(f"input {name} is a {type(value).__name__}")
+
+    def get_attr(self, node: Node) -> Any:
+        value = operator.attrgetter(node.target)(self.graph)
+        if isinstance(value, torch.Tensor):
+            return self.trace.add_constant(value, friendly(node.name))
+        return value
+
+    def call_module(self, node: Node) -> Any:
+        raise Unsupported(f"the graph calls the module {node.target}")
+
+    def call_method(self, node: Node) -> Any:
+        return self.call(node, node.target, self.look_up(node.args), self.look_up(node.kwargs))
+
+    def call_function(self, node: Node) -> Any:
+        args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
+        special = _SPECIAL.get(node.target)
+        if special is not None:
+            return special(self, *args, **kwargs)
+        return self.call(node, node.target, args, kwargs)
+
+    def call(self, node: Node, target: Callable | str, args: tuple, kwargs: dict) -> Any:
+        example = node.meta.get("example_value")
+        found = tensors([args, kwargs])
+        if not found and not _makes_tensors(example):
+            return _on_numbers(target, args, kwargs, example)
+        if target in ("item", "__int__", "__float__", "__bool__") and isinstance(example, NUMBER_TYPES):
+            return self.item(args[0], example)
+        if target in ("size", "dim", "numel", "element_size", "stride", "storage_offset", "is_contiguous", "get_device"):
+            return _ask(self, target, node, args, kwargs, example)
+        if target is operator.getitem and not isinstance(args[0], TensorProxy):
+            return args[0][args[1]]
+        if target is getattr:
+            target, args = self.attribute(args)
+        try:
+            aliased = _shares_memory(node, example)
+            output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)
+        except NotImplementedError:
+            output = self.opaque(node, target, args, kwargs)
+        self.note(node, output, example)
+        return output
+
+    def attribute(self, args: tuple) -> tuple[Any, tuple]:
+        getter = getattr(torch.Tensor, args[1], None)
+        if getter is None:
+            raise Unsupported(f"attribute {args[1]} of a tensor")
+        return getter.__get__, (args[0],)
+
+    def item(self, x: TensorProxy, example: Any) -> Any:
+        if not isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return example
+        number = NumberProxy(str(example.node.expr), example)
+        if number.name not in self.trace.names:
+            self.trace.names.add(number.name)
+            prims.item(self.trace.memory.read(x), number)
+        return example
+
+    def note(self, node: Node, output: Any, example: Any) -> None:
+        """Gives a new value the user's name and the strides that Dynamo saw."""
+        if isinstance(output, TensorProxy):
+            if isinstance(example, torch.Tensor):
+                output.strides = tuple(example.stride())
+                if self.check_meta:
+                    compare_meta(node, output, example)
+            if output.name.startswith("t") and output.name[1:].isdigit() and not _AUTOMATIC.fullmatch(node.name):
+                self.rename(output, node.name)
+        elif self.check_meta and isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
+            for item, expected in zip(output, example, strict=True):
+                if isinstance(item, TensorProxy):
+                    compare_meta(node, item, expected)
+
+    def rename(self, proxy: TensorProxy, name: str) -> None:
+        ref = self.trace.memory.refs.pop(proxy.name, None)
+        self.trace.rename(proxy, name)
+        if ref is not None:
+            self.trace.memory.refs[proxy.name] = ref
+
+    # opaque calls
+
+    def opaque(self, node: Node, target: Callable | str, args: tuple, kwargs: dict) -> Any:
+        name = torchlang.function_name(target)
+        function = getattr(torch.Tensor, target) if isinstance(target, str) else target
+        example = node.meta.get("example_value")
+        mutated = mutated_arguments(function, name, args, kwargs)
+        self.opaque_calls.append(name)
+        memory = self.trace.memory
+        if mutated is None:
+            raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
+        read_args, read_kwargs = memory.read_all(args), memory.read_all(kwargs)
+        if mutated:
+            return self.opaque_mutation(function, name, args, read_args, read_kwargs, mutated, example)
+        output = self.fresh(example)
+        self.trace.record(BoundSymbol(opaque_symbol(function, name), read_args, read_kwargs, output))
+        self.alias_opaque(node, function, name, args, kwargs, output, example)
+        return output
+
+    def fresh(self, example: Any) -> Any:
+        def make(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return self.trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=tuple(leaf.stride()))
+            return leaf
+
+        return tree_map(make, example)
+
+    def opaque_mutation(
+        self, function: Callable, name: str, args: tuple, read: tuple, kwargs: dict, mutated: list[int], example: Any
+    ) -> Any:
+        pure = Functional(function, mutated)
+        written = tuple(
+            self.trace.tensor(args[i].shape, args[i].dtype, args[i].device, strides=args[i].strides) for i in mutated
+        )
+        returns_argument = isinstance(example, torch.Tensor) and isinstance(function, type(torch.Tensor.add_))
+        result = None if returns_argument else self.fresh(example)
+        self.trace.record(BoundSymbol(opaque_symbol(pure, name), read, kwargs, (result, written)))
+        for position, new in zip(mutated, written, strict=True):
+            torchlang.write(args[position], new, self.trace.memory, name)
+        return args[mutated[0]] if returns_argument else result
+
+    def alias_opaque(
+        self, node: Node, function: Callable, name: str, args: tuple, kwargs: dict, output: Any, example: Any
+    ) -> None:
+        """An opaque call's output may be a view of its first argument."""
+        if isinstance(output, TensorProxy) and args and isinstance(args[0], TensorProxy) and _shares_memory(node, example):
+            self.trace.memory.share(output, args[0], name)
+
+
+class Functional:
+    """A mutating function as a pure one: runs on clones of what it changes, returns (result, the changed clones)."""
+
+    def __init__(self, function: Callable, mutated: list[int]) -> None:
+        self.function = function
+        self.mutated = mutated
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple:
+        copies = {i: args[i].clone() for i in self.mutated}
+        result = self.function(*[copies.get(i, arg) for i, arg in enumerate(args)], **kwargs)
+        own = any(result is copy for copy in copies.values())
+        return (None if own else result), tuple(copies.values())
+
+
+def mutated_arguments(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int] | None:
+    """The positions of the arguments that a function changes; None where that cannot be told."""
+    schema = getattr(function, "_schema", None)
+    if schema is not None:
+        positions = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        fits = all(i < len(args) and isinstance(args[i], TensorProxy) for i in positions)
+        return positions if fits else None
+    if "out" in kwargs:
+        return None
+    if name.endswith("_") and not name.endswith("__"):
+        return [0] if args and isinstance(args[0], TensorProxy) else None
+    return []
+
+
+# values
+
+
+def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
+    return TensorProxy(
+        name,
+        tuple(value.shape),
+        value.dtype,
+        value.device,
+        requires_grad=value.requires_grad,
+        strides=tuple(value.stride()),
+    )
+
+
+def _makes_tensors(example: Any) -> bool:
+    if isinstance(example, (tuple, list)):
+        return any(_makes_tensors(item) for item in example)
+    return isinstance(example, torch.Tensor)
+
+
+def _on_numbers(target: Callable | str, args: tuple, kwargs: dict, example: Any) -> Any:
+    """A call on numbers alone runs now; symbolic ones stay expressions."""
+    if isinstance(example, NUMBER_TYPES):
+        return example
+    return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
+
+
+def _ask(interpreter: _Interpreter, question: str, node: Node, args: tuple, kwargs: dict, example: Any) -> Any:
+    """A question about a tensor's metadata."""
+    if question in ("size", "dim", "numel", "element_size"):
+        return getattr(args[0], question)(*args[1:], **kwargs)
+    return getattr(node.args[0].meta["example_value"], question)(*args[1:], **kwargs)
+
+
+def _shares_memory(node: Node, example: Any) -> bool | None:
+    """Whether the first output's memory is the first argument's, from Dynamo's fake tensors."""
+    first = example[0] if isinstance(example, (tuple, list)) and example else example
+    base = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
+    if not isinstance(first, torch.Tensor) or not isinstance(base, torch.Tensor):
+        return None
+    return first.untyped_storage()._cdata == base.untyped_storage()._cdata
+
+
+def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
+    """Raises AssertionError where forge's metadata differs from Dynamo's."""
+    ours = (tuple(map(str, proxy.shape)), proxy.dtype, proxy.device)
+    theirs = (tuple(map(str, example.shape)), example.dtype, example.device)
+    assert ours == theirs, f"{node.format_node()}: forge says {ours}, Dynamo says {theirs}"
+
+
+# names
+
+_AUTOMATIC = re.compile(r"(getitem|add|sub|mul|truediv|t|to|view|iadd|imul|neg|matmul|call|float|contiguous)(_\d+)?")
+_NOISE = re.compile(r"^_?l_|_?(self|module|modules|parameters|buffers|kwargs|args)_(?=.)")
+
+
+def friendly(name: str) -> str:
+    """Dynamo's name of an input as the user knows it: 'l_self_modules_fc_parameters_weight_' is 'fc_weight'."""
+    short = name.lower() if name.startswith("L_") else name
+    while True:
+        shorter = _NOISE.sub("", short).strip("_")
+        if shorter == short or not shorter:
+            break
+        short = shorter
+    return short if short.isidentifier() else f"x_{short}"
+
+
+# nodes that are markers, not calls
+
+
+def _set_grad_enabled(interpreter: _Interpreter, mode: bool) -> None:
+    trace = interpreter.trace
+    trace.tags = trace.tags - {Tag.NO_GRAD} if mode else trace.tags | {Tag.NO_GRAD}
+
+
+def _nothing(interpreter: _Interpreter, *args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _no_autocast(interpreter: _Interpreter, *args: Any, **kwargs: Any) -> None:
+    raise Unsupported("the graph enters torch.autocast")
+
+
+_SPECIAL: dict[Any, Callable] = {
+    torch._C._set_grad_enabled: _set_grad_enabled,
+    torch._C._log_api_usage_once: _nothing,
+    torch.amp.autocast_mode._enter_autocast: _no_autocast,
+    torch.amp.autocast_mode._exit_autocast: _no_autocast,
+}

@@ -1,0 +1,32 @@
+"""What a program is: symbols, proxies, traces, printing. Imports nothing else of forge."""
+
+from forge.ir.checks import check
+from forge.ir.grad_rules import get_grad, needs_grad, put_grad, register_grad
+from forge.ir.proxies import NUMBER_TYPES, SYMBOLIC_TYPES, Dim, Number, NumberProxy, Proxy, TensorProxy, short_dtype
+from forge.ir.state import LanguageContext, current_trace, recording, speaking
+from forge.ir.symbol import BoundSymbol, Symbol, Tag
+from forge.ir.trace import Trace
+
+__all__ = [
+    "NUMBER_TYPES",
+    "SYMBOLIC_TYPES",
+    "BoundSymbol",
+    "Dim",
+    "LanguageContext",
+    "Number",
+    "NumberProxy",
+    "Proxy",
+    "Symbol",
+    "Tag",
+    "TensorProxy",
+    "Trace",
+    "check",
+    "current_trace",
+    "get_grad",
+    "needs_grad",
+    "put_grad",
+    "recording",
+    "register_grad",
+    "short_dtype",
+    "speaking",
+]

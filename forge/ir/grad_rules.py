@@ -1,0 +1,101 @@
+"""Gradient rules: one function that runs the forward and interleaves the backward.
+
+    @register_grad(exp2)
+    def _exp2_grad(x):
+        out = exp2(x)
+        put_grad(x, get_grad(out) * out * math.log(2))
+        return out
+
+`get_grad(out)` asks for the incoming gradient, `put_grad(arg, g)` gives one. A rule runs while a joint trace is
+recorded (forge/transforms/grad.py); what it computes that its result does not need belongs to the backward.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from forge.ir.checks import check
+from forge.ir.proxies import TensorProxy
+from forge.ir.state import current_trace
+from forge.ir.symbol import Symbol
+
+_rules: dict[str, Callable] = {}
+
+
+def register_grad(symbol: Symbol) -> Callable[[Callable], Callable]:
+    """Declares the decorated function as the gradient rule of `symbol`. Raises ValueError on a second rule."""
+
+    def register(rule: Callable) -> Callable:
+        check(symbol.id not in _rules, lambda: f"register_grad: {symbol.id} already has a gradient rule")
+        _rules[symbol.id] = rule
+        return rule
+
+    return register
+
+
+def grad_rule(symbol: Symbol) -> Callable | None:
+    """The symbol's own rule, or None."""
+    return _rules.get(symbol.id)
+
+
+class RuleCall:
+    """What one run of a rule asked for and gave: `gets` pairs an output with the stand-in for its gradient, `puts`
+    pairs an argument with a gradient."""
+
+    __slots__ = ("active", "gets", "puts")
+
+    def __init__(self, active: Callable[[TensorProxy], bool]) -> None:
+        self.active = active
+        self.gets: list[tuple[TensorProxy, TensorProxy]] = []
+        self.puts: list[tuple[TensorProxy, TensorProxy]] = []
+
+
+class _Current(threading.local):
+    call: RuleCall | None = None
+
+
+_current = _Current()
+
+
+def run_rule(rule: Callable, call: RuleCall, args: tuple, kwargs: dict) -> Any:
+    """Runs a rule; its gets and puts go to `call`."""
+    before = _current.call
+    _current.call = call
+    try:
+        return rule(*args, **kwargs)
+    finally:
+        _current.call = before
+
+
+def get_grad(output: TensorProxy) -> TensorProxy:
+    """The incoming gradient of an output of the rule; shape, dtype and device are the output's."""
+    call = _rule_call("get_grad")
+    for known, gradient in call.gets:
+        if known is output:
+            return gradient
+    trace = current_trace()
+    gradient = trace.tensor(output.shape, output.dtype, output.device, name="g_" + output.name)
+    call.gets.append((output, gradient))
+    return gradient
+
+
+def put_grad(argument: Any, gradient: TensorProxy | None) -> None:
+    """Gives a gradient of an argument of the rule. Several for one argument add up.
+
+    As in torch's autograd engine, a gradient that is broadcast against the argument is summed to its shape and one of
+    another dtype is converted. An argument that is no tensor, or needs no gradient, takes none.
+    """
+    call = _rule_call("put_grad")
+    if gradient is not None and isinstance(argument, TensorProxy) and call.active(argument):
+        call.puts.append((argument, gradient))
+
+
+def needs_grad(argument: Any) -> bool:
+    """Whether the rule's argument is a tensor that needs a gradient: a rule may skip work for one that does not."""
+    return isinstance(argument, TensorProxy) and _rule_call("needs_grad").active(argument)
+
+
+def _rule_call(name: str) -> RuleCall:
+    if _current.call is None:
+        raise RuntimeError(f"{name} was called outside of a gradient rule")
+    return _current.call

@@ -1,0 +1,128 @@
+"""Functionalization while recording: who shares memory with whom, and what in-place changes do to them.
+
+A program holds handles, the proxies that its calls returned. Calls below the front end are pure. A `Storage` is a piece
+of memory with its current value; a `Ref` says that a handle shows a storage through a chain of views. Writing through a
+handle inverts its views and gives the storage a new value; reading a handle replays its views if the storage changed
+since. Until the first write nothing is replayed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from forge.ir import pytree
+from forge.ir.checks import check
+from forge.ir.proxies import TensorProxy
+
+
+class ViewStep:
+    """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`."""
+
+    __slots__ = ("args", "index", "invert", "kwargs", "symbol")
+
+    def __init__(self, symbol: Any, args: tuple, kwargs: dict, index: int | None, invert: Callable) -> None:
+        self.symbol = symbol
+        self.args = args
+        self.kwargs = kwargs
+        self.index = index
+        self.invert = invert
+
+    def show(self, base: TensorProxy) -> TensorProxy:
+        """The view of `base`, recorded."""
+        shown = self.symbol(base, *self.args, **self.kwargs)
+        return shown if self.index is None else shown[self.index]
+
+
+class Storage:
+    """Memory: its root handle, its current value, how often it was written."""
+
+    __slots__ = ("ambiguous", "root", "silently", "value", "version")
+
+    def __init__(self, root: TensorProxy) -> None:
+        self.root = root
+        self.value = root
+        self.version = 0
+        self.silently = True  # every write so far was under torch.no_grad
+        self.ambiguous: str | None = None  # a call that may or may not have made a view of it
+
+
+class Ref:
+    """A handle's place in memory, and the value it had at a version of the storage."""
+
+    __slots__ = ("chain", "seen", "storage", "value")
+
+    def __init__(self, storage: Storage, chain: tuple[ViewStep, ...], value: TensorProxy) -> None:
+        self.storage = storage
+        self.chain = chain
+        self.value = value
+        self.seen = storage.version
+
+
+class Memory:
+    """The memory of one program while it is recorded."""
+
+    def __init__(self) -> None:
+        self.refs: dict[str, Ref] = {}
+        self.written: list[Storage] = []
+
+    def ref(self, handle: TensorProxy) -> Ref:
+        """The handle's place; a handle that nothing is known of has memory of its own."""
+        ref = self.refs.get(handle.name)
+        if ref is None:
+            ref = self.refs[handle.name] = Ref(Storage(handle), (), handle)
+        return ref
+
+    def read(self, handle: TensorProxy) -> TensorProxy:
+        """The handle's current value."""
+        ref = self.refs.get(handle.name)
+        if ref is None:
+            return handle
+        storage = ref.storage
+        if ref.seen != storage.version:
+            value = storage.value
+            for step in ref.chain:
+                value = step.show(value)
+            ref.value, ref.seen = value, storage.version
+        return ref.value
+
+    def read_all(self, tree: Any) -> Any:
+        """A nest with every handle replaced by its current value."""
+        if not self.written:
+            return tree
+        return pytree.tree_map(lambda leaf: self.read(leaf) if isinstance(leaf, TensorProxy) else leaf, tree)
+
+    def alias(self, view: TensorProxy, base: TensorProxy, step: ViewStep) -> None:
+        """Says that the new handle `view` shows `base` through one more view."""
+        ref = self.ref(base)
+        self.refs[view.name] = Ref(ref.storage, (*ref.chain, step), view)
+
+    def share(self, handle: TensorProxy, base: TensorProxy, call: str) -> None:
+        """Says that `handle` may or may not show `base`'s memory; a later write to either is an error."""
+        storage = self.ref(base).storage
+        storage.ambiguous = call
+        self.ref(handle).storage.ambiguous = call
+
+    def write(self, handle: TensorProxy, new: TensorProxy, *, silently: bool = False) -> None:
+        """Gives the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
+
+        `silently`: the write ran under torch.no_grad.
+        """
+        ref = self.ref(handle)
+        storage = ref.storage
+        check(
+            storage.ambiguous is None,
+            lambda: f"an in-place change of {handle}: whether {storage.ambiguous} returned a view of it or a copy "
+            "depends on strides that forge.trace does not know; clone it first, or use forge.jit",
+            NotImplementedError,
+        )
+        bases = [storage.value]
+        for step in ref.chain[:-1]:
+            bases.append(step.show(bases[-1]))
+        value = new
+        for step, base in zip(reversed(ref.chain), reversed(bases), strict=True) if ref.chain else ():
+            value = step.invert(base, value)
+        storage.value = value
+        storage.version += 1
+        storage.silently = storage.silently and silently
+        ref.value, ref.seen = new, storage.version
+        if storage not in self.written:
+            self.written.append(storage)

@@ -1,0 +1,288 @@
+"""Traces as Python: one writer for the text that people read and for the code that runs.
+
+The two differ in how a callee is named: `torch.nn.functional.linear` in text, a flat global bound to the same object
+in the code that runs (no attribute look-ups per call).
+"""
+
+import inspect
+import linecache
+import re
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from forge.ir import pytree
+from forge.ir.proxies import SYMBOLIC_TYPES, NumberProxy, Proxy, TensorProxy
+from forge.ir.symbol import BoundSymbol, Symbol
+
+if TYPE_CHECKING:
+    from forge.ir.trace import Trace
+
+DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
+
+_LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+
+# Objects that have no literal (a tensor constant, a Python function of the user's) are printed as
+# `forge.ir.printing.held(n)`; a trace holds what it names, so a printed trace runs as long as it lives.
+_held: "weakref.WeakValueDictionary[int, _Holder]" = weakref.WeakValueDictionary()
+_holder_ids = count()
+
+
+class _Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def held(number: int) -> Any:
+    """The object that a printed trace mentions. Raises KeyError once its trace is gone."""
+    holder = _held.get(number)
+    if holder is None:
+        raise KeyError(f"object {number} of a printed trace is gone: it lives as long as the trace that names it")
+    return holder.value
+
+
+def qualified_name(function: Any) -> str | None:
+    """The dotted name under which `import torch` (or the function's own module) finds `function`, or None."""
+    if isinstance(function, torch._ops.OpOverload):
+        return f"torch.ops.{function.namespace}.{function._schema.name.split('::')[1]}.{function._overloadname}"
+    name = getattr(function, "__name__", None)
+    if name is None or not name.isidentifier():
+        return None
+    for path, owner in _WELL_KNOWN:
+        if getattr(owner, name, None) is function:
+            return f"{path}.{name}"
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module is None or module == "__main__" or "<locals>" in qualname:
+        return None
+    target: Any = inspect.getmodule(function)
+    for part in qualname.split("."):
+        target = getattr(target, part, None)
+    return f"{module}.{qualname}" if target is function else None
+
+
+_WELL_KNOWN = (
+    ("torch", torch),
+    ("torch.nn.functional", torch.nn.functional),
+    ("torch.Tensor", torch.Tensor),
+    ("torch._C._nn", torch._C._nn),
+    ("torch.special", torch.special),
+    ("torch.linalg", torch.linalg),
+    ("torch.fft", torch.fft),
+)
+
+
+class Writer:
+    """Writes values, calls and functions; collects the imports and objects that the text needs."""
+
+    def __init__(self, *, flat: bool) -> None:
+        self.flat = flat
+        self.imports: set[str] = {"torch"}
+        self.globals: dict[str, Any] = {"torch": torch}
+        self.holders: list[_Holder] = []
+        self._flat_names: dict[int, str] = {}
+
+    def value(self, value: Any) -> str:
+        """A proxy as its name, everything else as a Python expression."""
+        if isinstance(value, Proxy):
+            return value.name
+        if isinstance(value, float):
+            return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
+        if isinstance(value, _LITERALS):
+            return "..." if value is Ellipsis else repr(value)
+        if isinstance(value, complex):
+            return f"complex({value.real!r}, {value.imag!r})"
+        if isinstance(value, SYMBOLIC_TYPES):
+            return symbolic_expression(value)
+        if isinstance(value, slice):
+            return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
+        if isinstance(value, list):
+            return f"[{', '.join(self.value(item) for item in value)}]"
+        if isinstance(value, tuple):
+            inside = ", ".join(self.value(item) for item in value)
+            return f"({inside},)" if len(value) == 1 else f"({inside})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key!r}: {self.value(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        if isinstance(value, _TORCH_CONSTANTS):
+            return str(value)
+        return self.object(value, "object")
+
+    def object(self, value: Any, hint: str) -> str:
+        """An expression for an object that has no literal."""
+        if self.flat:
+            return self._bind(value, hint)
+        name = qualified_name(value)
+        if name is not None:
+            self.imports.add(name.rsplit(".", 1)[0] if not name.startswith("torch.") else "torch")
+            return name
+        holder = next((each for each in self.holders if each.value is value), None)
+        if holder is None:
+            holder = _Holder(value)
+            holder.number = next(_holder_ids)
+            _held[holder.number] = holder
+            self.holders.append(holder)
+        self.imports.add("forge.ir.printing")
+        return f"forge.ir.printing.held({holder.number})"
+
+    def _bind(self, value: Any, hint: str) -> str:
+        key = id(value)
+        if key not in self._flat_names:
+            name = re.sub(r"\W", "_", hint)
+            while name in self.globals:
+                name += "_"
+            self._flat_names[key] = name
+            self.globals[name] = value
+        return self._flat_names[key]
+
+    def callee(self, symbol: Symbol) -> str:
+        if symbol.op is None:
+            return symbol.id
+        if self.flat:
+            return self._bind(symbol.op, "call_" + symbol.name)
+        return self.object(symbol.op, symbol.name)
+
+    def call(self, bound: BoundSymbol) -> str:
+        """One statement."""
+        if bound.symbol is DEL:
+            return f"del {', '.join(bound.inputs)}"
+        args = [self.value(arg) for arg in bound.args]
+        args += [f"{key}={self.value(value)}" for key, value in bound.kwargs.items()]
+        op = bound.symbol.op
+        if len(args) == 2 and not bound.kwargs and op in _INFIX:
+            text = f"{args[0]} {_INFIX[op]} {args[1]}"
+        elif _is_method(op) and bound.args and isinstance(bound.args[0], TensorProxy):
+            text = f"{args[0]}.{op.__name__}({', '.join(args[1:])})"
+        else:
+            text = f"{self.callee(bound.symbol)}({', '.join(args)})"
+        target = _target(bound.output, set(bound.inputs))
+        return f"{target} = {text}" if bound.outputs else text
+
+
+_INFIX = {
+    torch.add: "+",
+    torch.sub: "-",
+    torch.mul: "*",
+    torch.true_divide: "/",
+    torch.div: "/",
+    torch.matmul: "@",
+    torch.bitwise_and: "&",
+    torch.bitwise_or: "|",
+    torch.bitwise_xor: "^",
+    torch.eq: "==",
+    torch.ne: "!=",
+    torch.lt: "<",
+    torch.le: "<=",
+    torch.gt: ">",
+    torch.ge: ">=",
+}
+
+
+def _is_method(op: Callable | None) -> bool:
+    return op is not None and getattr(torch.Tensor, getattr(op, "__name__", ""), None) is op
+
+
+def _target(output: Any, read: set[str]) -> str:
+    if isinstance(output, (tuple, list)):
+        inside = ", ".join(_nested_target(item, read) for item in output)
+        return f"{inside}," if len(output) == 1 else inside
+    return _nested_target(output, read)
+
+
+def _nested_target(output: Any, read: set[str]) -> str:
+    if isinstance(output, (tuple, list)):
+        return f"({_target(output, read)})" if output else "_"
+    return output.name if isinstance(output, Proxy) and output.name not in read else "_"
+
+
+def symbolic_expression(number: Any) -> str:
+    """A torch.SymInt, SymFloat or SymBool as a Python expression over its symbols."""
+    return _sympy_printer.doprint(number.node.expr)
+
+
+_sympy_printer = PythonPrinter()
+
+
+def _comment(bound: BoundSymbol) -> str:
+    found = [_metadata(proxy) for proxy in pytree.proxies(bound.output)]
+    return "  # " + ", ".join(found) if found and bound.symbol is not DEL else ""
+
+
+def _metadata(proxy: Proxy) -> str:
+    return repr(proxy).split(": ", 1)[1].removesuffix(" cpu") if isinstance(proxy, TensorProxy) else "number"
+
+
+def source_line(source: str) -> str | None:
+    """'model.py:12  h = x @ w' from Dynamo's stack trace text or from 'file:line'."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', source)
+    path, line = frames[-1] if frames else (source.rpartition(":")[0], source.rpartition(":")[2])
+    if not line.isdigit():
+        return None
+    code = linecache.getline(path, int(line)).strip()
+    return f"{path.rsplit('/', 1)[-1]}:{line}  {code}".rstrip()
+
+
+def _signature(trace: "Trace") -> tuple[str, list[str]]:
+    """A function's parameters, and the lines that unpack them where they come in one list."""
+    names = ", ".join(trace.input_names)
+    if not trace.boxed:
+        return names, []
+    return "boxed", [f"    {names}{',' if len(trace.inputs) == 1 else ''} = boxed", "    boxed.clear()"]
+
+
+def show(trace: "Trace", depth: int = 1) -> str:
+    """The trace as text: Python that runs once every call is an executor's."""
+    writer = Writer(flat=False)
+    body: list[str] = []
+    last_source = None
+    for bound in trace.bound_symbols:
+        if bound.source is not None and bound.source != last_source:
+            last_source = bound.source
+            line = source_line(bound.source)
+            if line:
+                body.append(f"    # {line}")
+        body.append(f"    {writer.call(bound)}{_comment(bound)}")
+        body.extend(_decomposition(bound, depth - 1, writer))
+    body.append(f"    return {writer.value(trace.output)}")
+    constants = [f"{name} = {writer.object(value, name)}" for name, value in trace.constants.items()]
+    signature, unboxing = _signature(trace)
+    body[:0] = unboxing
+    metadata = ", ".join(repr(proxy) for proxy in trace.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
+    head = [f"# {trace.name}, {trace.stage}: {len(trace.bound_symbols)} calls"]
+    head += sorted(f"import {module}" for module in writer.imports)
+    trace._holders = writer.holders
+    return "\n".join([*head, *constants, "", f"def {trace.name}({signature}):  # {metadata}", *body, ""])
+
+
+def _decomposition(bound: BoundSymbol, depth: int, writer: Writer, indent: str = "    #   ") -> list[str]:
+    if depth <= 0:
+        return []
+    lines = []
+    for sub in bound.subsymbols:
+        lines.append(f"{indent}{writer.call(sub)}{_comment(sub)}")
+        lines.extend(_decomposition(sub, depth - 1, writer, indent + "  "))
+    return lines
+
+
+_compiled = count()
+
+
+def compile_trace(trace: "Trace") -> Callable:
+    """The trace's function. Every call must be an executor's (its symbol has an `op`)."""
+    writer = Writer(flat=True)
+    writer.globals.update(trace.constants)
+    signature, body = _signature(trace)
+    for bound in trace.bound_symbols:
+        assert bound.symbol.op is not None or bound.symbol is DEL, f"{bound.symbol.id} was not claimed"
+        body.append(f"    {writer.call(bound)}")
+    body.append(f"    return {writer.value(trace.output)}")
+    text = "\n".join([f"def {trace.name}({signature}):", *body, ""])
+    path = f"<forge {trace.name} {next(_compiled)}>"
+    exec(compile(text, path, "exec"), writer.globals)
+    linecache.cache[path] = (len(text), None, text.splitlines(True), path)
+    return writer.globals[trace.name]

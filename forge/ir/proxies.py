@@ -1,0 +1,220 @@
+"""Proxies: what stands for a tensor or a number while a program is traced."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge.ir.checks import check
+from forge.ir.state import state
+
+Dim = int | torch.SymInt
+Number = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
+NUMBER_TYPES = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+_SHORT_DTYPE = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    """torch.float32 -> 'f32', as a printed trace writes it."""
+    return _SHORT_DTYPE.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+class Proxy:
+    """A named value of a trace."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class NumberProxy(Proxy):
+    """A number known only when the program runs.
+
+    `value` is the torch.SymInt, SymFloat or SymBool whose expression is the symbol `name`; arithmetic is done on it,
+    and a printed expression mentions the symbol.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, name: str, value: Number) -> None:
+        super().__init__(name)
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {type(self.value).__name__}"
+
+
+class TensorProxy(Proxy):
+    """A tensor of a trace: name, shape (ints or torch.SymInt), torch.dtype, torch.device; no data.
+
+    `strides` are known for inputs and for values that Dynamo ran on fake tensors, else None. Operators and methods
+    are looked up in the current language context (`a + b`, `a.sum()`), torch functions through `__torch_function__`.
+    """
+
+    __slots__ = ("_dtype", "_shape", "device", "requires_grad", "strides")
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[Dim, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        requires_grad: bool = False,
+        strides: tuple[Dim, ...] | None = None,
+    ) -> None:
+        self.name = name
+        self._shape = shape
+        self._dtype = dtype
+        self.device = device
+        self.requires_grad = requires_grad
+        self.strides = strides
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    def numel(self) -> Dim:
+        """The number of elements."""
+        count = 1
+        for length in self._shape:
+            count = count * length
+        return count
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return self._dtype.itemsize
+
+    def dim(self) -> int:
+        return len(self._shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the length of `dim`."""
+        return self._shape if dim is None else self._shape[dim]
+
+    def is_floating_point(self) -> bool:
+        return self._dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        return self._dtype.is_complex
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def layout(self) -> torch.layout:
+        return torch.strided
+
+    @property
+    def T(self) -> "TensorProxy":  # torch's own name
+        return _method("t")(self) if self.ndim <= 2 else _method("permute")(self, tuple(reversed(range(self.ndim))))
+
+    @property
+    def mT(self) -> "TensorProxy":  # torch's own name
+        return _method("transpose")(self, -2, -1)
+
+    def __len__(self) -> int:
+        check(self.ndim > 0, lambda: "len() of a 0-d tensor", TypeError)
+        return int(self._shape[0])
+
+    def __iter__(self) -> Any:
+        check(self.ndim > 0, lambda: "iteration over a 0-d tensor", TypeError)
+        return iter(_method("unbind")(self, 0))
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the value of {self} is not known while tracing: a branch on it cannot be traced; "
+            "use torch.where, or forge.jit, which breaks the graph there"
+        )
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        dims = ", ".join(str(length) for length in self._shape)
+        return f"{self.name}: {short_dtype(self._dtype)}[{dims}] {self.device}"
+
+    def __getattr__(self, name: str) -> Any:
+        language = state.language
+        method = None if language is None else language.methods.get(name)
+        if method is None:
+            where = "outside of a trace" if language is None else f"in {language.name}"
+            raise AttributeError(f"a tensor proxy has no attribute '{name}' {where}")
+        return _Bound(method, self)
+
+    @classmethod
+    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        language = state.language
+        if language is None or language.call_torch_function is None:
+            name = getattr(func, "__name__", func)
+            raise TypeError(f"{name} was called on a tensor proxy, but the current language has no torch functions")
+        return language.call_torch_function(func, args, kwargs or {})
+
+
+class _Bound:
+    """A method of the current language bound to a proxy."""
+
+    __slots__ = ("_method", "_self")
+
+    def __init__(self, method: Callable, proxy: TensorProxy) -> None:
+        self._method = method
+        self._self = proxy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method(self._self, *args, **kwargs)
+
+
+def _method(name: str) -> Callable:
+    language = state.language
+    if language is None or name not in language.methods:
+        where = "outside of a trace" if language is None else f"in {language.name}"
+        raise TypeError(f"a tensor proxy does not support '{name}' {where}")
+    return language.methods[name]
+
+
+def _define_operators() -> None:
+    def forward(name: str) -> Callable:
+        return lambda a, b: _method(name)(a, b)
+
+    def reflected(name: str) -> Callable:
+        return lambda a, b: _method(name)(b, a)
+
+    arithmetic = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+    for name in arithmetic:
+        method = name + "_" if name in ("and", "or") else name
+        setattr(TensorProxy, f"__{name}__", forward(method))
+        setattr(TensorProxy, f"__r{name}__", reflected(method))
+        setattr(TensorProxy, f"__i{name}__", forward("i" + name))
+    for name in "eq ne lt le gt ge".split():
+        setattr(TensorProxy, f"__{name}__", forward(name))
+    for name in "neg pos abs invert".split():
+        setattr(TensorProxy, f"__{name}__", lambda a, _name=name: _method(_name)(a))
+    TensorProxy.__getitem__ = lambda a, key: _method("getitem")(a, key)
+    TensorProxy.__setitem__ = lambda a, key, value: _method("setitem")(a, key, value)
+
+
+_define_operators()

@@ -1,0 +1,109 @@
+"""Nested arguments: tuples, lists, dicts and slices of proxies and literals."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
+
+_ATOMS = frozenset({int, float, bool, str, type(None), complex})
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Every leaf of a nest of tuples, lists, dicts and slices, in order."""
+    kind = type(tree)
+    if kind in _ATOMS:
+        yield tree
+    elif kind is tuple or kind is list or isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from leaves(item)
+    elif kind is dict or isinstance(tree, dict):
+        for item in tree.values():
+            yield from leaves(item)
+    elif kind is slice:
+        yield from leaves((tree.start, tree.stop, tree.step))
+    else:
+        yield tree
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same nest with `function` applied to every leaf that is not a plain literal."""
+    kind = type(tree)
+    if kind in _ATOMS:
+        return tree
+    if kind is tuple:
+        return tuple([tree_map(function, item) for item in tree])
+    if kind is list:
+        return [tree_map(function, item) for item in tree]
+    if kind is dict or isinstance(tree, dict):
+        return {key: tree_map(function, item) for key, item in tree.items()}
+    if kind is slice:
+        return slice(*[tree_map(function, item) for item in (tree.start, tree.stop, tree.step)])
+    if isinstance(tree, tuple):  # a torch.Size or a named tuple
+        items = [tree_map(function, item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+    return function(tree)
+
+
+def proxies(tree: Any) -> list[Proxy]:
+    """The proxies of a nest, in order, with repetitions."""
+    found: list[Proxy] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list) -> None:
+    kind = type(tree)
+    if kind in _ATOMS:
+        return
+    if kind is TensorProxy or isinstance(tree, Proxy):
+        found.append(tree)
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    elif kind is slice:
+        _collect((tree.start, tree.stop, tree.step), found)
+
+
+def rename(tree: Any, env: dict[str, Any]) -> Any:
+    """The same nest with every proxy whose name is in `env` replaced by its value there."""
+    return tree_map(lambda leaf: env.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, tree)
+
+
+def tensors(tree: Any) -> list[TensorProxy]:
+    """The tensor proxies of a nest, in order, with repetitions."""
+    return [proxy for proxy in proxies(tree) if isinstance(proxy, TensorProxy)]
+
+
+def names(tree: Any) -> list[str]:
+    """The names that a nest depends on: its proxies' and the free symbols of its symbolic numbers."""
+    found: list[str] = []
+    _collect_names(tree, found)
+    return found
+
+
+def _collect_names(tree: Any, found: list[str]) -> None:
+    kind = type(tree)
+    if kind is TensorProxy:
+        found.append(tree.name)
+    elif kind in _ATOMS:
+        return
+    elif kind is tuple or kind is list or isinstance(tree, (tuple, list)):
+        for item in tree:
+            _collect_names(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect_names(item, found)
+    elif kind is slice:
+        _collect_names((tree.start, tree.stop, tree.step), found)
+    elif isinstance(tree, Proxy):
+        found.append(tree.name)
+    elif isinstance(tree, SYMBOLIC_TYPES):
+        found.extend(free_symbols(tree))
+
+
+def free_symbols(number: Any) -> list[str]:
+    """The names of the symbols in a symbolic number's expression."""
+    return sorted(str(symbol) for symbol in number.node.expr.free_symbols)

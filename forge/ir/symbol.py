@@ -1,0 +1,169 @@
+"""Symbols, what a trace can call, and bound symbols, one call each."""
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any
+
+from forge.ir import pytree
+from forge.ir.state import current_trace
+
+
+class Tag(Enum):
+    """What transforms must know of a symbol or of one call."""
+
+    VIEW = auto()  # the output shares the first argument's memory
+    RANDOM = auto()  # draws from a generator: never merged, hoisted, reordered or dropped
+    EFFECT = auto()  # changes something outside the trace: kept, in order
+    UNINITIALIZED = auto()  # two calls give different memory: never merged or hoisted
+    SYNCHRONIZING = auto()  # reads a tensor's data back to Python
+    NOT_DIFFERENTIABLE = auto()  # no gradient flows through it, as in eager
+    NO_GRAD = auto()  # this call ran under torch.no_grad
+    RECOMPUTE = auto()  # this call belongs to a checkpointed region
+    OPAQUE = auto()  # run by torch, differentiated by torch's autograd
+
+
+NO_TAGS: frozenset[Tag] = frozenset()
+
+
+class Symbol:
+    """Something a trace can call.
+
+    `meta` maps input metadata to output metadata (prims and executors' operators); `body` is written in other symbols
+    (composites). A symbol has exactly one of the two. `id` is unique and is the key of every table about symbols;
+    `name` is the last part of it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        id: str,
+        *,
+        meta: Callable | None = None,
+        body: Callable | None = None,
+        tags: frozenset[Tag] = NO_TAGS,
+        executor: Any = None,
+        op: Callable | None = None,
+    ) -> None:
+        assert (meta is None) != (body is None), f"{id}: a symbol has a meta or a body"
+        self.name = self.__name__ = name
+        self.id = id
+        self.meta = meta
+        self.body = body
+        self.tags = frozenset(tags)
+        self.executor = executor
+        self.op = op
+        self.__doc__ = (meta or body).__doc__
+
+    @property
+    def is_prim(self) -> bool:
+        return self.body is None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        trace = current_trace()
+        if self.body is None:
+            output = self.meta(*args, **kwargs)
+            trace.record(BoundSymbol(self, args, kwargs, output))
+            return output
+        scope = trace.open_scope()
+        try:
+            output = self.body(*args, **kwargs)
+        finally:
+            trace.close_scope()
+        if scope:  # an identity (x.to(same dtype), dropout(p=0)) records nothing
+            trace.record(BoundSymbol(self, args, kwargs, output, scope))
+        return output
+
+    def __repr__(self) -> str:
+        return f"<symbol {self.id}>"
+
+
+class BoundSymbol:
+    """One call in a trace. Never changed after it was recorded: `replace` makes another.
+
+    `subsymbols` are the calls that a composite's body made; `source` is the user's line, as Dynamo's stack trace text
+    or "file:line", parsed only when it is printed.
+    """
+
+    __slots__ = ("_all_tags", "_names_in", "_names_out", "args", "kwargs", "output", "source", "subsymbols", "symbol", "tags")
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        args: tuple,
+        kwargs: dict,
+        output: Any,
+        subsymbols: list["BoundSymbol"] | tuple = (),
+        source: str | None = None,
+        tags: frozenset[Tag] = NO_TAGS,
+    ) -> None:
+        self.symbol = symbol
+        self.args = args
+        self.kwargs = kwargs
+        self.output = output
+        self.subsymbols = subsymbols
+        self.source = source
+        self.tags = tags
+        self._names_in: list[str] | None = None
+        self._names_out: list[str] | None = None
+        self._all_tags: frozenset[Tag] | None = None
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names that this call reads, without repetitions."""
+        if self._names_in is None:
+            found = pytree.names(self.args)
+            if self.kwargs:
+                found += pytree.names(self.kwargs)
+            self._names_in = list(dict.fromkeys(found))
+        return self._names_in
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names that this call defines (an output that is an input is not defined here)."""
+        if self._names_out is None:
+            read = self.inputs
+            found = [proxy.name for proxy in pytree.proxies(self.output)]
+            self._names_out = [name for name in dict.fromkeys(found) if name not in read]
+        return self._names_out
+
+    def replace(self, **changes: Any) -> "BoundSymbol":
+        """This call with some fields changed."""
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields.update(changes)
+        return BoundSymbol(**fields)
+
+    def has_tag(self, tag: Tag) -> bool:
+        """Whether the call, its symbol or a call inside it carries `tag`."""
+        return tag in self.all_tags
+
+    @property
+    def all_tags(self) -> frozenset[Tag]:
+        """The tags of the call, of its symbol and of the calls inside it."""
+        if self._all_tags is None:
+            found = self.tags | self.symbol.tags
+            for sub in self.subsymbols:
+                found = found | sub.all_tags
+            self._all_tags = found
+        return self._all_tags
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(self.outputs)
+        return f"{outputs} = {self.symbol.id}({', '.join(self.inputs)})"
+
+
+_FIELDS = ("symbol", "args", "kwargs", "output", "subsymbols", "source", "tags")
+
+
+def substitute(bound: BoundSymbol, env: dict[str, Any]) -> BoundSymbol:
+    """The call with every proxy whose name is in `env` replaced by its value there, in subsymbols too."""
+    if not env:
+        return bound
+    if not any(name in env for name in bound.inputs) and not bound.subsymbols:
+        return bound
+
+    return bound.replace(
+        args=pytree.rename(bound.args, env),
+        kwargs=pytree.rename(bound.kwargs, env) if bound.kwargs else bound.kwargs,
+        output=pytree.rename(bound.output, env),
+        subsymbols=[substitute(sub, env) for sub in bound.subsymbols],
+    )

@@ -1,0 +1,157 @@
+"""A trace: a straight-line program of bound symbols."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from forge.ir import printing, pytree
+from forge.ir.memory import Memory
+from forge.ir.proxies import Dim, Proxy, TensorProxy
+from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag
+
+
+class Trace:
+    """A straight-line program: inputs, bound symbols in order, output.
+
+    `inputs` are proxies; `output` is a nest of proxies and literals; `constants` are tensors that the program reads and
+    was not given (hoisted calls, tensors that a model closes over), by name; `stage` says which pass made it. Printing
+    a trace gives the Python that runs. Transforms return new traces (`derive`), they never change one.
+    """
+
+    def __init__(self, name: str = "computation", *, stage: str = "recorded") -> None:
+        self.name = name
+        self.stage = stage
+        self.inputs: list[Proxy] = []
+        self.output: Any = None
+        self.bound_symbols: list[BoundSymbol] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.boxed = False  # the function takes its inputs in one list, which it empties
+        self.names: set[str] = set()
+        self.source: str | None = None  # the user's line that is being recorded
+        self.tags: frozenset[Tag] = NO_TAGS  # what every call recorded now carries
+        self.memory = Memory()  # who shares memory with whom, while the trace is recorded
+        self._scopes: list[list[BoundSymbol]] = [self.bound_symbols]
+        self._counter = 0
+
+    # recording
+
+    def record(self, bound: BoundSymbol) -> None:
+        """Appends a call to the innermost open scope."""
+        if bound.source is None:
+            bound.source = self.source
+        if self.tags:
+            bound.tags = bound.tags | self.tags
+        self._scopes[-1].append(bound)
+
+    def open_scope(self) -> list[BoundSymbol]:
+        """Calls recorded until `close_scope` go into the list returned."""
+        scope: list[BoundSymbol] = []
+        self._scopes.append(scope)
+        return scope
+
+    def close_scope(self) -> None:
+        self._scopes.pop()
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[BoundSymbol]]:
+        """The calls recorded inside go into the list that it yields, and nowhere else."""
+        scope = self.open_scope()
+        try:
+            yield scope
+        finally:
+            self.close_scope()
+
+    @contextmanager
+    def tagged(self, tags: Iterable[Tag], source: str | None = None) -> Iterator[None]:
+        """The calls recorded inside carry exactly `tags`, and the user's line."""
+        before = self.tags, self.source
+        self.tags = frozenset(tags)
+        self.source = source or self.source
+        try:
+            yield
+        finally:
+            self.tags, self.source = before
+
+    def fresh_name(self, hint: str = "t") -> str:
+        """A name that nothing in the trace has: `hint` itself for a user's name, else numbered."""
+        if hint != "t" and hint not in self.names:
+            self.names.add(hint)
+            return hint
+        while True:
+            name = f"t{self._counter}" if hint == "t" else f"{hint}_{self._counter}"
+            self._counter += 1
+            if name not in self.names:
+                self.names.add(name)
+                return name
+
+    def tensor(
+        self, shape: Iterable[Dim], dtype: torch.dtype, device: torch.device, *, name: str = "t", **known: Any
+    ) -> TensorProxy:
+        """A new tensor proxy of this trace."""
+        return TensorProxy(self.fresh_name(name), tuple(shape), dtype, device, **known)
+
+    def add_input(self, proxy: Proxy) -> Proxy:
+        """Declares an input whose name is already unique."""
+        self.names.add(proxy.name)
+        self.inputs.append(proxy)
+        return proxy
+
+    def add_constant(self, value: torch.Tensor, name: str = "constant") -> TensorProxy:
+        """A proxy for a tensor that the program reads and is not given."""
+        proxy = self.tensor(value.shape, value.dtype, value.device, name=name, strides=tuple(value.stride()))
+        self.constants[proxy.name] = value
+        return proxy
+
+    def rename(self, proxy: Proxy, hint: str) -> None:
+        """Gives a proxy that was just made the user's name for it."""
+        self.names.discard(proxy.name)
+        proxy.name = self.fresh_name(hint)
+
+    # transforming
+
+    def derive(
+        self,
+        stage: str,
+        bound_symbols: list[BoundSymbol] | None = None,
+        *,
+        name: str | None = None,
+        inputs: list[Proxy] | None = None,
+        output: Any = ...,
+    ) -> "Trace":
+        """A new trace with the same inputs, output, names and constants unless given."""
+        new = Trace(name or self.name, stage=stage)
+        new.inputs = list(self.inputs if inputs is None else inputs)
+        new.output = self.output if output is ... else output
+        new.bound_symbols.extend(() if bound_symbols is None else bound_symbols)
+        new.constants = dict(self.constants)
+        new.boxed = self.boxed
+        new.names = set(self.names)
+        new._counter = self._counter
+        return new
+
+    # reading
+
+    @property
+    def input_names(self) -> list[str]:
+        return [proxy.name for proxy in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        return pytree.names(self.output)
+
+    def show(self, depth: int = 1) -> str:
+        """The trace as Python, with `depth - 1` levels of each call's decomposition as comments."""
+        return printing.show(self, depth)
+
+    def python_callable(self) -> Callable:
+        """The program, compiled once. Every call must be an executor's."""
+        return printing.compile_trace(self)
+
+    def __str__(self) -> str:
+        return self.show()
+
+    def __repr__(self) -> str:
+        return f"<trace {self.name}, {self.stage}, {len(self.bound_symbols)} calls>"
+

@@ -1,0 +1,143 @@
+"""forge.jit: the whole pipeline, from a function or module to one that is called the same way and runs faster."""
+
+import builtins
+import functools
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge.compile import Compiled, Options, Transform, compile_program
+from forge.executors.executor import Executor, unknown
+from forge.frontend import dynamo
+from forge.frontend.module import jitted_module
+from forge.ir import Trace, check
+
+_OPTIONS = ("executors", "transforms", "strict", "fullgraph", "dynamic")
+
+
+class StrictError(RuntimeError):
+    """forge.jit(strict=True) met a torch function that torchlang does not have."""
+
+
+class Record:
+    """What one jitted function compiled: a Compiled for each graph, in order; what ran in eager, and why."""
+
+    def __init__(self) -> None:
+        self.compiled: list[Compiled] = []
+        self.eager: list[str] = []
+
+
+def jit(
+    target: Callable | torch.nn.Module | None = None,
+    *,
+    executors: Sequence[str | Executor] | None = None,
+    transforms: Sequence[Transform] = (),
+    strict: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    **others: Any,
+) -> Any:
+    """The same function or module, compiled when it is first called (and again when a guard fails).
+
+    executors: names or Executor objects, asked in order; all available ones by default.
+    transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes.
+    strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
+    fullgraph: refuse graph breaks, as torch.compile does.
+    dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
+
+    A jitted module shares the original's parameters, buffers, hooks and mode, and has its class and state_dict keys.
+    Without a target, a decorator with these options. Raises TypeError for an unknown option or a target that cannot be
+    called, ValueError for an unknown executor.
+    """
+    for name in others:
+        raise TypeError(f"forge.jit: {unknown('option', name, _OPTIONS)}")
+    if target is None:
+        return functools.partial(
+            jit, executors=executors, transforms=transforms, strict=strict, fullgraph=fullgraph, dynamic=dynamic
+        )
+    check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
+    options = Options(executors, transforms, strict)
+    record = Record()
+    how = {} if dynamic is None else {"dynamic": dynamic}
+    compiled = torch.compile(
+        _entry(target), backend=functools.partial(compile_graph, options=options, record=record), fullgraph=fullgraph, **how
+    )
+    compiled._forge_record = record
+    if not isinstance(target, torch.nn.Module):
+        return functools.wraps(target)(compiled)
+    rejit = functools.partial(
+        jit, executors=executors, transforms=transforms, strict=strict, fullgraph=fullgraph, dynamic=dynamic
+    )
+    return jitted_module(target, compiled, rejit)
+
+
+def _entry(target: Callable) -> Callable:
+    """A function of forge's own to compile, with a code object of its own: Dynamo's cache, and its limit of
+    recompilations, is one per code object."""
+    template = _call_module if isinstance(target, torch.nn.Module) else _call_function
+    code = template.__code__.replace(co_name=f"forge_{getattr(target, '__name__', type(target).__name__)}")
+    scope = {"__builtins__": builtins.__dict__, "__name__": __name__, "target": target}
+    return types.FunctionType(code, scope)
+
+
+def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def _call_function(*args: Any, **kwargs: Any) -> Any:
+    return target(*args, **kwargs)  # noqa: F821: a global of the entry made from this code
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, record: Record | None = None
+) -> Callable:
+    """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager."""
+    record = record or Record()
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return _in_eager(graph, "torch.autocast is enabled", record)
+    try:
+        capture = dynamo.record(graph)
+    except dynamo.Unsupported as reason:
+        return _in_eager(graph, str(reason), record)
+    if options.strict and capture.opaque_calls:
+        raise StrictError(_strict_message(capture.opaque_calls))
+    compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
+    compiled.opaque_calls = capture.opaque_calls
+    record.compiled.append(compiled)
+    return compiled.call
+
+
+def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
+    warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
+    record.eager.append(reason)
+    return graph.forward
+
+
+def _strict_message(names: list[str]) -> str:
+    listed = ", ".join(dict.fromkeys(names))
+    return (
+        f"forge.jit(strict=True): torchlang does not have {listed}; add a @torchsymbol in forge/torchlang "
+        "(docs/adding-an-op.md), or jit without strict to run it as an opaque call"
+    )
+
+
+def record_of(jitted: Any) -> Record:
+    """What a jitted function or module compiled so far. Raises TypeError for something else."""
+    found = getattr(getattr(jitted, "_forge_compiled", jitted), "_forge_record", None)
+    check(found is not None, lambda: f"{jitted!r} was not made by forge.jit", TypeError)
+    return found
+
+
+def last_traces(jitted: Any) -> list[Trace]:
+    """Every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole."""
+    compiled = record_of(jitted).compiled
+    return list(compiled[-1].traces) if compiled else []
+
+
+def last_backward_traces(jitted: Any) -> list[Trace]:
+    """Every stage of the backward of the last graph; empty before the first backward."""
+    compiled = record_of(jitted).compiled
+    return list(compiled[-1].backward_traces) if compiled else []

@@ -1,0 +1,121 @@
+"""make_prim, and the checks and shape arithmetic that metas share."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from forge.ir import NUMBER_TYPES, Dim, Symbol, Tag, TensorProxy, check, current_trace
+
+_prims: dict[str, Symbol] = {}
+
+
+def make_prim(id: str, name: str, *, meta: Callable, tags: Iterable[Tag] = ()) -> Symbol:
+    """A primitive operation: the lowest symbol that a trace can call.
+
+    `meta` checks the arguments and maps input metadata to output metadata; it knows no executor. Every length in a
+    shape may be a torch.SymInt. Raises ValueError when `id` is taken.
+    """
+    check(id not in _prims, lambda: f"make_prim: the id {id!r} is taken")
+    prim = Symbol(name, f"prims.{id}", meta=meta, tags=frozenset(tags))
+    _prims[id] = prim
+    return prim
+
+
+def all_prims() -> dict[str, Symbol]:
+    """Every prim by id."""
+    return dict(_prims)
+
+
+def check_tensor(op: str, **arguments: Any) -> None:
+    """Raises TypeError naming the first argument that is no tensor."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, TensorProxy),
+            lambda name=name, value=value: f"{op}: {name} is {value!r}, but must be a tensor",
+            TypeError,
+        )
+
+
+def check_dim(op: str, dim: int, ndim: int) -> int:
+    """`dim` counted from the front. Raises IndexError when it is out of range (a 0-d tensor counts as 1-d)."""
+    bound = max(ndim, 1)
+    check(
+        -bound <= dim < bound,
+        lambda: (
+            f"{op}: Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim}); "
+            f"the tensor has {ndim} dims"
+        ),
+        IndexError,
+    )
+    return dim % bound
+
+
+def check_dims(op: str, dims: Sequence[int], ndim: int) -> tuple[int, ...]:
+    """Distinct dims counted from the front. Raises IndexError out of range, ValueError on a repetition."""
+    found = tuple(check_dim(op, dim, ndim) for dim in dims)
+    check(len(set(found)) == len(found), lambda: f"{op}: dims {tuple(dims)} name a dim twice", RuntimeError)
+    return found
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two lengths are equal; a symbolic one is guarded on only when the answer is not known."""
+    return a is b or bool(a == b)
+
+
+def known(condition: Any) -> bool:
+    """Whether a condition on lengths is known to hold, without a guard."""
+    return condition if isinstance(condition, bool) else statically_known_true(condition)
+
+
+def check_same_shape(op: str, *tensors: TensorProxy) -> None:
+    """Raises ValueError unless all tensors have one shape."""
+    first = tensors[0]
+    for other in tensors[1:]:
+        check(
+            len(first.shape) == len(other.shape) and all(map(same, first.shape, other.shape)),
+            lambda other=other: f"{op}: {first} and {other} must have one shape; use clang.broadcast first",
+        )
+
+
+def check_same_device(op: str, *values: Any) -> torch.device:
+    """The device of the tensors among `values`; a 0-d CPU tensor goes with any device, as in torch.
+
+    Raises RuntimeError when they differ, as torch does.
+    """
+    device = None
+    for value in values:
+        if not isinstance(value, TensorProxy):
+            continue
+        if device is None or (device.type == "cpu" and device != value.device and all_cpu_scalars(values, device)):
+            device = value.device
+        check(
+            value.device == device or (value.ndim == 0 and value.device.type == "cpu"),
+            lambda value=value, device=device: (
+                f"{op}: Expected all tensors to be on the same device, but found {value} where {device} was wanted; "
+                "move it with .to(device)"
+            ),
+            RuntimeError,
+        )
+    return device
+
+
+def all_cpu_scalars(values: Iterable[Any], device: torch.device) -> bool:
+    """Whether every tensor on `device` is 0-d, so that another tensor's device decides."""
+    return all(value.ndim == 0 for value in values if isinstance(value, TensorProxy) and value.device == device)
+
+
+def check_number_or_tensor(op: str, **arguments: Any) -> None:
+    """Raises TypeError naming the first argument that is neither a number nor a tensor."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, (TensorProxy, *NUMBER_TYPES)),
+            lambda name=name, value=value: f"{op}: {name} is {value!r}, but must be a tensor or a number",
+            TypeError,
+        )
+
+
+def like(x: TensorProxy, *, shape: Sequence[Dim] | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
+    """A new tensor with `x`'s shape, dtype and device unless given."""
+    return current_trace().tensor(x.shape if shape is None else shape, dtype or x.dtype, x.device)

@@ -1,0 +1,1 @@
+"""Indexing prims: gather, scatter, take, and their kin."""

@@ -1,0 +1,312 @@
+"""Shape prims: what moves elements and computes none. Dims are counted from the front, lengths may be symbolic."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.prims.core import check_dim, check_dims, check_same_device, check_tensor, known, like, make_prim, same
+
+
+def _reshape_meta(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
+    """x's elements in row-major order with another shape.
+
+    Shapes: as many elements as x. Source: torch.reshape, without -1.
+    """
+    check_tensor("prims.reshape", x=x)
+    out = like(x, shape=shape)
+    check(
+        same(x.numel(), out.numel()),
+        lambda: f"prims.reshape: shape '{list(shape)}' is invalid for input of size {x.numel()} ({x})",
+        RuntimeError,
+    )
+    return out
+
+
+reshape = make_prim("reshape", "reshape", meta=_reshape_meta)
+
+
+def _permute_meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    """out's dim i is x's dim dims[i].
+
+    Shapes: dims is a permutation of x's dims. Source: torch.permute.
+    """
+    check_tensor("prims.permute", x=x)
+    check(
+        sorted(dims) == list(range(x.ndim)),
+        lambda: f"prims.permute: dims {tuple(dims)} are not a permutation of the {x.ndim} dims of {x}",
+        RuntimeError,
+    )
+    return like(x, shape=[x.shape[dim] for dim in dims])
+
+
+permute = make_prim("permute", "permute", meta=_permute_meta, tags=[Tag.VIEW])
+
+
+def _broadcast_in_dim_meta(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
+    """x repeated to `shape`: x's dim i becomes out's dim dims[i], where its length is shape's or 1.
+
+    Source: jax.lax.broadcast_in_dim.
+    """
+    check_tensor("prims.broadcast_in_dim", x=x)
+    check(
+        len(dims) == x.ndim and list(dims) == sorted(set(dims)) and all(0 <= dim < len(shape) for dim in dims),
+        lambda: f"prims.broadcast_in_dim: dims {tuple(dims)} do not place the {x.ndim} dims of {x} in {tuple(shape)}",
+    )
+    for i, dim in enumerate(dims):
+        check(
+            known(x.shape[i] == 1) or same(x.shape[i], shape[dim]),
+            lambda i=i, dim=dim: (
+                f"prims.broadcast_in_dim: dim {i} of {x} has length {x.shape[i]}, "
+                f"which does not expand to {shape[dim]} of {tuple(shape)}"
+            ),
+        )
+    return like(x, shape=shape)
+
+
+broadcast_in_dim = make_prim("broadcast_in_dim", "broadcast_in_dim", meta=_broadcast_in_dim_meta, tags=[Tag.VIEW])
+
+
+def _slice_meta(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
+    """x[start:stop:step] along one dim, 0 <= start <= stop <= its length.
+
+    Source: jax.lax.slice_in_dim.
+    """
+    check_tensor("prims.slice", x=x)
+    check_dim("prims.slice", dim, x.ndim)
+    check(step > 0, lambda: f"prims.slice: step is {step}, but must be positive", ValueError)
+    shape = list(x.shape)
+    shape[dim] = stop - start if step == 1 else (stop - start + step - 1) // step
+    return like(x, shape=shape)
+
+
+slice = make_prim("slice", "slice", meta=_slice_meta, tags=[Tag.VIEW])
+
+
+def _squeeze_meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    """x without `dims`, whose length is 1."""
+    check_tensor("prims.squeeze", x=x)
+    check_dims("prims.squeeze", dims, x.ndim)
+    for dim in dims:
+        check(same(x.shape[dim], 1), lambda dim=dim: f"prims.squeeze: dim {dim} of {x} is not of length 1")
+    return like(x, shape=[length for dim, length in enumerate(x.shape) if dim not in dims])
+
+
+squeeze = make_prim("squeeze", "squeeze", meta=_squeeze_meta, tags=[Tag.VIEW])
+
+
+def _cat_meta(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
+    """The tensors one after another along `dim`.
+
+    Shapes: one rank and equal lengths off `dim`. Dtypes: one.
+    """
+    check(len(tensors) > 0, lambda: "prims.cat: expected a non-empty list of tensors", RuntimeError)
+    first = tensors[0]
+    check_dim("prims.cat", dim, first.ndim)
+    for tensor in tensors[1:]:
+        check(
+            tensor.ndim == first.ndim
+            and all(same(a, b) for i, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if i != dim),
+            lambda tensor=tensor: (
+                f"prims.cat: Sizes of tensors must match except in dimension {dim}: {tensor} does not go with {first}"
+            ),
+            RuntimeError,
+        )
+        check(
+            tensor.dtype == first.dtype,
+            lambda tensor=tensor: f"prims.cat: {tensor} and {first} must have one dtype",
+            TypeError,
+        )
+    check_same_device("prims.cat", *tensors)
+    shape = list(first.shape)
+    for tensor in tensors[1:]:
+        shape[dim] = shape[dim] + tensor.shape[dim]
+    return like(first, shape=shape)
+
+
+cat = make_prim("cat", "cat", meta=_cat_meta)
+
+
+def _pad_meta(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> TensorProxy:
+    """x with `value` before and after each dim: padding[i] is (before, after) for dim i; a negative one crops.
+
+    Source: torch.nn.functional.pad in constant mode.
+    """
+    check_tensor("prims.pad", x=x)
+    check(len(padding) == x.ndim, lambda: f"prims.pad: padding {padding} has not one pair for each dim of {x}")
+    shape = [length + before + after for length, (before, after) in zip(x.shape, padding, strict=True)]
+    for dim, length in enumerate(shape):
+        check(
+            not known(length < 0),
+            lambda dim=dim: f"prims.pad: padding {padding} leaves dim {dim} of {x} a negative length",
+            RuntimeError,
+        )
+    return like(x, shape=shape)
+
+
+pad = make_prim("pad", "pad", meta=_pad_meta)
+
+
+def _flip_meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    """x with the order of the elements along `dims` reversed."""
+    check_tensor("prims.flip", x=x)
+    check_dims("prims.flip", dims, x.ndim)
+    return like(x)
+
+
+flip = make_prim("flip", "flip", meta=_flip_meta)
+
+
+def _clone_meta(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
+    """A copy of x in memory of its own."""
+    check_tensor("prims.clone", x=x)
+    return like(x)
+
+
+clone = make_prim("clone", "clone", meta=_clone_meta)
+
+
+def _contiguous_meta(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
+    """x, or a copy of it, laid out in `memory_format`. Source: torch.Tensor.contiguous."""
+    check_tensor("prims.contiguous", x=x)
+    return like(x)
+
+
+contiguous = make_prim("contiguous", "contiguous", meta=_contiguous_meta)
+
+
+def _detach_meta(x: TensorProxy) -> TensorProxy:
+    """x, through which no gradient flows. Source: torch.Tensor.detach."""
+    check_tensor("prims.detach", x=x)
+    return like(x)
+
+
+detach = make_prim("detach", "detach", meta=_detach_meta, tags=[Tag.VIEW, Tag.NOT_DIFFERENTIABLE])
+
+
+def _view_scatter_meta(
+    x: TensorProxy, y: TensorProxy, view: Symbol, args: tuple, kwargs: dict, index: int | None = None
+) -> TensorProxy:
+    """x with the elements that view(x, *args, **kwargs) shows replaced by y's.
+
+    Shapes: y has the shape of that view, or of its output number `index`; out has x's.
+    Dtypes: one. Source: torch.slice_scatter, for any view.
+    """
+    check_tensor("prims.view_scatter", x=x, y=y)
+    check(x.dtype == y.dtype, lambda: f"prims.view_scatter: y is {y}, but must have the dtype of {x}", TypeError)
+    return like(x)
+
+
+view_scatter = make_prim("view_scatter", "view_scatter", meta=_view_scatter_meta)
+
+
+# gradient rules
+
+
+@register_grad(reshape)
+def _reshape_grad(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
+    out = reshape(x, shape)
+    put_grad(x, reshape(get_grad(out), x.shape))
+    return out
+
+
+@register_grad(permute)
+def _permute_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    out = permute(x, dims)
+    put_grad(x, permute(get_grad(out), tuple(sorted(range(len(dims)), key=dims.__getitem__))))
+    return out
+
+
+@register_grad(broadcast_in_dim)
+def _broadcast_in_dim_grad(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
+    out = broadcast_in_dim(x, shape, dims)
+    g = get_grad(out)
+    new = tuple(dim for dim in range(len(shape)) if dim not in dims)
+    put_grad(x, g.sum(new) if new else g)  # put_grad sums the dims of length 1
+    return out
+
+
+@register_grad(slice)
+def _slice_grad(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
+    out = slice(x, dim, start, stop, step)
+    put_grad(x, slice_backward(get_grad(out), x.shape, dim, start, stop, step))
+    return out
+
+
+def _slice_backward_meta(
+    g: TensorProxy, shape: tuple[Dim, ...], dim: int, start: Dim, stop: Dim, step: int = 1
+) -> TensorProxy:
+    """Zeros of `shape` with g at [start:stop:step] along dim. Source: aten.slice_backward."""
+    check_tensor("prims.slice_backward", g=g)
+    return like(g, shape=shape)
+
+
+slice_backward = make_prim("slice_backward", "slice_backward", meta=_slice_backward_meta)
+
+
+@register_grad(slice_backward)
+def _slice_backward_grad(
+    g: TensorProxy, shape: tuple[Dim, ...], dim: int, start: Dim, stop: Dim, step: int = 1
+) -> TensorProxy:
+    out = slice_backward(g, shape, dim, start, stop, step)
+    put_grad(g, slice(get_grad(out), dim, start, stop, step))
+    return out
+
+
+@register_grad(squeeze)
+def _squeeze_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    out = squeeze(x, dims)
+    put_grad(x, reshape(get_grad(out), x.shape))
+    return out
+
+
+@register_grad(cat)
+def _cat_grad(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
+    out = cat(tensors, dim)
+    g, start = get_grad(out), 0
+    for tensor in tensors:
+        stop = start + tensor.shape[dim]
+        put_grad(tensor, slice(g, dim, start, stop))
+        start = stop
+    return out
+
+
+@register_grad(pad)
+def _pad_grad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> TensorProxy:
+    out = pad(x, padding, value)
+    put_grad(x, pad(get_grad(out), tuple((-before, -after) for before, after in padding), 0))
+    return out
+
+
+@register_grad(flip)
+def _flip_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    out = flip(x, dims)
+    put_grad(x, flip(get_grad(out), dims))
+    return out
+
+
+@register_grad(clone)
+def _clone_grad(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
+    out = clone(x, memory_format)
+    put_grad(x, get_grad(out))
+    return out
+
+
+@register_grad(contiguous)
+def _contiguous_grad(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
+    out = contiguous(x, memory_format)
+    put_grad(x, get_grad(out))
+    return out
+
+
+@register_grad(view_scatter)
+def _view_scatter_grad(
+    x: TensorProxy, y: TensorProxy, view: Symbol, args: tuple, kwargs: dict, index: int | None = None
+) -> TensorProxy:
+    out = view_scatter(x, y, view, args, kwargs, index)
+    g = get_grad(out)
+    shown = view(g, *args, **kwargs)
+    put_grad(y, shown if index is None else shown[index])
+    put_grad(x, view_scatter(g, y * 0, view, args, kwargs, index))
+    return out

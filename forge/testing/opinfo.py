@@ -1,0 +1,146 @@
+"""OpInfo: what there is to know of an operation for testing it, and for verifying the kernels that implement it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.uint8)
+BOOL = (torch.bool,)
+REAL = (*FLOATS, *INTEGERS)
+ALL = (*REAL, *BOOL)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operation: op(*args, **kwargs)."""
+
+    args: tuple
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def sample(*args: Any, **kwargs: Any) -> Sample:
+    """Sample(args, kwargs)."""
+    return Sample(args, kwargs)
+
+
+@dataclass(frozen=True)
+class ErrorSample:
+    """A call that must raise `error` with a message that the regular expression `match` finds."""
+
+    sample: Sample
+    error: type[Exception]
+    match: str
+
+
+@dataclass(frozen=True)
+class Directive:
+    """An exception to a test, with its reason: kind is "xfail" (strict) or "tolerance".
+
+    test: the test function's name, or None for all. executors, devices, dtypes: where it applies; None is everywhere.
+    tolerance: (rtol, atol) of a tolerance.
+    """
+
+    kind: str
+    reason: str
+    test: str | None = None
+    executors: Sequence[str] | None = None
+    devices: Sequence[str] | None = None
+    dtypes: Sequence[torch.dtype] | None = None
+    tolerance: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("xfail", "tolerance"):
+            raise ValueError(f"Directive: kind is {self.kind!r}, but must be 'xfail' or 'tolerance'")
+        if (self.kind == "tolerance") != (self.tolerance is not None):
+            raise ValueError("Directive: a tolerance, and only a tolerance, has tolerance=(rtol, atol)")
+        for name in ("executors", "devices", "dtypes"):
+            value = getattr(self, name)
+            if isinstance(value, str) or (value is not None and not isinstance(value, (tuple, list))):
+                raise TypeError(f"Directive: {name} is {value!r}, but must be a tuple")
+
+    def applies(self, test: str, executor: str, device: str, dtype: torch.dtype) -> bool:
+        """Whether it is about this instance of a test."""
+        return (
+            self.test in (None, test)
+            and (self.executors is None or executor in self.executors)
+            and (self.devices is None or device in self.devices)
+            and (self.dtypes is None or dtype in self.dtypes)
+        )
+
+
+SampleGenerator = Callable[["OpInfo", torch.device, torch.dtype], Iterator[Sample]]
+ErrorGenerator = Callable[["OpInfo", torch.device], Iterator[ErrorSample]]
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """An operation and how to test it.
+
+    name: unique; what `pytest --op name` finds. op: the torch function (or a function of torch functions).
+    samples: yields calls for a device and dtype. errors: yields calls that must raise.
+    reference: what op is compared with; op itself, run in eager, unless given.
+    dtypes: those of the forward test. gradient: whether op has one (tested in float64).
+    domain: (low, high) for the values of float samples, open at None.
+    symbols: ids of the torchlang symbols that it covers where op's own is not the only one.
+    directives: exceptions, each with a reason.
+    """
+
+    name: str
+    op: Callable
+    samples: SampleGenerator
+    errors: ErrorGenerator | None = None
+    reference: Callable | None = None
+    dtypes: Sequence[torch.dtype] = FLOATS
+    gradient: bool = True
+    domain: tuple[float | None, float | None] = (None, None)
+    symbols: Sequence[str] = ()
+    directives: Sequence[Directive] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("dtypes", "symbols", "directives"):
+            value = getattr(self, name)
+            if not isinstance(value, (tuple, list)):
+                raise TypeError(f"OpInfo({self.name!r}): {name} is {value!r}, but must be a tuple")
+
+    def tensor(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype, **options: Any) -> torch.Tensor:
+        """A tensor of random values in the op's domain."""
+        return make_tensor(shape, device, dtype, low=self.domain[0], high=self.domain[1], **options)
+
+
+def make_tensor(
+    shape: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    noncontiguous: bool = False,
+) -> torch.Tensor:
+    """Random values in [low, high): normal-sized for floats (-3 to 3), -9 to 9 for integers (0 to 9 unsigned)."""
+    return torch.testing.make_tensor(
+        tuple(shape),
+        dtype=dtype,
+        device=device,
+        low=low if low is not None else (None if not dtype.is_floating_point else (-3 if high is None else high - 6)),
+        high=high if high is not None else (None if not dtype.is_floating_point else (3 if low is None else low + 6)),
+        noncontiguous=noncontiguous,
+    )
+
+
+_opinfos: dict[str, OpInfo] = {}
+
+
+def register_opinfo(info: OpInfo) -> OpInfo:
+    """Makes an OpInfo known. Raises ValueError when its name is taken."""
+    if info.name in _opinfos:
+        raise ValueError(f"OpInfo {info.name!r} is registered twice")
+    _opinfos[info.name] = info
+    return info
+
+
+def all_opinfos() -> list[OpInfo]:
+    """Every OpInfo, in order of registration."""
+    return list(_opinfos.values())

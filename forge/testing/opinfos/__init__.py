@@ -1,0 +1,18 @@
+"""Every OpInfo, by family. Importing this registers them."""
+
+from forge.testing.opinfos import (  # noqa: F401
+    activation,
+    attention,
+    conv,
+    creation,
+    elementwise,
+    embedding,
+    indexing,
+    linalg,
+    loss,
+    norm,
+    pooling,
+    random,
+    reduction,
+    shape,
+)

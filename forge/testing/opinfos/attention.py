@@ -1,0 +1,1 @@
+"""OpInfos of the attention family."""

@@ -1,0 +1,1 @@
+"""OpInfos of the reduction family."""

@@ -1,0 +1,21 @@
+"""torchlang: torch's functions and methods as symbols, in families as in forge/prims."""
+
+from forge.torchlang.core import (
+    View,
+    all_symbols,
+    call,
+    find,
+    function_name,
+    language,
+    torch_function_of,
+    torchsymbol,
+    write,
+)
+from forge.torchlang.creation import *  # noqa: F403
+from forge.torchlang.elementwise import *  # noqa: F403
+from forge.torchlang.indexing import *  # noqa: F403
+from forge.torchlang.linalg import *  # noqa: F403
+from forge.torchlang.nn import *  # noqa: F403
+from forge.torchlang.random import *  # noqa: F403
+from forge.torchlang.reduction import *  # noqa: F403
+from forge.torchlang.shape import *  # noqa: F403

@@ -1,0 +1,280 @@
+"""torchlang: torch's functions, methods and operators as symbols, and the one door through which torch calls enter.
+
+Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies.
+"""
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+import torch
+
+from forge import clang, prims
+from forge.ir import (
+    LanguageContext,
+    Symbol,
+    Tag,
+    TensorProxy,
+    check,
+    current_trace,
+    short_dtype,
+    speaking,
+)
+from forge.ir.memory import Memory, ViewStep
+from forge.ir.printing import qualified_name
+from forge.ir.pytree import tensors, tree_map
+
+language = LanguageContext("torchlang")
+
+
+class View(Enum):
+    """Whether a symbol's output shares its first argument's memory."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    MAYBE = "maybe"  # depends on strides or on the arguments (reshape, contiguous, to, indexing)
+
+
+Invert = Callable[..., TensorProxy]
+Handler = Callable[[Symbol, tuple, dict, Memory], Any]
+
+
+class Entry:
+    """What a torch function means: its symbol, and how its in-place form and views behave."""
+
+    __slots__ = ("handler", "inplace", "inplace_position", "invert", "symbol", "view")
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        inplace: bool,
+        inplace_position: int | None,
+        view: View,
+        invert: Invert | None,
+        handler: Handler | None,
+    ) -> None:
+        self.symbol = symbol
+        self.inplace = inplace
+        self.inplace_position = inplace_position
+        self.view = view
+        self.invert = invert
+        self.handler = handler
+
+
+_entries: dict[Any, Entry] = {}
+_methods: dict[str, Entry] = {}
+_symbols: dict[str, Symbol] = {}
+_functions: dict[str, Callable] = {}
+
+
+def torchsymbol(
+    *functions: Callable,
+    inplace: Callable | Iterable[Callable] = (),
+    methods: Iterable[str] = (),
+    inplace_position: int | None = None,
+    view: View = View.NEVER,
+    invert: Invert | None = None,
+    handler: Handler | None = None,
+    tags: Iterable[Tag] = (),
+    id: str | None = None,
+) -> Callable[[Callable], Symbol]:
+    """Makes the decorated function the meaning of torch functions, methods and operators.
+
+    functions: what it means; the first names the symbol, and is what the torch executor runs. torch.Tensor's are
+        methods too.
+    inplace: forms that write the result into their first argument (torch.relu_, operator.iadd).
+    inplace_position: where torch's function has an argument called `inplace` (F.relu has it at 1): the decorated
+        function does not, and is called without it.
+    methods: further names under which a proxy has it.
+    view: whether the output shares the first argument's memory. `invert(x, new, *args)` is x with what the view shows
+        replaced by `new`; prims.view_scatter unless given.
+    handler: called with (symbol, args, kwargs, memory) in place of the symbol, where a function changes other arguments
+        than its first (batch_norm's statistics).
+
+    Raises ValueError when a function has a meaning already.
+    """
+
+    def decorate(body: Callable) -> Symbol:
+        name = id or qualified_name(functions[0])
+        check(name is not None and name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
+        symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
+        _functions[name] = functions[0]
+        written = tuple(inplace) if isinstance(inplace, (tuple, list)) else (inplace,) if inplace else ()
+        for function in (*functions, *written):
+            entry = Entry(symbol, function in written, inplace_position, view, invert, handler)
+            _add(_entries, function, entry)
+            method = getattr(function, "__name__", "")
+            if getattr(torch.Tensor, method, None) is function:
+                _add(_methods, method, entry)
+            elif getattr(function, "__module__", "") == "_operator":
+                _methods.setdefault(method, entry)
+        for method in methods:
+            _add(_methods, method, entry)
+        return symbol
+
+    return decorate
+
+
+def _add(table: dict, key: Any, entry: Entry) -> None:
+    check(
+        key not in table,
+        lambda: f"torchsymbol: {key} is {table[key].symbol.id} already, and cannot be {entry.symbol.id} too",
+    )
+    table[key] = entry
+
+
+class _MethodDoors(dict):
+    """A proxy's methods while torch code is traced directly: each enters through `call`."""
+
+    def __missing__(self, name: str) -> Callable:
+        door = self[name] = lambda *args, **kwargs: call(name, args, kwargs, memory=current_trace().memory)
+        return door
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in _methods else default
+
+    def __contains__(self, name: object) -> bool:
+        return name in _methods
+
+
+language.methods = _MethodDoors()
+language.call_torch_function = lambda function, args, kwargs: call(
+    function, args, kwargs, memory=current_trace().memory
+)
+
+
+def all_symbols() -> dict[str, Symbol]:
+    """Every symbol by id (the torch name of its first function)."""
+    return dict(_symbols)
+
+
+def torch_function_of(symbol: Symbol) -> Callable:
+    """The torch function that a torchlang symbol stands for."""
+    return _functions[symbol.id]
+
+
+def find(function: Any) -> Symbol | None:
+    """The symbol that a torch function (or a method's name) means, in-place forms included, or None."""
+    entry = _methods.get(function) if isinstance(function, str) else _entries.get(function)
+    return entry.symbol if entry else None
+
+
+def call(
+    function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory, aliased: bool | None = None
+) -> Any:
+    """A torch function (or a method, by name) applied to proxies: recorded, functionalized.
+
+    `aliased` says whether the output shares the first argument's memory where that is known (from Dynamo's fake
+    tensors); None asks the symbol. Raises NotImplementedError when torchlang does not have the function.
+    """
+    entry = _methods.get(function) if isinstance(function, str) else _entries.get(function)
+    if entry is None:
+        raise NotImplementedError(f"torchlang does not have {function_name(function)}")
+    with speaking(clang.language):
+        target = kwargs.get("out")
+        if target is not None:
+            kwargs = {key: value for key, value in kwargs.items() if key != "out"}
+            return _call_out(entry, target, args, kwargs, memory)
+        inplace = entry.inplace
+        if entry.inplace_position is not None:
+            args, kwargs, inplace = _without_inplace(entry, args, kwargs)
+        if entry.handler is not None:
+            return entry.handler(entry.symbol, args, kwargs, memory)
+        if inplace:
+            return _call_inplace(entry, args, kwargs, memory)
+        return _call(entry, args, kwargs, memory, aliased)
+
+
+def function_name(function: Any) -> str:
+    """A torch function's name as a person knows it."""
+    if isinstance(function, str):
+        return f"torch.Tensor.{function}"
+    return qualified_name(function) or getattr(function, "__name__", None) or repr(function)
+
+
+def _without_inplace(entry: Entry, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
+    """The arguments without the one called `inplace`, and whether it, or the function's name, asks for it."""
+    inplace = entry.inplace or bool(kwargs.get("inplace"))
+    if len(args) > entry.inplace_position:
+        inplace = inplace or bool(args[entry.inplace_position])
+        args = (*args[: entry.inplace_position], *args[entry.inplace_position + 1 :])
+    return args, {key: value for key, value in kwargs.items() if key != "inplace"}, inplace
+
+
+def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool | None) -> Any:
+    read_args, read_kwargs = memory.read_all(args), memory.read_all(kwargs)
+    output = entry.symbol(*read_args, **read_kwargs)
+    handles = {proxy.name: handle for proxy, handle in zip(tensors(read_args), tensors(args), strict=True)}
+    if isinstance(output, TensorProxy) and output.name in handles:
+        return handles[output.name]
+    if entry.view is not View.NEVER and aliased is not False and args and isinstance(args[0], TensorProxy):
+        _alias(entry, output, args, kwargs, memory, aliased)
+    if isinstance(output, (tuple, list)) and memory.written:
+        return tree_map(lambda leaf: handles.get(getattr(leaf, "name", None), leaf), output)
+    return output
+
+
+def _alias(entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, aliased: bool | None) -> None:
+    base = args[0]
+    sure = aliased or entry.view is View.ALWAYS
+    single = isinstance(output, TensorProxy)
+    for index, view in enumerate([output] if single else output):
+        if not isinstance(view, TensorProxy) or view.name == base.name:
+            continue
+        if sure:
+            memory.alias(view, base, view_step(entry, args[1:], kwargs, None if single else index))
+        else:
+            memory.share(view, base, entry.symbol.id)
+
+
+def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
+    """How to show and how to invert one view."""
+    symbol = entry.symbol
+    if entry.invert is not None and index is None:
+        return ViewStep(symbol, args, kwargs, None, lambda x, new: entry.invert(x, new, *args, **kwargs))
+    return scatter_step(symbol, args, kwargs, index)
+
+
+def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
+    """A view that is inverted by copying into a clone."""
+    return ViewStep(
+        symbol, args, kwargs, index, lambda x, new: prims.view_scatter(x, new, symbol, args, kwargs, index)
+    )
+
+
+def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    target = args[0]
+    new = entry.symbol(*memory.read_all(args), **memory.read_all(kwargs))
+    write(target, new, memory, entry.symbol.name)
+    return target
+
+
+def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memory) -> Any:
+    new = entry.symbol(*memory.read_all(args), **memory.read_all(kwargs))
+    for handle, value in zip(tensors(target), tensors(new), strict=True):
+        write(handle, value, memory, entry.symbol.name)
+    return target
+
+
+def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> None:
+    """Writes a result into a handle, with torch's conditions on its shape and dtype."""
+    check(
+        len(new.shape) == len(target.shape) and all(map(prims.same, new.shape, target.shape)),
+        lambda: f"{op}: output with shape {list(target.shape)} doesn't match the broadcast shape {list(new.shape)}: "
+        "an in-place operation cannot change its tensor's shape",
+        RuntimeError,
+    )
+    check(
+        clang.category(new.dtype) <= clang.category(target.dtype),
+        lambda: f"{op}: result type {short_dtype(new.dtype)} can't be cast to the desired output type "
+        f"{short_dtype(target.dtype)} of {target}",
+        RuntimeError,
+    )
+    new = clang.convert(new, target.dtype)
+    trace = current_trace()
+    silently = Tag.NO_GRAD in trace.tags
+    if silently:  # the tensor's history stays: gradients still flow to what it was
+        with trace.tagged(trace.tags - {Tag.NO_GRAD}):
+            new = prims.with_data(memory.read(target), new)
+    memory.write(target, new, silently=silently)
+

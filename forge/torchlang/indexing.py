@@ -1,0 +1,1 @@
+"""Indexing functions of torch, x[...] and x[...] = y."""

@@ -1,0 +1,9 @@
+"""torch.nn.functional as symbols."""
+
+from forge.torchlang.nn.activation import *  # noqa: F403
+from forge.torchlang.nn.attention import *  # noqa: F403
+from forge.torchlang.nn.conv import *  # noqa: F403
+from forge.torchlang.nn.embedding import *  # noqa: F403
+from forge.torchlang.nn.loss import *  # noqa: F403
+from forge.torchlang.nn.norm import *  # noqa: F403
+from forge.torchlang.nn.pooling import *  # noqa: F403

@@ -1,0 +1,1 @@
+"""Pooling, interpolation, padding, folding."""

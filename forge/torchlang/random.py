@@ -1,0 +1,1 @@
+"""Random functions of torch, dropout among them."""

@@ -1,0 +1,74 @@
+"""Common subexpression elimination."""
+
+from typing import Any
+
+from forge.ir import BoundSymbol, Proxy, Tag, Trace
+from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.pytree import proxies, rename
+from forge.ir.symbol import substitute
+
+UNMERGEABLE = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
+
+
+def call_key(bound: BoundSymbol) -> tuple | None:
+    """Equal for calls that compute the same value; None for one that must not be merged.
+
+    A composite that only forwards to one call has that call's key, so that torch.mul meets clang.mul.
+    """
+    if not UNMERGEABLE.isdisjoint(bound.all_tags):
+        return None
+    while len(bound.subsymbols) == 1 and bound.subsymbols[0].output is bound.output:
+        bound = bound.subsymbols[0]
+    return bound.symbol.id, _key(bound.args), _key(bound.kwargs), Tag.RECOMPUTE in bound.tags
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Proxy):
+        return ("%", value.name)
+    if isinstance(value, (tuple, list)):
+        return tuple([_key(item) for item in value])
+    if isinstance(value, dict):
+        return tuple(sorted((name, _key(item)) for name, item in value.items()))
+    if isinstance(value, slice):
+        return ("slice", _key(value.start), _key(value.stop), _key(value.step))
+    if isinstance(value, SYMBOLIC_TYPES):
+        return ("$", str(value.node.expr))
+    if isinstance(value, (bool, int, float, complex)):
+        return type(value).__name__, repr(value)  # 1, 1.0, True and -0.0 differ
+    try:
+        hash(value)
+    except TypeError:
+        return ("id", id(value))
+    return value
+
+
+def cse(trace: Trace) -> Trace:
+    """The trace with each value computed once. Outputs of the trace keep memory of their own."""
+    calls, renamed = merge_calls(trace.bound_symbols, protected=set(trace.output_names))
+    return trace.derive("cse", calls, output=rename(trace.output, renamed))
+
+
+def merge_calls(
+    calls: list[BoundSymbol], *, protected: set[str], seen: dict[tuple, BoundSymbol] | None = None
+) -> tuple[list[BoundSymbol], dict[str, Proxy]]:
+    """The calls without repetitions, and what the dropped names became.
+
+    `protected` names are never replaced by another's value nor stand in for one. `seen` holds calls made before.
+    """
+    seen = {} if seen is None else seen
+    renamed: dict[str, Proxy] = {}
+    kept = []
+    for bound in calls:
+        bound = substitute(bound, renamed) if renamed else bound
+        key = call_key(bound)
+        if key is None or not protected.isdisjoint(bound.outputs):
+            kept.append(bound)
+            continue
+        first = seen.setdefault(key, bound)
+        if first is bound:
+            kept.append(bound)
+        else:
+            renamed.update(
+                (old.name, new) for old, new in zip(proxies(bound.output), proxies(first.output), strict=True)
+            )
+    return kept, renamed

@@ -1,0 +1,204 @@
+"""The gradient transform: gradient rules run over a trace, forward in order, backward in reverse.
+
+`differentiate` runs the rule of every call that needs one (the claiming executor's, the symbol's own, else its
+decomposition's), which gives the forward calls and, for each rule, the calls that its backward needs. `backward` then
+strings those together in reverse order. Both come before claiming and splitting, so that every later pass sees the
+joint program.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forge import clang, prims
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, check, recording
+from forge.ir.grad_rules import RuleCall, grad_rule, run_rule
+from forge.ir.pytree import tensors
+from forge.ir.symbol import substitute
+
+ExecutorRule = Callable[[BoundSymbol], Callable | None]
+
+
+class RuleRun:
+    """One run of a rule: what it asked for, what it gave, and the calls that stand between the two."""
+
+    __slots__ = ("calls", "gets", "puts")
+
+    def __init__(self, call: RuleCall, calls: list[BoundSymbol]) -> None:
+        self.gets = call.gets
+        self.puts = call.puts
+        self.calls = calls
+
+
+class Joint:
+    """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
+
+    `active` names the values through which gradients flow.
+    """
+
+    def __init__(self, forward: Trace, runs: list[RuleRun], active: set[str]) -> None:
+        self.forward = forward
+        self.runs = runs
+        self.active = active
+
+
+def differentiate(trace: Trace, wanted: Sequence[str], executor_rule: ExecutorRule = lambda bound: None) -> Joint:
+    """Runs the gradient rules of every call on a path from the inputs `wanted`.
+
+    Raises NotImplementedError naming a prim that has no rule.
+    """
+    new = trace.derive("forward")
+    walker = _Forward(new, set(wanted), executor_rule)
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            new.bound_symbols.extend(walker.visit(bound))
+    return Joint(new, walker.runs, walker.active)
+
+
+class _Forward:
+    def __init__(self, trace: Trace, active: set[str], executor_rule: ExecutorRule) -> None:
+        self.trace = trace
+        self.active = active
+        self.executor_rule = executor_rule
+        self.runs: list[RuleRun] = []
+
+    def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
+        """The forward calls that replace `bound`; its outputs keep their names."""
+        if Tag.NO_GRAD in bound.tags or Tag.NOT_DIFFERENTIABLE in bound.symbol.tags:
+            return [bound]
+        if self.active.isdisjoint(bound.inputs) or not any(_differentiable(out) for out in tensors(bound.output)):
+            return [bound]
+        rule = self.executor_rule(bound) or grad_rule(bound.symbol)
+        if rule is not None:
+            return self.apply(rule, bound)
+        check(
+            bool(bound.subsymbols),
+            lambda: f"{bound.symbol.id} has no gradient rule: register one with @register_grad beside its definition "
+            "in forge/prims, or detach its input",
+            NotImplementedError,
+        )
+        children = [call for sub in bound.subsymbols for call in self.visit(sub)]
+        return [bound.replace(subsymbols=children)]
+
+    def apply(self, rule: Callable, bound: BoundSymbol) -> list[BoundSymbol]:
+        call = RuleCall(lambda argument: argument.name in self.active)
+        with self.trace.collecting() as recorded, self.trace.tagged(bound.tags, bound.source):
+            output = run_rule(rule, call, bound.args, bound.kwargs)
+        made, kept = tensors(output), tensors(bound.output)
+        check(
+            len(made) == len(kept),
+            lambda: f"the gradient rule of {bound.symbol.id} returned {len(made)} tensors, but it has {len(kept)}",
+            RuntimeError,
+        )
+        for new, old in zip(made, kept, strict=True):
+            self.trace.names.discard(new.name)
+            new.name = old.name
+        forward, backward = _divide(recorded, {proxy.name for proxy in made})
+        if call.puts:
+            self.active.update(output.name for output, _ in call.gets)
+            self.runs.append(RuleRun(call, backward))
+        if len(forward) == 1 and forward[0].symbol is bound.symbol:
+            return [bound]
+        return [bound.replace(subsymbols=forward)] if bound.symbol.body is not None else forward
+
+
+def _differentiable(proxy: TensorProxy) -> bool:
+    return proxy.dtype.is_floating_point or proxy.dtype.is_complex
+
+
+def _divide(calls: list[BoundSymbol], needed: set[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
+    """A rule's calls that its result needs, and the others, which belong to the backward."""
+    forward, backward = [], []
+    for bound in reversed(calls):
+        if not needed.isdisjoint(bound.outputs) or Tag.RANDOM in bound.all_tags:
+            needed.update(bound.inputs)
+            forward.append(bound)
+        else:
+            backward.append(bound)
+    return forward[::-1], backward[::-1]
+
+
+def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy]) -> Trace:
+    """The backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `wanted`.
+
+    Its inputs are the seeds; it also reads names of the forward. An input that no gradient reaches gets None.
+    """
+    trace = joint.forward.derive("backward", name="backward", inputs=list(seeds.values()), output=None)
+    walker = _Backward(trace)
+    with recording(trace, clang.language):
+        for name, seed in seeds.items():
+            walker.gradients.setdefault(name, []).append(seed)
+        for run in reversed(joint.runs):
+            walker.visit(run)
+        trace.output = tuple(
+            walker.take(proxy) if isinstance(proxy, TensorProxy) else None for proxy in wanted
+        )
+    return trace
+
+
+class _Backward:
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.gradients: dict[str, list[TensorProxy]] = {}
+        self.slices: dict[str, BoundSymbol] = {}
+
+    def visit(self, run: RuleRun) -> None:
+        """Records the backward of one rule, unless no gradient reaches it."""
+        incoming = [(self.take(output), output, stand_in) for output, stand_in in run.gets]
+        if all(gradient is None for gradient, _, _ in incoming):
+            return
+        env: dict[str, Any] = {}
+        for gradient, output, stand_in in incoming:
+            if gradient is None:
+                gradient = prims.full(output.shape, 0, output.dtype, output.device)
+            env[stand_in.name] = gradient
+        for bound in run.calls:
+            new = substitute(bound, env)
+            self.trace.record(new)
+            if new.symbol is prims.slice_backward:
+                self.slices[new.output.name] = new
+        for argument, gradient in run.puts:
+            gradient = env.get(gradient.name, gradient)
+            self.gradients.setdefault(argument.name, []).append(self.fit(gradient, argument))
+
+    def fit(self, gradient: TensorProxy, argument: TensorProxy) -> TensorProxy:
+        """The gradient summed to the argument's shape and in its dtype."""
+        extra = gradient.ndim - argument.ndim
+        dims = tuple(range(extra)) + tuple(
+            dim + extra
+            for dim, length in enumerate(argument.shape)
+            if length is not gradient.shape[dim + extra]
+            and prims.known(length == 1)
+            and not prims.known(gradient.shape[dim + extra] == 1)
+        )
+        if dims:
+            gradient = clang.reshape(prims.sum(gradient, dims), argument.shape)
+        return clang.convert(gradient, argument.dtype)
+
+    def take(self, proxy: TensorProxy) -> TensorProxy | None:
+        """The sum of what was given for a value."""
+        given = self.gradients.pop(proxy.name, None)
+        if not given:
+            return None
+        given = self.join_slices(given)
+        total = given[0]
+        for gradient in given[1:]:
+            total = clang.add(total, gradient)
+        self.gradients[proxy.name] = [total]
+        return total
+
+    def join_slices(self, given: list[TensorProxy]) -> list[TensorProxy]:
+        """Gradients of slices that tile a dim become one concatenation instead of a sum of padded ones."""
+        parts = [self.slices[gradient.name] for gradient in given if gradient.name in self.slices]
+        if len(parts) < 2:
+            return given
+        pieces = sorted((bound.args for bound in parts), key=lambda args: (str(args[2]), str(args[3]).zfill(12)))
+        dim, length = pieces[0][2], pieces[0][1][pieces[0][2]]
+        position = 0
+        for _, _, piece_dim, start, stop, step in (tuple(args) + (1,) * (6 - len(args)) for args in pieces):
+            if piece_dim != dim or step != 1 or not isinstance(start, int) or start != position:
+                return given
+            position = stop
+        if not isinstance(length, int) or position != length:
+            return given
+        joined = prims.cat([args[0] for args in pieces], dim)
+        return [joined, *[gradient for gradient in given if gradient.name not in self.slices]]

@@ -1,0 +1,27 @@
+"""Values die at their last use: `del` after it."""
+
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir.printing import DEL
+from forge.ir.pytree import tensors
+
+
+def delete_last_used(trace: Trace, *, own_inputs: bool = False) -> Trace:
+    """The trace with a `del` after the last use of each tensor; of its inputs too where the trace owns them."""
+    alive = set(trace.output_names) | set(trace.constants)
+    if not own_inputs:
+        alive.update(trace.input_names)
+    calls: list[BoundSymbol] = []
+    for bound in reversed(trace.bound_symbols):
+        dying: dict[str, TensorProxy] = {}
+        for proxy in [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]:
+            if proxy.name not in alive:
+                alive.add(proxy.name)
+                dying[proxy.name] = proxy
+        if dying:
+            calls.append(BoundSymbol(DEL, tuple(dying.values()), {}, None))
+        calls.append(bound)
+    unread = [proxy for proxy in tensors(trace.inputs) if own_inputs and proxy.name not in alive]
+    if unread:
+        calls.append(BoundSymbol(DEL, tuple(unread), {}, None))
+    calls.reverse()
+    return trace.derive("lifetimes", calls)

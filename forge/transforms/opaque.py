@@ -1,0 +1,109 @@
+"""Opaque calls: torch functions that torchlang does not have, run by torch and differentiated by torch's autograd.
+
+In training an opaque call runs once, under enable_grad on detached inputs; its graph is kept, and the backward asks
+torch.autograd.grad for the gradients.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
+from forge.ir.pytree import leaves, tensors, tree_map
+
+
+def opaque_symbol(function: Callable, name: str) -> Symbol:
+    """The symbol of an opaque call of `function`."""
+    return Symbol(name.rpartition(".")[2], f"opaque.{name}", meta=_no_meta, op=function, tags=frozenset({Tag.OPAQUE}))
+
+
+def _no_meta(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("the metadata of an opaque call comes from Dynamo's fake tensors")
+
+
+def opaque_rule(bound: BoundSymbol) -> Callable | None:
+    """The gradient rule of one opaque call; None for other calls."""
+    if Tag.OPAQUE not in bound.symbol.tags:
+        return None
+    function = bound.symbol.op
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        trace = current_trace()
+        wanted = tuple(argument for argument in tensors([args, kwargs]) if needs_grad(argument))
+        output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
+        graph = Proxy(trace.fresh_name("graph"))
+        names = tuple(argument.name for argument in wanted)
+        positions = tuple(
+            i for i, leaf in enumerate(leaves([args, kwargs])) if getattr(leaf, "name", None) in names
+        )
+        trace.record(BoundSymbol(_forward, (function, args, kwargs, positions), {}, (output, graph)))
+        outputs = [leaf for leaf in tensors(output) if leaf.dtype.is_floating_point or leaf.dtype.is_complex]
+        gradients = tuple(get_grad(leaf) for leaf in outputs)
+        unique = list({argument.name: argument for argument in wanted}.values())
+        results = tuple(trace.tensor(a.shape, a.dtype, a.device) for a in unique)
+        trace.record(BoundSymbol(_backward, (graph, gradients), {}, results))
+        for argument, gradient in zip(unique, results, strict=True):
+            put_grad(argument, gradient)
+        return output
+
+    return rule
+
+
+def _fresh(trace: Any, leaf: Any) -> Any:
+    return trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, TensorProxy) else leaf
+
+
+class OpaqueGraph:
+    """What the backward of an opaque call needs: its detached inputs and its outputs, with torch's graph between."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+
+
+def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
+    """(outputs, graph): runs `function` with the leaves at `positions` as fresh leaves of torch's graph."""
+    flat = list(leaves([args, kwargs]))
+    fresh: dict[int, torch.Tensor] = {}
+    for position in positions:
+        value = flat[position]
+        if id(value) not in fresh:
+            fresh[id(value)] = value.detach().requires_grad_()
+    args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (args, kwargs))
+    with torch.enable_grad():
+        output = function(*args, **kwargs)
+    outputs = [
+        leaf
+        for leaf in leaves(output)
+        if isinstance(leaf, torch.Tensor) and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
+    ]
+    detached = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, output)
+    return detached, OpaqueGraph(list(fresh.values()), outputs)
+
+
+def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
+    """The gradients of the inputs; zeros for one that no output depends on."""
+    pairs = [
+        (output, gradient)
+        for output, gradient in zip(graph.outputs, gradients, strict=True)
+        if output.requires_grad
+    ]
+    if not pairs:
+        return tuple(torch.zeros_like(value) for value in graph.inputs)
+    outputs, incoming = zip(*pairs, strict=True)
+    found = torch.autograd.grad(outputs, graph.inputs, incoming, allow_unused=True, retain_graph=True)
+    return tuple(
+        torch.zeros_like(value) if gradient is None else gradient
+        for value, gradient in zip(graph.inputs, found, strict=True)
+    )
+
+
+_forward = Symbol(
+    "run_opaque_forward", "opaque.forward", meta=_no_meta, op=run_opaque_forward, tags=frozenset({Tag.OPAQUE})
+)
+_backward = Symbol(
+    "run_opaque_backward", "opaque.backward", meta=_no_meta, op=run_opaque_backward, tags=frozenset({Tag.OPAQUE})
+)

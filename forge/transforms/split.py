@@ -1,0 +1,84 @@
+"""Splitting a joint program into a forward that saves and a backward that reads what was saved."""
+
+from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
+from forge.ir.pytree import names, proxies, rename
+from forge.transforms.cse import merge_calls
+from forge.transforms.dce import live_calls
+
+
+class Split:
+    """A forward that returns (outputs, saved tensors, saved numbers), and what the backward may read of it."""
+
+    def __init__(self, forward: Trace, saved_tensors: list[Proxy], saved_numbers: list[Proxy]) -> None:
+        self.forward = forward
+        self.saved_tensors = saved_tensors
+        self.saved_numbers = saved_numbers
+
+
+def simplify_backward(visible: list[BoundSymbol], backward: Trace) -> Trace:
+    """The backward without repetitions, within itself and of what the `visible` calls of the forward compute."""
+    seen: dict[tuple, BoundSymbol] = {}
+    merge_calls(visible, protected=set(), seen=seen)
+    calls, renamed = merge_calls(backward.bound_symbols, protected=set(), seen=seen)
+    output = rename(backward.output, renamed)
+    return backward.derive("backward, cse, dce", live_calls(calls, names(output)), output=output)
+
+
+def free_names(trace: Trace) -> list[str]:
+    """The names that a trace reads and neither makes nor is given, in order of first use."""
+    made = set(trace.input_names) | set(trace.constants)
+    read: dict[str, None] = {}
+    for bound in trace.bound_symbols:
+        for name in bound.inputs:
+            if name not in made:
+                read.setdefault(name)
+        made.update(bound.outputs)
+    for name in trace.output_names:
+        if name not in made:
+            read.setdefault(name)
+    return list(read)
+
+
+def split(forward: Trace, backward: Trace) -> Split:
+    """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
+
+    A composite of the forward stays whole unless the backward reads a value from inside it.
+    """
+    needed = free_names(backward)
+    wanted = {*needed, *forward.output_names}
+    calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
+    defined = {proxy.name: proxy for proxy in forward.inputs}
+    for bound in calls:
+        defined.update((proxy.name, proxy) for proxy in proxies(bound.output))
+    missing = [name for name in needed if name not in defined]
+    assert not missing, f"the backward reads {missing}, which the forward does not make"
+    saved = [defined[name] for name in needed]
+    tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
+    numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
+    output = (forward.output, tuple(tensors), tuple(numbers))
+    return Split(forward.derive("forward, split", calls, name="forward", output=output), tensors, numbers)
+
+
+def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
+    """The calls with every composite from inside which a name is wanted replaced by its subsymbols."""
+    flat = []
+    for bound in calls:
+        if bound.subsymbols and _shows_inside(bound, wanted):
+            flat.extend(unfold(list(bound.subsymbols), wanted))
+        else:
+            flat.append(bound)
+    return flat
+
+
+def _shows_inside(bound: BoundSymbol, wanted: set[str]) -> bool:
+    outside = set(bound.outputs)
+    return any(
+        (name in wanted and name not in outside) for sub in bound.subsymbols for name in _all_outputs(sub)
+    )
+
+
+def _all_outputs(bound: BoundSymbol) -> list[str]:
+    names = list(bound.outputs)
+    for sub in bound.subsymbols:
+        names.extend(_all_outputs(sub))
+    return names
