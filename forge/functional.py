@@ -1,0 +1,152 @@
+"""forge.trace, forge.vjp, forge.grad, forge.value_and_grad: functions traced directly, without Dynamo.
+
+A function is called once with proxies for each new set of argument metadata (shapes, dtypes, devices, requires_grad)
+and of other arguments; Python's control flow is followed as it runs, and what else the function reads is not guarded.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge.compile import Compiled, Options, compile_program
+from forge.executors.executor import Executor
+from forge.frontend import direct
+from forge.frontend.program import inline_epilogue
+from forge.ir import Trace, check
+
+
+def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
+    """The trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
+
+    Raises TypeError for a branch on a tensor's value, NotImplementedError naming a torch function without a symbol.
+    """
+    program = direct.record(function, args, kwargs)
+    return inline_epilogue(program.trace, program.epilogue)
+
+
+class Direct:
+    """`function`, compiled through the direct front end for each new metadata of its arguments."""
+
+    def __init__(self, function: Callable, executors: Sequence[str | Executor] | None = None) -> None:
+        self.function = function
+        self.options = Options(executors, (), strict=False)
+        self.compiled: dict[tuple, Compiled] = {}
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compile(args, kwargs).call(*direct.input_tensors(args, kwargs))
+
+    def compile(self, args: tuple, kwargs: dict) -> Compiled:
+        """What runs for these arguments."""
+        leaves, spec = _pytree.tree_flatten((args, kwargs))
+        key = (spec, torch.is_grad_enabled(), *[_metadata(leaf) for leaf in leaves])
+        if key not in self.compiled:
+            program = direct.record(self.function, args, kwargs)
+            self.compiled[key] = compile_program(program, self.options, grad=torch.is_grad_enabled())
+        return self.compiled[key]
+
+
+def _metadata(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    return type(leaf), leaf
+
+
+def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+    """(outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
+
+    With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux).
+    Raises TypeError when a primal is no floating point tensor.
+    """
+    leaves, spec = _pytree.tree_flatten(primals)
+    for i, leaf in enumerate(leaves):
+        check(
+            isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()),
+            lambda i=i, leaf=leaf: f"forge.vjp: primal {i} is {_shown(leaf)}, but must be a floating point tensor",
+            TypeError,
+        )
+    inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+    with torch.enable_grad():
+        result = Direct(function)(*_pytree.tree_unflatten(inputs, spec))
+    outputs, *aux = result if has_aux else (result,)
+
+    def pullback(*cotangents: Any) -> Any:
+        given = [(o, c) for o, c in zip(_tensors(outputs), _tensors(cotangents), strict=True) if o.requires_grad]
+        if not given:
+            gradients = tuple(torch.zeros_like(value) for value in inputs)
+        else:
+            chosen, weights = zip(*given, strict=True)
+            gradients = torch.autograd.grad(
+                chosen, inputs, weights, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+        return _pytree.tree_unflatten(list(gradients), spec)
+
+    detached = _pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+    return (detached, pullback, *aux)
+
+
+def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
+    """A function that returns (value, gradients) of a scalar-valued `function`.
+
+    The gradients are of argument `argnums` (or a tuple of them), in its structure. With `has_aux`, function returns
+    (value, aux) and the result is ((value, aux), gradients). Raises RuntimeError when the value is no scalar.
+    """
+    direct_function = Direct(function)
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for position in positions:
+            check(
+                -len(args) <= position < len(args),
+                lambda position=position: f"forge.grad: argnums names argument {position}, but {len(args)} were given",
+            )
+        chosen = [args[position] for position in positions]
+        leaves, spec = _pytree.tree_flatten(chosen)
+        inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+        given = list(args)
+        for position, value in zip(positions, _pytree.tree_unflatten(inputs, spec), strict=True):
+            given[position] = value
+        with torch.enable_grad():
+            result = direct_function(*given, **kwargs)
+        value, *aux = result if has_aux else (result,)
+        check(
+            isinstance(value, torch.Tensor) and value.ndim == 0,
+            lambda: f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
+            "use forge.vjp for other outputs",
+            RuntimeError,
+        )
+        gradients = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+        found = _pytree.tree_unflatten(list(gradients), spec)
+        shown = (value.detach(), *aux) if has_aux else value.detach()
+        return shown, found[0] if isinstance(argnums, int) else tuple(found)
+
+    return run
+
+
+def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
+    """A function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
+
+    As torch.func.grad; see value_and_grad.
+    """
+    both = value_and_grad(function, argnums, has_aux=has_aux)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, *value[1:]) if has_aux else gradients
+
+    return run
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {value.dtype} tensor of shape {list(value.shape)}"
+    return repr(value)
