@@ -1,0 +1,37 @@
+# `make demo` and `make test` need nothing but Python: each makes .venv on its first run.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+WORKERS ?= auto
+
+export HF_HUB_OFFLINE = 1
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow"
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	$(BIN)/python -m bench.overhead
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("forge needs Python 3.11 or later; give one with make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
