@@ -1,7 +1,19 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
+from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.jit import StrictError, jit, last_backward_traces, last_traces
 
-__all__ = ["StrictError", "grad", "jit", "last_backward_traces", "last_traces", "trace", "value_and_grad", "vjp"]
+__all__ = [
+    "Explanation",
+    "StrictError",
+    "explain",
+    "grad",
+    "jit",
+    "last_backward_traces",
+    "last_traces",
+    "trace",
+    "value_and_grad",
+    "vjp",
+]
 __version__ = "0.1.0"

@@ -1,6 +1,8 @@
 """From a recorded program to a function: the passes, in order. Every stage is kept."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from forge.executors.claim import Claim, choose
 from forge.executors.executor import Executor, resolve_executors
 from forge.frontend.autograd import Region
 from forge.frontend.program import Program, inline_epilogue
-from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
+from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.transforms import cse, dce, delete_last_used, hoist
 from forge.transforms.grad import Joint, backward, differentiate
 from forge.transforms.opaque import opaque_rule
@@ -23,7 +25,8 @@ class Compiled:
     """A compiled program: what runs, and every stage of how it came about.
 
     `call(*inputs)` runs it. `traces` are the stages of the forward (or of the whole, where no gradient is needed),
-    `backward_traces` those of the backward, made on its first use. `claims` says who runs each call.
+    `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
+    each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
     """
 
     def __init__(self) -> None:
@@ -31,7 +34,18 @@ class Compiled:
         self.traces: list[Trace] = []
         self.backward_traces: list[Trace] = []
         self.claims: list[Claim] = []
+        self.backward_claims: list[Claim] = []
         self.opaque_calls: list[str] = []
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the time that passes inside to `seconds[stage]`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
 def _not_compiled(*inputs: Any) -> Any:
@@ -53,16 +67,19 @@ def compile_program(program: Program, options: Options, *, grad: bool, eager: Ca
     `eager` runs in its place when an input that the program changes shares memory with another one.
     """
     compiled = Compiled()
-    trace = _optimize(program.trace, options, compiled.traces)
+    with compiled.timed("optimize"):
+        trace = _optimize(program.trace, options, compiled.traces)
     wanted = [proxy for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
     joint = None
     if grad and wanted:
-        joint = differentiate(trace, [proxy.name for proxy in wanted], _executor_rule(options))
+        with compiled.timed("gradients"):
+            joint = differentiate(trace, [proxy.name for proxy in wanted], _executor_rule(options))
     if joint is not None and not joint.active.isdisjoint(trace.output_names):
         compiled.call = _compile_training(joint, program, options, compiled)
     else:
-        whole = inline_epilogue(trace, program.epilogue)
-        compiled.call = _generate(whole, options, compiled.traces, compiled.claims)
+        whole = dce(inline_epilogue(trace, program.epilogue))
+        with compiled.timed("claim and generate"):
+            compiled.call = _generate(whole, options, compiled.traces, compiled.claims)
     if program.mutated and eager is not None:
         compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
     return compiled
@@ -71,8 +88,17 @@ def compile_program(program: Program, options: Options, *, grad: bool, eager: Ca
 def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
     """The user's transforms, then forge's own that keep a trace's meaning."""
     stages.append(trace)
-    passes = [*options.transforms, dce, cse, lambda t: hoist(t, lambda program: _run_now(program, options))]
-    for transform in passes:
+    for transform in options.transforms:
+        trace = transform(trace)
+        check(
+            isinstance(trace, Trace),
+            lambda transform=transform, trace=trace: (
+                f"forge.jit: transform {transform} returned {type(trace).__name__}, but must return a Trace"
+            ),
+            TypeError,
+        )
+        stages.append(trace)
+    for transform in (dce, cse, lambda t: hoist(t, lambda program: _run_now(program, options))):
         trace = transform(trace)
         if trace is not stages[-1]:
             stages.append(trace)
@@ -110,14 +136,18 @@ def _executor_rule(options: Options) -> Callable[[BoundSymbol], Callable | None]
 def _compile_training(joint: Joint, program: Program, options: Options, compiled: Compiled) -> Callable:
     outputs: list[TensorProxy] = list(joint.forward.output)
     flowing = {i: output for i, output in enumerate(outputs) if output.name in joint.active}
-    full = _backward_trace(joint, list(flowing.values()), joint.forward.bound_symbols)
-    parts = split(joint.forward, full)
+    with compiled.timed("gradients"):
+        full = _backward_trace(joint, list(flowing.values()), joint.forward.bound_symbols)
+    with compiled.timed("split"):
+        parts = split(joint.forward, full)
     compiled.traces += [joint.forward, parts.forward]
-    forward = _generate(parts.forward, options, compiled.traces, compiled.claims)
+    with compiled.timed("claim and generate"):
+        forward = _generate(parts.forward, options, compiled.traces, compiled.claims)
 
     def backward_for(present: tuple[bool, ...]) -> Callable:
         chosen = [output for i, output in flowing.items() if present[i]]
-        return _compile_backward(joint, parts, chosen, options, compiled)
+        with compiled.timed("backward"):
+            return _compile_backward(joint, parts, chosen, options, compiled)
 
     apply = Region(forward, backward_for, [i for i in range(len(outputs)) if i not in flowing]).apply
     if program.epilogue is None:
@@ -148,9 +178,9 @@ def _compile_backward(
     given: list[Proxy] = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
     trace = trace.derive(trace.stage, trace.bound_symbols, inputs=given)
     trace.boxed = True
-    compiled.backward_traces.clear()
-    compiled.backward_traces.append(trace)
-    return _generate(trace, options, compiled.backward_traces, compiled.claims, own_inputs=True)
+    compiled.backward_traces[:] = [trace]
+    compiled.backward_claims.clear()
+    return _generate(trace, options, compiled.backward_traces, compiled.backward_claims, own_inputs=True)
 
 
 def _unless_overlapping(call: Callable, mutated: list[int], eager: Callable) -> Callable:

@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import time
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import torch
 from forge.compile import Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
 from forge.frontend import dynamo
+from forge.frontend.entry import History, enter
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
 
@@ -28,6 +30,7 @@ class Record:
     def __init__(self) -> None:
         self.compiled: list[Compiled] = []
         self.eager: list[str] = []
+        self.history = History()
 
 
 def jit(
@@ -61,10 +64,8 @@ def jit(
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     options = Options(executors, transforms, strict)
     record = Record()
-    how = {} if dynamic is None else {"dynamic": dynamic}
-    compiled = torch.compile(
-        _entry(target), backend=functools.partial(compile_graph, options=options, record=record), fullgraph=fullgraph, **how
-    )
+    backend = functools.partial(compile_graph, options=options, record=record)
+    compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)
     compiled._forge_record = record
     if not isinstance(target, torch.nn.Module):
         return functools.wraps(target)(compiled)
@@ -98,13 +99,16 @@ def compile_graph(
     record = record or Record()
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return _in_eager(graph, "torch.autocast is enabled", record)
+    start = time.perf_counter()
     try:
         capture = dynamo.record(graph)
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
+    seconds = time.perf_counter() - start
     compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
+    compiled.seconds = {"record": seconds, **compiled.seconds}
     compiled.opaque_calls = capture.opaque_calls
     record.compiled.append(compiled)
     return compiled.call

@@ -1,0 +1,111 @@
+"""forge.explain: what became of every operation of a jitted function, and why."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from forge.executors.claim import Claim
+from forge.ir.printing import source_line
+from forge.jit import record_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation that runs.
+
+    graph: which graph, counted from 0. phase: "forward" or "backward". operation: the symbol that was claimed.
+    executor: who claimed it. declined: (executor, reason) of those asked before. outputs: the names it makes.
+    source: the user's line, where it is known.
+    """
+
+    graph: int
+    phase: str
+    operation: str
+    executor: str
+    declined: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+    source: str | None
+
+
+class Explanation:
+    """What forge made of a function so far; prints as a table of every operation.
+
+    rows: a Row for each. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many
+    were compiled. graph_breaks, recompiles: the reasons, in words. eager: why graphs run in eager. seconds: by stage.
+    """
+
+    def __init__(self, jitted: Any) -> None:
+        record = record_of(jitted)
+        self.rows: list[Row] = []
+        self.opaque_calls: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.graphs = len(record.compiled) + len(record.eager)
+        self.graph_breaks = list(record.history.graph_breaks)
+        self.recompiles = list(record.history.recompiles)
+        self.eager = list(record.eager)
+        for number, compiled in enumerate(record.compiled):
+            self.rows += [_row(number, "forward", claim) for claim in compiled.claims]
+            self.rows += [_row(number, "backward", claim) for claim in compiled.backward_claims]
+            self.opaque_calls += compiled.opaque_calls
+            for stage, seconds in compiled.seconds.items():
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "nothing was compiled yet: call the function first"
+        lines = [self._summary(), *_table(self.rows)]
+        for title, reasons in (
+            ("opaque calls", self.opaque_calls),
+            ("graph breaks", self.graph_breaks),
+            ("recompiles", self.recompiles),
+            ("run in eager", self.eager),
+        ):
+            lines += [f"{title}: {reason}" for reason in dict.fromkeys(reasons)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _summary(self) -> str:
+        by_executor: dict[str, int] = {}
+        for row in self.rows:
+            by_executor[row.executor] = by_executor.get(row.executor, 0) + 1
+        claimed = ", ".join(f"{name} {count}" for name, count in by_executor.items())
+        return (
+            f"{_counted(self.graphs, 'graph')}, {_counted(len(self.rows), 'operation')} ({claimed}), "
+            f"{_counted(len(self.opaque_calls), 'opaque call')}, {_counted(len(self.graph_breaks), 'graph break')}, "
+            f"{_counted(len(self.recompiles), 'recompile')}"
+        )
+
+
+def explain(jitted: Any) -> Explanation:
+    """What forge made of a function or module that forge.jit returned. Raises TypeError for another."""
+    return Explanation(jitted)
+
+
+def _row(graph: int, phase: str, claim: Claim) -> Row:
+    bound = claim.bound
+    line = source_line(bound.source) if bound.source else None
+    return Row(
+        graph, phase, bound.symbol.id, claim.executor, tuple(claim.declined), tuple(bound.outputs), line
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _table(rows: list[Row]) -> list[str]:
+    header = ("graph", "phase", "result", "operation", "executor", "declined by", "source")
+    cells = [header] + [
+        (
+            str(row.graph),
+            row.phase,
+            ", ".join(row.outputs),
+            row.operation,
+            row.executor,
+            "; ".join(f"{name}: {reason}" for name, reason in row.declined),
+            row.source or "",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]

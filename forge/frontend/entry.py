@@ -1,0 +1,83 @@
+"""How a call enters Dynamo: torch.compile's own machinery, set up for correctness first and a short way in.
+
+Dynamo's settings hold for the whole process; forge's are in force only while it compiles one of forge's own frames:
+- hooks added to a module after it was compiled are guarded (`skip_nnmodule_hook_guards=False`);
+- no profiler event is emitted on every call (`record_runtime_overhead=False`);
+- `dynamic=` is applied while compiling instead of on every call.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._dynamo import config, eval_frame
+from torch._dynamo.utils import counters
+
+_SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
+_DYNAMIC = {
+    None: {},
+    True: {"assume_static_by_default": False},
+    False: {"automatic_dynamic_shapes": False, "assume_static_by_default": True},
+}
+
+
+class History:
+    """Why Dynamo compiled more than one graph: graph breaks and failed guards, in words."""
+
+    def __init__(self) -> None:
+        self.graph_breaks: list[str] = []
+        self.recompiles: list[str] = []
+
+
+class _Configured:
+    """Dynamo's frame callback under forge's settings; what it counts as graph breaks goes to `history`."""
+
+    def __init__(self, callback: Callable, dynamic: bool | None, history: History) -> None:
+        self._torchdynamo_orig_backend = callback  # the chain by which Dynamo finds the backend of a cache entry
+        self._history = history
+        wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
+        self._settings = {name: value for name, value in wanted.items() if hasattr(config, name)}
+
+    def __call__(self, *frame: Any) -> Any:
+        before = counters["graph_break"].copy()
+        try:
+            with config.patch(self._settings):
+                return self._torchdynamo_orig_backend(*frame)
+        finally:
+            self._history.graph_breaks += (counters["graph_break"] - before).elements()
+
+
+def enter(
+    function: Callable, backend: Callable, *, fullgraph: bool, dynamic: bool | None, history: History
+) -> Callable:
+    """`function` compiled by `backend`, a Dynamo backend; called the same way.
+
+    Calls take torch.compile's wrapper while a stance, a tracer or a functorch transform is active, which it knows how
+    to deal with; else they set the frame callback and call.
+    """
+    context = torch._dynamo.optimize(
+        backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
+    )
+    callback = context.callback = _Configured(context.callback, dynamic, history)
+    compiled = context(function)
+    stance = eval_frame._stance
+    compiling, tracing = torch._C._functorch.maybe_current_level, torch.fx._symbolic_trace.is_fx_symbolic_tracing
+    ready = False
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal ready
+        if not ready or eval_frame._stance is not stance or compiling() is not None or tracing():
+            result = compiled(*args, **kwargs)
+            ready = True
+            return result
+        before = set_eval_frame(callback)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_eval_frame(before)
+
+    call._torchdynamo_inline = function
+    return call
