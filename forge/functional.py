@@ -52,6 +52,10 @@ class Direct:
 def _metadata(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    if isinstance(leaf, slice):  # hashable only from Python 3.12
+        return slice, _metadata(leaf.start), _metadata(leaf.stop), _metadata(leaf.step)
+    if isinstance(leaf, float):  # 0.0 and -0.0 differ, nan is itself
+        return float, repr(leaf)
     return type(leaf), leaf
 
 

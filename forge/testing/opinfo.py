@@ -28,18 +28,23 @@ def sample(*args: Any, **kwargs: Any) -> Sample:
 
 @dataclass(frozen=True)
 class ErrorSample:
-    """A call that must raise `error` with a message that the regular expression `match` finds."""
+    """A call that must raise `error` with a message that the regular expression `match` finds.
+
+    torch raises the same type for it; where it does not, `stricter` says why forge does.
+    """
 
     sample: Sample
     error: type[Exception]
     match: str
+    stricter: str = ""
 
 
 @dataclass(frozen=True)
 class Directive:
     """An exception to a test, with its reason: kind is "xfail" (strict) or "tolerance".
 
-    test: the test function's name, or None for all. executors, devices, dtypes: where it applies; None is everywhere.
+    test: the test function's name, or None for all. executors ("torch", "torch-prims"), devices ("cpu", "cuda"),
+    dtypes: where it applies; None is everywhere.
     tolerance: (rtol, atol) of a tolerance.
     """
 

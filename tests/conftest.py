@@ -1,0 +1,25 @@
+"""What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+)
+settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--op", action="append", default=[], help="run the tests of the OpInfo of this exact name (repeatable)"
+    )
+    parser.addoption("--update-golden", action="store_true", help="write what the stages print now to tests/golden")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield

@@ -1,0 +1,151 @@
+"""What the OpInfo tests share: instances, copies of samples, comparison with eager."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+from forge.ir import BoundSymbol, Tag, Trace
+from forge.testing import OpInfo, Sample, all_opinfos
+
+EXECUTORS = {"torchex": "torch", "torchprims": "torch-prims"}
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+# torch.testing.assert_close's own (rtol, atol): a few units in the last place of the dtype.
+TOLERANCE = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+
+
+def chosen_opinfos(config: pytest.Config) -> list[OpInfo]:
+    """Every OpInfo, or those that --op names. Raises pytest.UsageError for an unknown name, with the near ones."""
+    infos = {info.name: info for info in all_opinfos()}
+    names = config.getoption("--op")
+    for name in names:
+        if name not in infos:
+            near = difflib.get_close_matches(name, infos, n=5)
+            raise pytest.UsageError(f"--op {name}: no OpInfo has this name; near: {', '.join(near) or 'none'}")
+    return [infos[name] for name in names] if names else list(infos.values())
+
+
+def default_dtypes(info: OpInfo) -> list[torch.dtype]:
+    """One float, one half precision, one integer dtype of those that the op has; the others are slow."""
+    groups = (
+        (torch.float32, torch.float64, torch.complex64),
+        (torch.bfloat16, torch.float16),
+        (torch.int64, torch.int32, torch.uint8),
+    )
+    found = [next((dtype for dtype in group if dtype in info.dtypes), None) for group in groups]
+    return [dtype for dtype in found if dtype is not None] or list(info.dtypes[:1])
+
+
+def main_dtype(info: OpInfo) -> torch.dtype:
+    """The one dtype for tests that do not depend on it."""
+    return default_dtypes(info)[0]
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def samples(info: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+    """The op's samples, the same ones every time. None at all is a failure."""
+    torch.manual_seed(0)
+    found = list(info.samples(info, torch.device(device), dtype))
+    if not found:
+        pytest.fail(f"OpInfo {info.name!r} yields no samples for {dtype} on {device}")
+    yield from found
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a nest, in the order in which a trace takes them as inputs."""
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """The nest with `function` applied to its tensors."""
+    return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, expanded dims included, in memory of its own."""
+    if tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    reach = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((reach,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def copy_of(sample: Sample) -> Sample:
+    """The sample with tensors of its own."""
+    args, kwargs = map_tensors(copied, (sample.args, sample.kwargs))
+    return Sample(args, kwargs)
+
+
+def run_eager(info: OpInfo, sample: Sample) -> Any:
+    """What the op gives in eager. Skips where eager has no kernel for the dtype on this device."""
+    torch.manual_seed(1)
+    try:
+        return (info.reference or info.op)(*sample.args, **sample.kwargs)
+    except (RuntimeError, NotImplementedError) as error:
+        if re.search("\" not implemented for '", str(error)):
+            pytest.skip(f"eager has no kernel: {error}")
+        raise
+
+
+def tolerance(info: OpInfo, test: str, executor: str, device: str, dtype: torch.dtype) -> tuple[float, float] | None:
+    """(rtol, atol) of the op's own directive, or None."""
+    for directive in info.directives:
+        if directive.kind == "tolerance" and directive.applies(test, executor, device, dtype):
+            return directive.tolerance
+    return None
+
+
+def assert_same(actual: Any, expected: Any, *, within: tuple[float, float] | None = None, stride: bool = False) -> None:
+    """Values, shapes, dtypes, devices and the nest are the same; `within` widens the dtype's own tolerance."""
+    if isinstance(expected, torch.Tensor):
+        assert isinstance(actual, torch.Tensor), f"expected a tensor, got {actual!r}"
+        rtol, atol = within or TOLERANCE.get(expected.dtype, (0, 0))
+        torch.testing.assert_close(
+            actual.detach(), expected.detach(), rtol=rtol, atol=atol, equal_nan=True, check_stride=stride
+        )
+    elif isinstance(expected, (tuple, list)):
+        assert isinstance(actual, (tuple, list)) and len(actual) == len(expected), f"expected {expected}, got {actual}"
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other, within=within, stride=stride)
+    else:
+        assert type(actual) is type(expected), f"expected {expected!r}, got {actual!r}"
+        assert actual == expected or (actual != actual and expected != expected)
+
+
+def assert_same_metadata(actual: Any, expected: Any, what: str = "") -> None:
+    """Two tensors, or a proxy and a tensor, or nests of them, agree in shape, dtype and device."""
+    if isinstance(expected, (tuple, list)):
+        assert isinstance(actual, (tuple, list)) and len(actual) == len(expected), f"{what}: {actual} for {expected}"
+        for one, other in zip(actual, expected, strict=True):
+            assert_same_metadata(one, other, what)
+    elif isinstance(expected, torch.Tensor):
+        ours = tuple(actual.shape), actual.dtype, actual.device.type
+        theirs = tuple(expected.shape), expected.dtype, expected.device.type
+        assert ours == theirs, f"{what}: the metadata is {ours}, the real output {theirs}"
+
+
+def gives_unspecified_values(trace: Trace) -> bool:
+    """Whether an output is uninitialized memory (torch.empty), so that only its metadata can be compared."""
+    return any(
+        Tag.UNINITIALIZED in maker.symbol.tags for maker in _makers(trace.bound_symbols, set(trace.output_names))
+    )
+
+
+def _makers(calls: Sequence[BoundSymbol], names: set[str]) -> Iterator[BoundSymbol]:
+    for bound in calls:
+        if not names.isdisjoint(bound.outputs):
+            yield from _makers(bound.subsymbols, names) if bound.subsymbols else (bound,)

@@ -1,0 +1,409 @@
+"""Every OpInfo on every executor, device and dtype, against eager.
+
+An id reads op-executor-device-dtype: `pytest "tests/test_ops.py::test_consistency[exp2-torchex-cpu-float32]"`, and
+`pytest tests/test_ops.py --op exp2` runs everything about one op. One float, one half precision and one integer dtype
+run by default, the others under the `slow` marker.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import (
+    DEVICES,
+    EXECUTORS,
+    assert_same,
+    assert_same_metadata,
+    chosen_opinfos,
+    copied,
+    copy_of,
+    default_dtypes,
+    gives_unspecified_values,
+    main_dtype,
+    map_tensors,
+    run_eager,
+    samples,
+    short,
+    tensors_in,
+    tolerance,
+)
+
+import forge
+from forge.compile import Compiled
+from forge.functional import Direct
+from forge.ir import Proxy, TensorProxy, Trace
+from forge.ir.printing import DEL
+from forge.ir.pytree import rename
+from forge.jit import record_of
+from forge.testing import OpInfo, Sample
+
+Dtypes = Callable[[OpInfo], list[torch.dtype]]
+
+
+# instances
+
+
+def _all_dtypes(info: OpInfo) -> list[torch.dtype]:
+    return list(info.dtypes)
+
+
+def _one_dtype(info: OpInfo) -> list[torch.dtype]:
+    return [main_dtype(info)]
+
+
+def _float64(info: OpInfo) -> list[torch.dtype]:
+    return [torch.float64]
+
+
+def _marks(info: OpInfo, test: str, executor: str, device: str, dtype: torch.dtype, slow: bool) -> list[Any]:
+    marks = [
+        pytest.mark.xfail(strict=True, reason=directive.reason)
+        for directive in info.directives
+        if directive.kind == "xfail" and directive.applies(test, executor, device, dtype)
+    ]
+    return [*marks, pytest.mark.slow] if slow else marks
+
+
+def _instances(metafunc: pytest.Metafunc, dtypes: Dtypes) -> Iterator[Any]:
+    test = metafunc.function.__name__
+    for info in chosen_opinfos(metafunc.config):
+        usual = [torch.float64] if dtypes is _float64 else default_dtypes(info)
+        for label, executor in EXECUTORS.items():
+            for device in DEVICES:
+                for dtype in dtypes(info):
+                    marks = _marks(info, test, executor, device, dtype, dtype not in usual)
+                    yield pytest.param(
+                        info, executor, device, dtype, marks=marks, id=f"{info.name}-{label}-{device}-{short(dtype)}"
+                    )
+
+
+DTYPES_OF: dict[str, Dtypes] = {
+    "test_consistency": _all_dtypes,
+    "test_meta": _all_dtypes,
+    "test_gradient": _float64,
+    "test_printing": _one_dtype,
+    "test_strided": _one_dtype,
+    "test_inputs_unchanged": _one_dtype,
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "executor" in metafunc.fixturenames:
+        dtypes = DTYPES_OF[metafunc.function.__name__]
+        metafunc.parametrize("info,executor,device,dtype", list(_instances(metafunc, dtypes)))
+    elif "info" in metafunc.fixturenames:
+        infos = chosen_opinfos(metafunc.config)
+        devices = [(info, device) for info in infos for device in DEVICES]
+        metafunc.parametrize("info,device", devices, ids=[f"{info.name}-{device}" for info, device in devices])
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no CUDA device: the cuda instances are not generated"
+)
+def test_cuda_instances_exist_where_there_is_cuda() -> None:
+    assert DEVICES == ("cpu", "cuda")
+
+
+# running
+
+
+def _compile(info: OpInfo, executor: str, sample: Sample) -> Compiled:
+    return Direct(info.op, executors=[executor]).compile(sample.args, sample.kwargs)
+
+
+def _inputs(sample: Sample) -> list[torch.Tensor]:
+    return tensors_in((sample.args, sample.kwargs))
+
+
+def _call(compiled: Compiled, sample: Sample) -> Any:
+    torch.manual_seed(1)
+    return compiled.call(*_inputs(sample))
+
+
+def _generator_state(device: str) -> torch.Tensor:
+    return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+
+
+# tests
+
+
+def test_consistency(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
+    """The result is eager's in values, shape, dtype and device, and so is the random generator afterwards."""
+    within = tolerance(info, "test_consistency", executor, device, dtype)
+    for sample in samples(info, device, dtype):
+        ours = copy_of(sample)
+        expected = run_eager(info, sample)
+        state = _generator_state(device)
+        compiled = _compile(info, executor, ours)
+        actual = _call(compiled, ours)
+        assert torch.equal(_generator_state(device), state), "the random generator is not where eager leaves it"
+        if gives_unspecified_values(compiled.traces[0]):
+            assert_same_metadata(actual, expected)
+        else:
+            # the torch executor runs torch's own function, whose strides are to survive; a decomposition's may differ
+            assert_same(actual, expected, within=within, stride=executor == "torch" and info.reference is None)
+
+
+def test_meta(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
+    """Every call's metadata is what the call really gives, from the inputs to the result."""
+    for sample in samples(info, device, dtype):
+        ours = copy_of(sample)
+        expected = run_eager(info, sample)
+        trace = _compile(info, executor, ours).traces[-1]
+        assert_same_metadata(_interpret(trace, _inputs(ours)), expected, info.name)
+
+
+def _interpret(trace: Trace, inputs: list[torch.Tensor]) -> Any:
+    """The result of a claimed trace, run call by call; each call's metadata is compared with what it gave."""
+    env: dict[str, Any] = dict(zip(trace.input_names, inputs, strict=True)) | dict(trace.constants)
+    for bound in trace.bound_symbols:
+        if bound.symbol is DEL:
+            continue
+        args, kwargs = rename(bound.args, env), rename(bound.kwargs, env)
+        result = bound.symbol.op(*args, **kwargs)
+        if bound.outputs:
+            assert_same_metadata(bound.output, result, bound.symbol.id)
+            _bind(bound.output, result, env)
+    return rename(trace.output, env)
+
+
+def _bind(output: Any, result: Any, env: dict[str, Any]) -> None:
+    if isinstance(output, Proxy):
+        env[output.name] = result
+    elif isinstance(output, (tuple, list)):
+        for one, other in zip(output, result, strict=True):
+            _bind(one, other, env)
+
+
+def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
+    """Gradients in float64 are eager's autograd's: values, which inputs get none, which outputs have none.
+
+    The torch executor's own rules run through forge.vjp and, for the first sample, through forge.jit; with
+    torch-prims the symbols' own rules and the decompositions' run.
+    """
+    within = tolerance(info, "test_gradient", executor, device, dtype)
+    flowed = False
+    for number, sample in enumerate(samples(info, device, dtype)):
+        wanted = _differentiable_inputs(info, sample)
+        if not wanted:
+            continue
+        eager = _flow(info.reference or info.op, sample, wanted)
+        flowed = flowed or any(eager.requires_grad)
+        forms = {"forge.functional.Direct": Direct(info.op, executors=[executor])}
+        if executor == "torch" and number == 0:
+            forms["forge.jit"] = forge.jit(info.op, executors=[executor], strict=True, fullgraph=True)
+        for form, function in forms.items():
+            _assert_same_flow(_flow(function, sample, wanted), eager, form, within)
+        if "forge.jit" in forms:
+            assert not record_of(forms["forge.jit"]).eager, "forge.jit ran it in eager"
+            torch._dynamo.reset()
+        if executor == "torch" and any(eager.requires_grad):
+            _assert_vjp(info, sample, wanted, eager, within)
+    assert flowed == info.gradient, (
+        f"OpInfo({info.name!r}) says gradient={info.gradient}, but in eager "
+        f"{'some output requires' if flowed else 'no output of any sample requires'} a gradient"
+    )
+
+
+class _Flow:
+    """What a function gave, which of its outputs require a gradient, and the gradients of its inputs."""
+
+    def __init__(self, outputs: Any, gradients: list[torch.Tensor | None]) -> None:
+        self.outputs = outputs
+        self.requires_grad = [output.requires_grad for output in tensors_in(outputs)]
+        self.gradients = gradients
+
+
+def _differentiable_inputs(info: OpInfo, sample: Sample) -> list[int]:
+    """The positions of the inputs that eager gives a gradient: floats that it neither changes nor refuses."""
+    before, after = copy_of(sample), copy_of(sample)
+    run_eager(info, after)
+    floats = [
+        i
+        for i, (one, other) in enumerate(zip(_inputs(before), _inputs(after), strict=True))
+        if one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num())
+    ]
+    if _accepts_gradients(info, sample, floats):
+        return floats
+    return [i for i in floats if _accepts_gradients(info, sample, [i])]
+
+
+def _accepts_gradients(info: OpInfo, sample: Sample, wanted: list[int]) -> bool:
+    try:
+        run_eager(info, _with_gradients(sample, wanted))
+    except (RuntimeError, NotImplementedError) as error:
+        if "derivative for" in str(error) and "not implemented" in str(error):
+            return False
+        raise
+    return True
+
+
+def _with_gradients(sample: Sample, wanted: list[int]) -> Sample:
+    """A copy of the sample in which the inputs at these positions are leaves that require a gradient."""
+    fresh = copy_of(sample)
+    for i, tensor in enumerate(_inputs(fresh)):
+        tensor.requires_grad_(i in wanted)
+    return fresh
+
+
+def _flow(function: Callable, sample: Sample, wanted: list[int]) -> _Flow:
+    leaves = _with_gradients(sample, wanted)
+    torch.manual_seed(1)
+    outputs = function(*leaves.args, **leaves.kwargs)
+    inputs = [tensor for i, tensor in enumerate(_inputs(leaves)) if i in wanted]
+    flowing = [output for output in tensors_in(outputs) if output.requires_grad]
+    if not flowing:
+        return _Flow(outputs, [None] * len(inputs))
+    gradients = torch.autograd.grad(flowing, inputs, _cotangents(flowing), allow_unused=True)
+    return _Flow(outputs, list(gradients))
+
+
+def _cotangents(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    generator = torch.Generator(outputs[0].device).manual_seed(2)
+    return [
+        torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator) for output in outputs
+    ]
+
+
+def _assert_same_flow(ours: _Flow, eager: _Flow, form: str, within: tuple[float, float] | None) -> None:
+    assert ours.requires_grad == eager.requires_grad, (
+        f"{form}: the outputs' requires_grad is {ours.requires_grad}, in eager {eager.requires_grad}"
+    )
+    found = [gradient is not None for gradient in ours.gradients]
+    expected = [gradient is not None for gradient in eager.gradients]
+    assert found == expected, f"{form}: which inputs get a gradient: {found}, in eager {expected}"
+    assert_same(ours.outputs, eager.outputs, within=within)
+    for one, other in zip(ours.gradients, eager.gradients, strict=True):
+        if other is not None:
+            assert_same(one, other, within=within)
+
+
+def _assert_vjp(
+    info: OpInfo, sample: Sample, wanted: list[int], eager: _Flow, within: tuple[float, float] | None
+) -> None:
+    """forge.vjp of the op as a function of its differentiable inputs."""
+    fresh = copy_of(sample)
+    inputs = _inputs(fresh)
+
+    def function(*primals: Any) -> Any:
+        given = iter(primals)
+        positions = iter(range(len(inputs)))
+
+        def choose(tensor: torch.Tensor) -> Any:
+            return next(given) if next(positions) in wanted else tensor
+
+        args, kwargs = map_tensors(choose, (fresh.args, fresh.kwargs))
+        result = info.op(*args, **kwargs)
+        return _leaves(result)
+
+    torch.manual_seed(1)
+    outputs, pullback = forge.vjp(function, *[tensor for i, tensor in enumerate(inputs) if i in wanted])
+    weights = iter(_cotangents([output for output, flows in zip(outputs, eager.requires_grad, strict=True) if flows]))
+    cotangents = [
+        next(weights) if flows else torch.zeros_like(output)
+        for output, flows in zip(outputs, eager.requires_grad, strict=True)
+    ]
+    gradients = pullback(*cotangents)
+    for one, other in zip(gradients, eager.gradients, strict=True):
+        assert_same(one, torch.zeros_like(one) if other is None else other, within=within)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """The tensors, or their proxies, of a nest."""
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in _leaves(item)]
+    return [tree] if isinstance(tree, (TensorProxy, torch.Tensor)) else []
+
+
+def test_errors(info: OpInfo, device: str) -> None:
+    """A wrong call raises the right type with the right message, and torch raises that type too."""
+    found = [] if info.errors is None else list(info.errors(info, torch.device(device)))
+    assert found, f"OpInfo {info.name!r} has no error sample: give errors= in its registration"
+    for error in found:
+        call = f"{info.name}{error.sample.args}{error.sample.kwargs}"
+        if not error.stricter:
+            with pytest.raises(error.error):
+                (info.reference or info.op)(*copy_of(error.sample).args, **copy_of(error.sample).kwargs)
+                pytest.fail(f"torch accepts {call}: say why forge does not, with stricter=", pytrace=False)
+        with pytest.raises(error.error, match=error.match):
+            forge.trace(info.op, *error.sample.args, **error.sample.kwargs)
+            pytest.fail(f"forge accepts {call}", pytrace=False)
+
+
+def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
+    """What a claimed trace prints is Python that gives the same result, and prints the same twice."""
+    for sample in samples(info, device, dtype):
+        ours, again = copy_of(sample), copy_of(sample)
+        compiled = _compile(info, executor, ours)
+        trace = compiled.traces[-1]
+        text = str(trace)
+        assert text == str(trace)
+        scope: dict[str, Any] = {}
+        exec(text, scope)
+        expected = _call(compiled, ours)
+        torch.manual_seed(1)
+        actual = scope[trace.name](*_inputs(again))
+        if gives_unspecified_values(compiled.traces[0]):
+            assert_same_metadata(actual, expected)
+        else:
+            assert_same(actual, expected, within=(0, 0), stride=True)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: copied(x.transpose(0, -1).contiguous()).transpose(0, -1),
+    "expanded": lambda x: copied(x[:1]).expand(x.shape) if x.shape[0] else x,
+    "offset": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape) if x.numel() else x,
+    "every other": lambda x: torch.stack([x, x], -1)[..., 1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strided(info: OpInfo, executor: str, device: str, dtype: torch.dtype, layout: str) -> None:
+    """Transposed, expanded, offset and strided inputs give eager's result; what eager refuses is left out."""
+    within = tolerance(info, "test_strided", executor, device, dtype)
+    for sample in samples(info, device, dtype):
+        args, kwargs = map_tensors(lambda x: LAYOUTS[layout](x) if x.ndim else x, (sample.args, sample.kwargs))
+        strided = Sample(args, kwargs)
+        ours = copy_of(strided)
+        try:
+            expected = run_eager(info, strided)
+        except RuntimeError:  # a view of a transposed input, a write into an expanded one, a singular matrix
+            continue
+        compiled = _compile(info, executor, ours)
+        actual = _call(compiled, ours)
+        if gives_unspecified_values(compiled.traces[0]):
+            assert_same_metadata(actual, expected)
+        else:
+            assert_same(actual, expected, within=within)
+
+
+def test_inputs_unchanged(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
+    """No input is modified, but for those that eager modifies, and those in the same way."""
+    for sample in samples(info, device, dtype):
+        ours = copy_of(sample)
+        compiled = _compile(info, executor, ours)
+        run_eager(info, sample)
+        _call(compiled, ours)
+        for one, other in zip(_inputs(ours), _inputs(sample), strict=True):
+            assert_same(one, other)
+
+
+def test_covers(info: OpInfo, device: str) -> None:
+    """The samples call the symbol of the op and those that `symbols` lists."""
+    claimed = {*info.symbols}
+    own = forge.torchlang.find(info.op)
+    if own is not None:
+        claimed.add(own.id)
+    met: set[str] = set()
+    for dtype in default_dtypes(info):
+        for sample in samples(info, device, dtype):
+            met |= _symbols_in(forge.trace(info.op, *sample.args, **sample.kwargs).bound_symbols)
+    assert claimed <= met, f"OpInfo {info.name!r} claims {sorted(claimed - met)}, but no sample records them"
+
+
+def _symbols_in(calls: Any) -> set[str]:
+    found = {bound.symbol.id for bound in calls}
+    for bound in calls:
+        found |= _symbols_in(bound.subsymbols)
+    return found
