@@ -1,1 +1,141 @@
 """Convolution prims."""
+
+from forge.ir import Dim, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+
+Lengths = tuple[Dim, ...]
+
+
+def _check_convolution(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths]) -> None:
+    op = "prims.convolution"
+    check_tensor(op, x=x, weight=weight)
+    check(
+        weight.ndim >= 3 and x.ndim == weight.ndim,
+        lambda: f"{op}: x is {x} and weight is {weight}, but both must have one rank of at least 3: (batch, channels, …)",
+        RuntimeError,
+    )
+    for tensor in (weight, bias):
+        check(
+            tensor is None or tensor.dtype == x.dtype,
+            lambda tensor=tensor: f"{op}: x is {x} and a parameter is {tensor}, but all must have one dtype",
+            RuntimeError,
+        )
+    check_same_device(op, x, weight, bias)
+    for name, values in lists.items():
+        check(
+            len(values) == x.ndim - 2,
+            lambda name=name, values=values: f"{op}: {name} is {values}, but must have {x.ndim - 2} elements for {x}",
+            RuntimeError,
+        )
+    for name in ("stride", "dilation"):
+        check(
+            all(not known(value <= 0) for value in lists[name]),
+            lambda name=name: f"{op}: {name} is {lists[name]}, but must be positive (non-positive {name} is not supported)",
+            RuntimeError,
+        )
+
+
+def _convolution_meta(
+    x: TensorProxy,
+    weight: TensorProxy,
+    bias: TensorProxy | None,
+    stride: Lengths,
+    padding: Lengths,
+    dilation: Lengths,
+    transposed: bool,
+    output_padding: Lengths,
+    groups: int,
+) -> TensorProxy:
+    """The convolution (cross-correlation) of a batch with a weight, or its transpose.
+
+    Shapes: x (N, C, *lengths); weight (C_out, C // groups, *kernel), transposed (C, C_out // groups, *kernel);
+    bias (C_out,); the lists have one number for each of x's lengths; out (N, C_out, *lengths).
+    Dtypes: one. Source: aten.convolution, with a batch dim.
+    """
+    lists = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
+    _check_convolution(x, weight, bias, lists)
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    check(
+        same(x.shape[1], channels),
+        lambda: f"prims.convolution: Given groups={groups}, weight is {weight} and expects input to have {channels} "
+        f"channels, but x is {x}",
+        RuntimeError,
+    )
+    out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    check(
+        known(weight.shape[0] % groups == 0) or same(weight.shape[0] % groups, 0),
+        lambda: f"prims.convolution: weight is {weight}, whose first length must be divisible by groups={groups}",
+        RuntimeError,
+    )
+    check(
+        bias is None or (bias.ndim == 1 and same(bias.shape[0], out_channels)),
+        lambda: f"prims.convolution: bias is {bias}, but must be of shape [{out_channels}]",
+        RuntimeError,
+    )
+    lengths = [
+        convolved_length(x, weight, i, lists, transposed=transposed)
+        for i in range(x.ndim - 2)
+    ]
+    return like(x, shape=(x.shape[0], out_channels, *lengths))
+
+
+def convolved_length(x: TensorProxy, weight: TensorProxy, i: int, lists: dict[str, Lengths], *, transposed: bool) -> Dim:
+    """The length of out's spatial dim i."""
+    length, kernel = x.shape[i + 2], weight.shape[i + 2]
+    stride, padding, dilation, extra = [values[i] for values in lists.values()]
+    reach = dilation * (kernel - 1) + 1
+    if transposed:
+        out = (length - 1) * stride - 2 * padding + reach + extra
+        check(
+            not known(out <= 0),
+            lambda: f"prims.convolution: Given input size per channel: {x}, the calculated output size is {out}, "
+            "which is too small",
+            RuntimeError,
+        )
+        return out
+    check(
+        not known(length + 2 * padding < reach),
+        lambda: f"prims.convolution: Calculated padded input size per channel: {length + 2 * padding}. Kernel size: "
+        f"{reach}. Kernel size can't be greater than actual input size: x is {x}, weight is {weight}",
+        RuntimeError,
+    )
+    return (length + 2 * padding - reach) // stride + 1
+
+
+convolution = make_prim("convolution", "convolution", meta=_convolution_meta)
+
+
+def _convolution_backward_meta(
+    g: TensorProxy,
+    x: TensorProxy,
+    weight: TensorProxy,
+    bias_sizes: Lengths | None,
+    stride: Lengths,
+    padding: Lengths,
+    dilation: Lengths,
+    transposed: bool,
+    output_padding: Lengths,
+    groups: int,
+    output_mask: tuple[bool, bool, bool],
+) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
+    """The gradients of x, weight and bias, None where `output_mask` is False. Source: aten.convolution_backward."""
+    check_tensor("prims.convolution_backward", g=g, x=x, weight=weight)
+    return (
+        like(x) if output_mask[0] else None,
+        like(weight) if output_mask[1] else None,
+        like(weight, shape=bias_sizes) if output_mask[2] else None,
+    )
+
+
+convolution_backward = make_prim("convolution_backward", "convolution_backward", meta=_convolution_backward_meta)
+
+
+@register_grad(convolution)
+def _convolution_grad(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: object) -> TensorProxy:
+    out = convolution(x, weight, bias, *how)
+    mask = (needs_grad(x), needs_grad(weight), needs_grad(bias))
+    bias_sizes = None if bias is None else bias.shape
+    gradients = convolution_backward(get_grad(out), x, weight, bias_sizes, *how, mask)
+    for argument, gradient in zip((x, weight, bias), gradients, strict=True):
+        put_grad(argument, gradient)
+    return out

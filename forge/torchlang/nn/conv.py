@@ -1,1 +1,164 @@
 """Convolutions."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from forge import clang, prims
+from forge.ir import Dim, Symbol, TensorProxy, check
+from forge.prims.core import check_tensor, known
+from forge.torchlang.core import torchsymbol
+
+Lengths = int | Sequence[Dim]
+
+
+def per_dim(op: str, name: str, value: Lengths, count: int) -> tuple[Dim, ...]:
+    """An option of one number for all dims, or one for each, as one for each. Raises RuntimeError for another number."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    check(
+        len(values) in (1, count),
+        lambda: f"{op}: {name} is {value}, but expected {name} to be a single integer value or a list of {count} values",
+        RuntimeError,
+    )
+    return values * count if len(values) == 1 else values
+
+
+def _batched(op: str, input: TensorProxy, count: int) -> TensorProxy:
+    """The input with a batch dim."""
+    check_tensor(op, input=input)
+    check(
+        input.ndim in (count + 1, count + 2),
+        lambda: f"{op}: Expected {count + 1}D (unbatched) or {count + 2}D (batched) input, but got {input}",
+        RuntimeError,
+    )
+    return clang.unsqueeze(input, 0) if input.ndim == count + 1 else input
+
+
+def _convolve(
+    op: str, input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths], groups: int
+) -> TensorProxy:
+    """A convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
+    count = int(op.rstrip("d")[-1])
+    check_tensor(op, weight=weight)
+    check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive", RuntimeError)
+    check(
+        weight.ndim == count + 2,
+        lambda: f"{op}: weight is {weight}, but must have {count + 2} dims",
+        RuntimeError,
+    )
+    x = _batched(op, input, count)
+    values = {name: per_dim(op, name, value, count) for name, value in lists.items()}
+    transposed = "output_padding" in values
+    extra = values.get("output_padding", (0,) * count)
+    out = prims.convolution(
+        x, weight, bias, values["stride"], values["padding"], values["dilation"], transposed, extra, groups
+    )
+    return out if x is input else clang.reshape(out, out.shape[1:])
+
+
+def _pad_like(
+    op: str, input: TensorProxy, weight: TensorProxy, padding: Lengths | str, stride: Lengths, dilation: Lengths
+) -> tuple[TensorProxy, Lengths]:
+    """The input and the numbers that stand for padding "same" or "valid".
+
+    Where "same" needs one more on the right than on the left, the input is padded by the difference, as in torch.
+    """
+    if not isinstance(padding, str):
+        return input, padding
+    check(
+        padding in ("same", "valid"),
+        lambda: f"{op}: Invalid padding string: {padding!r}; it must be 'same' or 'valid'",
+        RuntimeError,
+    )
+    if padding == "valid":
+        return input, 0
+    count = weight.ndim - 2
+    check(
+        all(known(value == 1) for value in per_dim(op, "stride", stride, count)),
+        lambda: f"{op}: padding='same' is not supported for strided convolutions, but stride is {stride}",
+        RuntimeError,
+    )
+    totals = [d * (k - 1) for d, k in zip(per_dim(op, "dilation", dilation, count), weight.shape[2:], strict=True)]
+    odd = [(0, total - 2 * (total // 2)) for total in totals]
+    if any(not known(after == 0) for _, after in odd):
+        input = prims.pad(input, ((0, 0),) * (input.ndim - count) + tuple(odd), 0)
+    return input, tuple(total // 2 for total in totals)
+
+
+def _convolution_of(function: Callable) -> Symbol:
+    """torch.conv1d, conv2d or conv3d."""
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        weight: TensorProxy,
+        bias: TensorProxy | None = None,
+        stride: Lengths = 1,
+        padding: Lengths | str = 0,
+        dilation: Lengths = 1,
+        groups: int = 1,
+    ) -> TensorProxy:
+        """The convolution of the input with the weight, plus the bias.
+
+        Shapes: input (N, C, *lengths) or (C, *lengths), weight (C_out, C // groups, *kernel), bias (C_out,).
+        Raises: RuntimeError where channels, ranks or dtypes do not fit or the kernel is larger than the input.
+        """
+        check_tensor(op, input=input, weight=weight)
+        input, padding = _pad_like(op, input, weight, padding, stride, dilation)
+        lists = {"stride": stride, "padding": padding, "dilation": dilation}
+        return _convolve(op, input, weight, bias, lists, groups)
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+def _transposed_of(function: Callable) -> Symbol:
+    """torch.conv_transpose1d, conv_transpose2d or conv_transpose3d."""
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        weight: TensorProxy,
+        bias: TensorProxy | None = None,
+        stride: Lengths = 1,
+        padding: Lengths = 0,
+        output_padding: Lengths = 0,
+        groups: int = 1,
+        dilation: Lengths = 1,
+    ) -> TensorProxy:
+        """The transpose of a convolution: the gradient of its input.
+
+        Shapes: input (N, C, *lengths) or (C, *lengths), weight (C, C_out // groups, *kernel), bias (C_out,).
+        """
+        lists = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
+        return _convolve(op, input, weight, bias, lists, groups)
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+conv1d = _convolution_of(torch.conv1d)
+conv2d = _convolution_of(torch.conv2d)
+conv3d = _convolution_of(torch.conv3d)
+conv_transpose1d = _transposed_of(torch.conv_transpose1d)
+conv_transpose2d = _transposed_of(torch.conv_transpose2d)
+conv_transpose3d = _transposed_of(torch.conv_transpose3d)
+
+
+@torchsymbol(torch.convolution)
+def convolution(
+    input: TensorProxy,
+    weight: TensorProxy,
+    bias: TensorProxy | None,
+    stride: Sequence[Dim],
+    padding: Sequence[Dim],
+    dilation: Sequence[Dim],
+    transposed: bool,
+    output_padding: Sequence[Dim],
+    groups: int,
+) -> TensorProxy:
+    """The convolution that all others are: of any rank, transposed or not."""
+    lists = {"stride": stride, "padding": padding, "dilation": dilation}
+    if transposed:
+        lists["output_padding"] = output_padding
+    return _convolve(f"conv{weight.ndim - 2}d", input, weight, bias, lists, groups)
