@@ -16,7 +16,7 @@ from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.transforms import cse, dce, delete_last_used, hoist
 from forge.transforms.grad import Joint, backward, differentiate
 from forge.transforms.opaque import opaque_rule
-from forge.transforms.split import Split, simplify_backward, split
+from forge.transforms.split import Split, recompute, simplify_backward, split
 
 Transform = Callable[[Trace], Trace]
 
@@ -174,7 +174,7 @@ def _compile_backward(
     """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
     saved = {proxy.name for proxy in parts.saved_tensors}
     visible = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
-    trace = _backward_trace(joint, outputs, visible)
+    trace = recompute(parts.forward.bound_symbols, _backward_trace(joint, outputs, visible))
     given: list[Proxy] = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
     trace = trace.derive(trace.stage, trace.bound_symbols, inputs=given)
     trace.boxed = True

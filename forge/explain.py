@@ -59,7 +59,7 @@ class Explanation:
             ("recompiles", self.recompiles),
             ("run in eager", self.eager),
         ):
-            lines += [f"{title}: {reason}" for reason in dict.fromkeys(reasons)]
+            lines += [f"{title}: {reason.strip().splitlines()[0]}" for reason in dict.fromkeys(reasons)]
         return "\n".join(lines)
 
     __repr__ = __str__

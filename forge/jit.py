@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import itertools
 import time
 import types
 import warnings
@@ -18,6 +19,9 @@ from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
 
 _OPTIONS = ("executors", "transforms", "strict", "fullgraph", "dynamic")
+
+
+_BACKEND_OPTIONS = ("executors", "transforms", "strict")
 
 
 class StrictError(RuntimeError):
@@ -75,11 +79,15 @@ def jit(
     return jitted_module(target, compiled, rejit)
 
 
+_entries = itertools.count()
+
+
 def _entry(target: Callable) -> Callable:
-    """A function of forge's own to compile, with a code object of its own: Dynamo's cache, and its limit of
-    recompilations, is one per code object."""
+    """A function of forge's own to compile, with a code object and a name of its own: Dynamo's cache and its limit of
+    recompilations are one per code object, and what it learnt of changing shapes is one per name."""
     template = _call_module if isinstance(target, torch.nn.Module) else _call_function
-    code = template.__code__.replace(co_name=f"forge_{getattr(target, '__name__', type(target).__name__)}")
+    name = getattr(target, "__name__", type(target).__name__)
+    code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name}")
     scope = {"__builtins__": builtins.__dict__, "__name__": __name__, "target": target}
     return types.FunctionType(code, scope)
 
@@ -114,6 +122,17 @@ def compile_graph(
     return compiled.call
 
 
+def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
+    """torch.compile(model, backend="forge"): `options=` takes executors, transforms and strict.
+
+    Raises TypeError for another option.
+    """
+    wanted = {"executors": None, "transforms": (), "strict": False, **(options.pop("options", None) or {})}
+    for name in (*options, *wanted):
+        check(name in _BACKEND_OPTIONS, lambda name=name: f"forge: {unknown('option', name, _BACKEND_OPTIONS)}", TypeError)
+    return compile_graph(graph, example_inputs, options=Options(**wanted))
+
+
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
     warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
     record.eager.append(reason)
@@ -126,6 +145,9 @@ def _strict_message(names: list[str]) -> str:
         f"forge.jit(strict=True): torchlang does not have {listed}; add a @torchsymbol in forge/torchlang "
         "(docs/adding-an-op.md), or jit without strict to run it as an opaque call"
     )
+
+
+torch._dynamo.register_backend(backend, name="forge")
 
 
 def record_of(jitted: Any) -> Record:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.predispatch
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
+from forge.frontend import higher_order
 from forge.frontend.program import Program, finish
 from forge.ir import NUMBER_TYPES, BoundSymbol, NumberProxy, Tag, TensorProxy, Trace, recording
 from forge.ir.pytree import tensors, tree_map
@@ -49,12 +51,30 @@ class _Interpreter:
         self.grad_enabled = True
 
     def run(self) -> Any:
-        for node in self.graph.graph.nodes:
+        nodes = iter(self.graph.graph.nodes)
+        for node in nodes:
             self.trace.source = node.meta.get("stack_trace")
             if node.op == "output":
                 return self.look_up(node.args[0])
-            self.env[node] = getattr(self, node.op)(node)
+            if node.target is higher_order.VMAP_START:
+                self.run_region(higher_order.vmap_region(self.graph, node, nodes))
+            else:
+                self.env[node] = getattr(self, node.op)(node)
         raise AssertionError("a graph without an output")
+
+    def run_region(self, region: higher_order.Region) -> None:
+        """Nodes that only make sense together run as one opaque call."""
+        args = self.look_up(tuple(region.inputs))
+        output = self.opaque(region.module, args, {}, region.example, name="torch.vmap")
+        self.env.update(zip(region.outputs, output, strict=True))
+
+    def inline(self, graph: GraphModule, args: tuple) -> Any:
+        """Runs a nested graph on values of this one."""
+        inner = _Interpreter(graph, self.check_meta)
+        inner.trace, inner.opaque_calls = self.trace, self.opaque_calls
+        given = iter(args)
+        inner.placeholder = lambda node: next(given)
+        return inner.run()
 
     def look_up(self, tree: Any) -> Any:
         if isinstance(tree, Node):
@@ -118,7 +138,8 @@ class _Interpreter:
             aliased = _shares_memory(node, example)
             output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)
         except NotImplementedError:
-            output = self.opaque(node, target, args, kwargs)
+            shared = _shares_memory(node, example)
+            output = self.opaque(target, args, kwargs, example, name=torchlang.function_name(target), shared=shared)
         self.note(node, output, example)
         return output
 
@@ -159,10 +180,11 @@ class _Interpreter:
 
     # opaque calls
 
-    def opaque(self, node: Node, target: Callable | str, args: tuple, kwargs: dict) -> Any:
-        name = torchlang.function_name(target)
+    def opaque(
+        self, target: Callable | str, args: tuple, kwargs: dict, example: Any, *, name: str, shared: bool | None = None
+    ) -> Any:
+        """Runs a function that torchlang does not have, by torch; `shared`: its output is a view of its first argument."""
         function = getattr(torch.Tensor, target) if isinstance(target, str) else target
-        example = node.meta.get("example_value")
         mutated = mutated_arguments(function, name, args, kwargs)
         self.opaque_calls.append(name)
         memory = self.trace.memory
@@ -171,9 +193,12 @@ class _Interpreter:
         read_args, read_kwargs = memory.read_all(args), memory.read_all(kwargs)
         if mutated:
             return self.opaque_mutation(function, name, args, read_args, read_kwargs, mutated, example)
-        output = self.fresh(example)
-        self.trace.record(BoundSymbol(opaque_symbol(function, name), read_args, read_kwargs, output))
-        self.alias_opaque(node, function, name, args, kwargs, output, example)
+        symbol = opaque_symbol(function, name, lambda: self.fresh(example))
+        output = symbol(*read_args, **read_kwargs)
+        if shared and args and isinstance(args[0], TensorProxy):
+            single = isinstance(output, TensorProxy)
+            for index, view in enumerate([output] if single else output):
+                memory.alias(view, args[0], torchlang.scatter_step(symbol, args[1:], kwargs, None if single else index))
         return output
 
     def fresh(self, example: Any) -> Any:
@@ -197,13 +222,6 @@ class _Interpreter:
         for position, new in zip(mutated, written, strict=True):
             torchlang.write(args[position], new, self.trace.memory, name)
         return args[mutated[0]] if returns_argument else result
-
-    def alias_opaque(
-        self, node: Node, function: Callable, name: str, args: tuple, kwargs: dict, output: Any, example: Any
-    ) -> None:
-        """An opaque call's output may be a view of its first argument."""
-        if isinstance(output, TensorProxy) and args and isinstance(args[0], TensorProxy) and _shares_memory(node, example):
-            self.trace.memory.share(output, args[0], name)
 
 
 class Functional:
@@ -317,7 +335,16 @@ def _no_autocast(interpreter: _Interpreter, *args: Any, **kwargs: Any) -> None:
     raise Unsupported("the graph enters torch.autocast")
 
 
+def _checkpoint(interpreter: _Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:
+    """The body inlined, its calls tagged: the backward computes them again instead of saving."""
+    trace = interpreter.trace
+    with trace.tagged(trace.tags | {Tag.RECOMPUTE}):
+        return interpreter.inline(body, args)
+
+
 _SPECIAL: dict[Any, Callable] = {
+    torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
+    torch._functorch.predispatch.lazy_load_decompositions: _nothing,
     torch._C._set_grad_enabled: _set_grad_enabled,
     torch._C._log_api_usage_once: _nothing,
     torch.amp.autocast_mode._enter_autocast: _no_autocast,

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import config, eval_frame
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
 _DYNAMIC = {
@@ -55,7 +57,8 @@ def enter(
     """`function` compiled by `backend`, a Dynamo backend; called the same way.
 
     Calls take torch.compile's wrapper while a stance, a tracer or a functorch transform is active, which it knows how
-    to deal with; else they set the frame callback and call.
+    to deal with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo
+    does not guard, calls run in eager. An error of the backend is raised as itself.
     """
     context = torch._dynamo.optimize(
         backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
@@ -69,13 +72,20 @@ def enter(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal ready
+        if has_global_hooks():
+            return function(*args, **kwargs)
         if not ready or eval_frame._stance is not stance or compiling() is not None or tracing():
-            result = compiled(*args, **kwargs)
+            try:
+                result = compiled(*args, **kwargs)
+            except BackendCompilerFailed as failure:
+                raise failure.inner_exception from None
             ready = True
             return result
         before = set_eval_frame(callback)
         try:
             return function(*args, **kwargs)
+        except BackendCompilerFailed as failure:
+            raise failure.inner_exception from None
         finally:
             set_eval_frame(before)
 

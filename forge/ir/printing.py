@@ -54,8 +54,9 @@ def qualified_name(function: Any) -> str | None:
     if name is None or not name.isidentifier():
         return None
     for path, owner in _WELL_KNOWN:
-        if getattr(owner, name, None) is function:
-            return f"{path}.{name}"
+        for candidate in (name, name.removeprefix(path.rpartition(".")[2] + "_")):
+            if getattr(owner, candidate, None) is function:
+                return f"{path}.{candidate}"
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module is None or module == "__main__" or "<locals>" in qualname:
         return None
@@ -95,7 +96,7 @@ class Writer:
         if isinstance(value, _LITERALS):
             return "..." if value is Ellipsis else repr(value)
         if isinstance(value, complex):
-            return f"complex({value.real!r}, {value.imag!r})"
+            return f"complex({self.value(value.real)}, {self.value(value.imag)})"
         if isinstance(value, SYMBOLIC_TYPES):
             return symbolic_expression(value)
         if isinstance(value, slice):

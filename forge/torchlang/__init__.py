@@ -7,6 +7,7 @@ from forge.torchlang.core import (
     find,
     function_name,
     language,
+    scatter_step,
     torch_function_of,
     torchsymbol,
     write,

@@ -13,9 +13,10 @@ from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, current_trace
 from forge.ir.pytree import leaves, tensors, tree_map
 
 
-def opaque_symbol(function: Callable, name: str) -> Symbol:
-    """The symbol of an opaque call of `function`."""
-    return Symbol(name.rpartition(".")[2], f"opaque.{name}", meta=_no_meta, op=function, tags=frozenset({Tag.OPAQUE}))
+def opaque_symbol(function: Callable, name: str, output: Callable[[], Any] | None = None) -> Symbol:
+    """The symbol of an opaque call of `function`; `output` makes its result, where it may be called again (a view)."""
+    meta = _no_meta if output is None else lambda *args, **kwargs: output()
+    return Symbol(name.rpartition(".")[2], f"opaque.{name}", meta=meta, op=function, tags=frozenset({Tag.OPAQUE}))
 
 
 def _no_meta(*args: Any, **kwargs: Any) -> Any:

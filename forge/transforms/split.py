@@ -1,9 +1,9 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
-from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
 from forge.ir.pytree import names, proxies, rename
 from forge.transforms.cse import merge_calls
-from forge.transforms.dce import live_calls
+from forge.transforms.dce import KEPT, live_calls
 
 
 class Split:
@@ -42,11 +42,14 @@ def free_names(trace: Trace) -> list[str]:
 def split(forward: Trace, backward: Trace) -> Split:
     """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
 
-    A composite of the forward stays whole unless the backward reads a value from inside it.
+    A composite of the forward stays whole unless the backward reads a value from inside it. What a checkpointed call
+    made is not saved: `recompute` makes it again.
     """
-    needed = free_names(backward)
+    wanted = {*free_names(backward), *forward.output_names}
+    calls = unfold(forward.bound_symbols, wanted)
+    needed = free_names(recompute(calls, backward))
     wanted = {*needed, *forward.output_names}
-    calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
+    calls = live_calls(unfold(calls, wanted), wanted)
     defined = {proxy.name: proxy for proxy in forward.inputs}
     for bound in calls:
         defined.update((proxy.name, proxy) for proxy in proxies(bound.output))
@@ -57,6 +60,37 @@ def split(forward: Trace, backward: Trace) -> Split:
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
     output = (forward.output, tuple(tensors), tuple(numbers))
     return Split(forward.derive("forward, split", calls, name="forward", output=output), tensors, numbers)
+
+
+def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
+    """The backward with the checkpointed calls of the forward that it needs, each just before its first use.
+
+    A random call is not repeated: what it made is saved.
+    """
+    makers = {
+        name: bound
+        for bound in forward
+        if Tag.RECOMPUTE in bound.tags and KEPT.isdisjoint(bound.all_tags)
+        for name in bound.outputs
+    }
+    if not makers:
+        return backward
+    calls: list[BoundSymbol] = []
+    made: set[str] = set()
+
+    def make(names: list[str]) -> None:
+        for name in names:
+            bound = makers.get(name)
+            if bound is not None and name not in made:
+                made.update(bound.outputs)
+                make(bound.inputs)
+                calls.append(bound)
+
+    for bound in backward.bound_symbols:
+        make(bound.inputs)
+        calls.append(bound)
+    make(backward.output_names)
+    return backward.derive(f"{backward.stage}, recompute", calls)
 
 
 def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:

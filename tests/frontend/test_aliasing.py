@@ -1,0 +1,493 @@
+"""Aliasing and mutation: small programs that write to views, inputs and buffers, equal to eager in everything seen."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+import forge
+
+PROGRAMS: dict[str, tuple[Callable, Callable[[], tuple]]] = {}
+
+
+def program(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable:
+    """Adds a program whose arguments are tensors of these shapes."""
+
+    def add(function: Callable) -> Callable:
+        PROGRAMS[function.__name__] = function, lambda: tuple(torch.randn(shape).to(dtype) for shape in shapes)
+        return function
+
+    return add
+
+
+# outputs that alias inputs
+
+
+@program((4, 3))
+def returns_its_input(x):
+    return x
+
+
+@program((4, 3))
+def returns_its_input_twice(x):
+    return x, x
+
+
+@program((4, 3))
+def returns_a_view_of_its_input(x):
+    return x.view(12)
+
+
+@program((4, 3))
+def returns_a_transpose_and_a_value(x):
+    return x.t(), x + 1
+
+
+@program((4, 3))
+def returns_a_slice_of_its_input(x):
+    return x[1:3]
+
+
+@program((4, 3))
+def returns_a_chain_of_views(x):
+    return x.t()[1:].unsqueeze(0)
+
+
+@program((4, 3))
+def returns_an_element(x):
+    return x[2, 1]
+
+
+@program((4, 6))
+def returns_chunks(x):
+    return x.chunk(2, -1)
+
+
+@program((4, 3))
+def detaches_its_input(x):
+    return x.detach()
+
+
+@program((4, 3))
+def contiguous_of_a_contiguous_input(x):
+    return x.contiguous()
+
+
+@program((4, 3))
+def reshape_that_copies(x):
+    return x.t().reshape(12)
+
+
+@program((4, 3))
+def to_the_same_dtype(x):
+    return x.to(torch.float32)
+
+
+# outputs that alias each other
+
+
+@program((4, 3))
+def value_and_its_view(x):
+    y = x * 2
+    return y, y.view(-1)
+
+
+@program((4, 3))
+def two_views_of_a_value(x):
+    y = x * 2
+    return y.t(), y[1:]
+
+
+@program((4, 3))
+def same_value_twice(x):
+    y = x * 2
+    return y, y
+
+
+@program((4, 3))
+def equal_values_that_do_not_alias(x):
+    return x * 2, x * 2
+
+
+@program((4, 6))
+def split_of_a_value(x):
+    return (x * 2).split(2, 1)
+
+
+@program((3, 4))
+def unbind_of_a_value(x):
+    return (x * 2).unbind(0)
+
+
+# in-place changes of values
+
+
+@program((4, 3))
+def add_to_a_value(x):
+    y = x * 2
+    y.add_(1)
+    return y
+
+
+@program((4, 3))
+def augmented_assignments(x):
+    y = x * 2
+    y += 1
+    y *= 3
+    y -= x
+    y /= 2
+    return y
+
+
+@program((4, 3))
+def change_a_view_and_return_the_base(x):
+    y = x * 2
+    y.view(-1).add_(1)
+    return y
+
+
+@program((4, 3))
+def change_the_base_and_return_the_view(x):
+    y = x * 2
+    v = y.t()
+    y.mul_(3)
+    return v
+
+
+@program((4, 3))
+def change_a_view_of_a_view(x):
+    y = x * 2
+    y.t()[1].add_(5)
+    return y
+
+
+@program((4, 6))
+def chunk_then_change_one(x):
+    a, b = (x * 2).chunk(2, -1)
+    a.add_(b)
+    return a, b
+
+
+@program((4, 6))
+def split_then_change_each(x):
+    y = x * 2
+    for i, part in enumerate(y.split(2, 1)):
+        part.mul_(i)
+    return y
+
+
+@program((4, 3))
+def overlapping_views(x):
+    y = x * 2
+    a, b = y[:3], y[1:]
+    a.add_(1)
+    b.mul_(2)
+    return y, a, b
+
+
+@program((1, 3))
+def change_after_expand_is_read(x):
+    y = (x * 2).expand(4, 3).clone()
+    y.add_(1)
+    return y
+
+
+@program((4, 3))
+def relu_in_place(x):
+    return torch.nn.functional.relu(x * 2, inplace=True)
+
+
+@program((4, 3))
+def value_read_before_and_after_a_change(x):
+    y = x * 2
+    before = y + 0
+    y.add_(1)
+    return before, y
+
+
+@program((4, 3))
+def copies_into_a_value(x):
+    y = torch.empty_like(x)
+    y.copy_(x)
+    return x, y
+
+
+@program((4, 3))
+def zeroes_a_value(x):
+    y = x * 2
+    y.zero_()
+    return y
+
+
+@program((4, 3))
+def out_argument(x):
+    y = torch.empty(4, 3)
+    torch.add(x, 1, out=y)
+    return y
+
+
+# in-place changes of inputs
+
+
+@program((4, 3))
+def changes_its_input(x):
+    x.add_(1)
+    return x * 2
+
+
+@program((4, 3))
+def changes_its_input_and_returns_it(x):
+    x.mul_(2)
+    return x
+
+
+@program((4, 3))
+def changes_its_input_and_returns_nothing_of_it(x):
+    x.mul_(2)
+    return torch.ones(2)
+
+
+@program((4, 3))
+def changes_a_view_of_its_input(x):
+    x[1:].add_(1)
+    return x + 0
+
+
+@program((4, 3))
+def changes_its_input_and_returns_a_view(x):
+    x.add_(1)
+    return x.t()
+
+
+@program((4, 3))
+def returns_a_view_made_before_the_change(x):
+    v = x.t()
+    x.add_(1)
+    return v, v + 0
+
+
+@program((4, 3), (4, 3))
+def copies_one_input_to_another(x, y):
+    x.copy_(y)
+    y.add_(1)
+    return x + y
+
+
+@program((4, 3), (4, 3))
+def swaps_inputs(x, y):
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+    return t
+
+
+@program((4, 3))
+def changes_its_input_twice(x):
+    x.add_(1)
+    y = x * 2
+    x.mul_(y)
+    return y
+
+
+@program((4,), dtype=torch.int64)
+def counts(x):
+    x += 1
+    return x * 2
+
+
+@program((4, 3))
+def changes_under_no_grad(x):
+    y = x * 2
+    with torch.no_grad():
+        y.add_(1)
+        x.mul_(3)
+    return y * x
+
+
+@program((4, 3))
+def changes_a_detached_value(x):
+    y = x * 2
+    y.detach().add_(1)
+    return y * 3
+
+
+# setitem
+
+
+@program((4, 3))
+def sets_a_row(x):
+    y = x * 2
+    y[1] = 0
+    return y
+
+
+@program((4, 3), (4,))
+def sets_a_column_of_an_input(x, c):
+    x[:, 1] = c
+    return x + 0
+
+
+@program((4, 3))
+def sets_a_strided_slice(x):
+    y = x.clone()
+    y[::2, 1:] = 7.0
+    return y
+
+
+@program((4, 3))
+def sets_by_mask(x):
+    y = x.clone()
+    y[x > 0] = -1.0
+    return y
+
+
+@program((4, 3))
+def sets_by_index_tensor(x):
+    y = x.clone()
+    y[torch.tensor([0, 2])] = 5.0
+    return y
+
+
+@program((4, 3), (2, 3))
+def sets_rows_of_an_input_by_index(x, rows):
+    x[torch.tensor([3, 1])] = rows
+    return x.sum()
+
+
+@program((4, 3))
+def adds_to_a_slice(x):
+    y = x.clone()
+    y[1:3] += 10
+    return y
+
+
+@program((4, 3))
+def sets_a_slice_of_a_view(x):
+    y = x * 2
+    v = y.t()
+    v[0] = 1.0
+    return y, v
+
+
+@program((4, 3))
+def sets_with_ellipsis_and_negative_index(x):
+    y = x.clone()
+    y[..., -1] = x[..., 0]
+    return y
+
+
+@program((4, 3))
+def fills_diagonal_through_a_view(x):
+    y = x.clone()
+    y.diagonal().fill_(9.0)
+    return y
+
+
+@program((4, 3))
+def masked_fill_in_place(x):
+    x.masked_fill_(x < 0, 0.0)
+    return x
+
+
+@program((4, 3))
+def index_add_in_place(x):
+    y = x.clone()
+    y.index_add_(0, torch.tensor([0, 0, 3]), torch.ones(3, 3))
+    return y
+
+
+def observe(function: Callable, inputs: tuple) -> dict[str, Any]:
+    """What a caller sees: the result, the inputs afterwards, and which tensors share memory and where."""
+    result = function(*inputs)
+    flat = _pytree.tree_leaves(result)
+    tensors = [*inputs, *flat]
+    base = {id(t): t.untyped_storage().data_ptr() for t in tensors}
+    sharing = [(i, j) for (i, a), (j, b) in itertools.combinations(enumerate(tensors), 2) if base[id(a)] == base[id(b)]]
+    places = [(i, j, tensors[i].storage_offset(), tensors[j].storage_offset()) for i, j in sharing]
+    same = [(i, j) for (i, a), (j, b) in itertools.combinations(enumerate(tensors), 2) if a is b]
+    return {
+        "result": [t.detach().clone() for t in flat],
+        "strides": [t.stride() for i, t in enumerate(flat) if any(len(inputs) + i in pair for pair in sharing)],
+        "inputs": [t.detach().clone() for t in inputs],
+        "sharing": places,
+        "same object": same,
+        "requires_grad": [t.requires_grad for t in flat],
+    }
+
+
+def copied(inputs: tuple, requires_grad: bool) -> tuple:
+    """Fresh copies; with requires_grad they are no leaves, so that they may be changed in place."""
+    if not requires_grad:
+        return tuple(t.clone() for t in inputs)
+    return tuple(t.clone().requires_grad_().mul(1) if t.is_floating_point() else t.clone() for t in inputs)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
+def test_a_caller_sees_what_eager_shows(name, requires_grad):
+    function, make = PROGRAMS[name]
+    torch.manual_seed(0)
+    inputs = make()
+    jitted = forge.jit(function, fullgraph=True)
+    try:
+        expected = observe(function, copied(inputs, requires_grad))
+    except RuntimeError:  # eager refuses the program under autograd; forge must not let it through
+        with pytest.raises(Exception, match="inplace|out="):
+            jitted(*copied(inputs, requires_grad))
+        return
+    actual = observe(jitted, copied(inputs, requires_grad))
+    torch.testing.assert_close(actual, expected)
+    assert forge.explain(jitted).opaque_calls == []
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_through_changes_are_eagers(name):
+    function, make = PROGRAMS[name]
+    torch.manual_seed(0)
+    inputs = make()
+
+    def gradients(run: Callable) -> list[torch.Tensor | None]:
+        leaves = [t.clone().requires_grad_() if t.is_floating_point() else t.clone() for t in inputs]
+        used = [leaf.mul(1) if leaf.requires_grad else leaf for leaf in leaves]
+        outputs = [*_pytree.tree_leaves(run(*used)), *used]
+        loss = sum((t * torch.linspace(1, 2, t.numel()).view(t.shape)).sum() for t in outputs if t.requires_grad)
+        if not isinstance(loss, torch.Tensor):
+            return []
+        floats = [leaf for leaf in leaves if leaf.requires_grad]
+        return list(torch.autograd.grad(loss, floats, allow_unused=True))
+
+    try:
+        expected = gradients(function)
+    except RuntimeError:  # eager refuses the program under autograd: test_a_caller_sees_what_eager_shows looks at it
+        return
+    torch.testing.assert_close(gradients(forge.jit(function, fullgraph=True)), expected)
+
+
+def test_inputs_that_share_memory_run_as_in_eager():
+    def function(x, y):
+        x.add_(1)
+        return y * 2
+
+    for overlap in (lambda t: (t, t), lambda t: (t[:3], t[1:])):
+        expected, actual = torch.arange(4.0), torch.arange(4.0)
+        result = function(*overlap(expected))
+        jitted = forge.jit(function)
+        jitted(torch.ones(3), torch.ones(3))
+        torch.testing.assert_close(jitted(*overlap(actual)), result)
+        torch.testing.assert_close(actual, expected)
+
+
+def test_an_output_may_be_changed_by_the_caller():
+    def function(x):
+        y = x * 2
+        return y.view(-1), y
+
+    x = torch.ones(2, 2, requires_grad=True)
+    view, base = forge.jit(function)(x)
+    view.add_(1)
+    torch.testing.assert_close(base, torch.full((2, 2), 3.0))
+    base.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2, 2), 2.0))

@@ -1,0 +1,214 @@
+"""Training through the public path: what autograd's users rely on."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+
+
+def both(function, *inputs):
+    """The jitted function's gradients, then eager's."""
+    found = []
+    for run in (forge.jit(function, fullgraph=True), function):
+        leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        run(*leaves).backward()
+        found.append([leaf.grad for leaf in leaves])
+    return found
+
+
+def test_partial_requires_grad():
+    ours, eager = both(lambda a, b: (a * b).sum(), torch.randn(3, requires_grad=True), torch.randn(3))
+    torch.testing.assert_close(ours, eager)
+    assert ours[1] is None
+
+
+def test_no_grad_around_the_call_records_nothing():
+    x = torch.ones(3, requires_grad=True)
+    jitted = forge.jit(lambda x: x * 2)
+    with torch.no_grad():
+        assert not jitted(x).requires_grad
+    assert jitted(x).requires_grad
+    with torch.inference_mode():
+        assert not jitted(x).requires_grad
+
+
+def test_no_grad_inside_stops_gradients():
+    def f(x):
+        with torch.no_grad():
+            y = x * 3
+        return (x * y).sum()
+
+    ours, eager = both(f, torch.randn(3, requires_grad=True))
+    torch.testing.assert_close(ours, eager)
+
+
+def test_outputs_that_need_no_gradient_say_so():
+    def f(x):
+        return x * 2, (x > 0), x.argmax(), x.detach() * 2
+
+    ours = forge.jit(f)(torch.randn(3, requires_grad=True))
+    eager = f(torch.randn(3, requires_grad=True))
+    assert [t.requires_grad for t in ours] == [t.requires_grad for t in eager]
+
+
+def test_an_unused_output_leaves_none():
+    a, b = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    first, _ = forge.jit(lambda a, b: (a * 2, b * 3))(a, b)
+    first.sum().backward()
+    assert b.grad is None and a.grad is not None
+
+
+def test_each_set_of_used_outputs_has_its_own_backward():
+    f = forge.jit(lambda a: (a * 2, a * a))
+    a = torch.randn(3, requires_grad=True)
+    for used, expected in (((0,), 2 + 0 * a), ((1,), 2 * a), ((0, 1), 2 + 2 * a)):
+        outputs = f(a)
+        (gradient,) = torch.autograd.grad([outputs[i].sum() for i in used], a)
+        torch.testing.assert_close(gradient, expected.detach())
+
+
+def test_retain_graph_allows_a_second_backward_and_its_lack_does_not():
+    x = torch.randn(3, requires_grad=True)
+    y = forge.jit(lambda x: (x.exp() * x).sum())(x)
+    y.backward(retain_graph=True)
+    first = x.grad.clone()
+    y.backward()
+    torch.testing.assert_close(x.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_gradients_accumulate_over_calls():
+    net = nn.Linear(3, 2)
+    jitted = forge.jit(net)
+    x = torch.randn(4, 3)
+    jitted(x).sum().backward()
+    once = net.weight.grad.clone()
+    jitted(x).sum().backward()
+    torch.testing.assert_close(net.weight.grad, 2 * once)
+
+
+def test_double_backward_raises_a_clear_error():
+    x = torch.randn(3, requires_grad=True)
+    y = forge.jit(lambda x: (x**3).sum())(x)
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    torch.testing.assert_close(g.detach(), 3 * x.detach() ** 2)
+    with pytest.raises(RuntimeError, match="double backward"):
+        g.sum().backward()
+
+
+def test_frozen_layers_save_nothing_and_get_no_gradient():
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    net[0].requires_grad_(False)
+    jitted = forge.jit(net)
+    jitted(torch.randn(4, 3)).sum().backward()
+    assert net[0].weight.grad is None and net[2].weight.grad is not None
+    forward = next(t for t in forge.last_traces(jitted) if t.name == "forward")
+    saved = [proxy.name for proxy in forward.output[1]]
+    assert not any("0_weight" in name or name.endswith("0weight") for name in saved)
+
+
+def test_what_backward_needs_is_saved_and_nothing_else():
+    jitted = forge.jit(lambda x: ((x * 2 + 1).exp() - 3).sum())
+    jitted(torch.randn(5, requires_grad=True)).backward()
+    forward = next(t for t in forge.last_traces(jitted) if t.name == "forward")
+    assert len(forward.output[1]) == 1  # the result of exp
+
+
+def test_saved_values_are_freed_as_backward_uses_them():
+    alive = []
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            gc.collect()
+            alive.append(sum(ref() is not None for ref in refs))
+            return g
+
+    refs = []
+
+    def f(x):
+        for _ in range(4):
+            x = x.exp().sin()
+        return x
+
+    x = torch.randn(1000, requires_grad=True)
+    y = forge.jit(f)(Probe.apply(x))
+    saved = y.grad_fn.saved_tensors
+    refs += [weakref.ref(t) for t in saved]
+    assert len(refs) >= 4
+    del saved
+    y.sum().backward()
+    assert alive == [0]
+
+
+def test_a_tensor_changed_after_forward_is_noticed_by_backward():
+    w = torch.randn(3, requires_grad=True)
+    x = torch.randn(3)
+    y = forge.jit(lambda x, w: (x * w).sum())(x, w)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_batch_norm_statistics_follow_eager():
+    ours, eager = (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)) for _ in range(2))
+    eager.load_state_dict(ours.state_dict())
+    jitted = forge.jit(ours, fullgraph=True)
+    for step in range(3):
+        x = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(step))
+        torch.testing.assert_close(jitted(x), eager(x))
+        jitted(x).square().sum().backward()
+        eager(x).square().sum().backward()
+    torch.testing.assert_close(ours.state_dict(), eager.state_dict())
+    torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_gives_eagers_mask_and_generator_state(training):
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 8), nn.Dropout(0.5)).train(training)
+    jitted = forge.jit(net, fullgraph=True)
+    x = torch.randn(4, 8, requires_grad=True)
+    results = []
+    for run in (jitted, net):
+        torch.manual_seed(3)
+        y = run(x)
+        (g,) = torch.autograd.grad(y.sum(), x)
+        results.append((y.detach(), g, torch.get_rng_state()))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_checkpointed_regions_run_right():
+    from torch.utils.checkpoint import checkpoint
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def f(x):
+        return checkpoint(net, x, use_reentrant=False).sum()
+
+    ours, eager = both(f, torch.randn(2, 4, requires_grad=True))
+    torch.testing.assert_close(ours, eager)
+
+
+def test_a_users_autograd_function_runs_its_own_backward():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * 5 + x * 0
+
+    ours, eager = both(lambda x: Double.apply(x * 3).sum(), torch.randn(3, requires_grad=True))
+    torch.testing.assert_close(ours, eager)

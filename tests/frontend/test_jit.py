@@ -1,0 +1,212 @@
+"""forge.jit's options, errors and reports; opaque calls; what runs in eager."""
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+from forge.executors import OperatorExecutor
+from forge.ir import Trace
+
+
+def test_unknown_option_names_the_near_one():
+    with pytest.raises(TypeError, match="unknown option 'executer'; did you mean 'executors'"):
+        forge.jit(lambda x: x, executer=["torch"])
+
+
+def test_unknown_executor_names_the_near_one():
+    with pytest.raises(ValueError, match="unknown executor 'trch'; did you mean 'torch'"):
+        forge.jit(lambda x: x, executors=["trch"])
+
+
+def test_executors_must_be_a_list():
+    with pytest.raises(TypeError, match="executors is 'torch', but must be a list"):
+        forge.jit(lambda x: x, executors="torch")
+
+
+def test_a_target_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="3 is not a function or a module"):
+        forge.jit(3)
+
+
+def test_jit_is_a_decorator_with_and_without_options():
+    @forge.jit
+    def plain(x):
+        return x + 1
+
+    @forge.jit(strict=True)
+    def strict(x):
+        return x + 2
+
+    assert plain(torch.zeros(1)).item() == 1 and strict(torch.zeros(1)).item() == 2
+    assert plain.__name__ == "plain"
+
+
+def test_an_executor_object_comes_first():
+    mine = OperatorExecutor("mine")
+    from forge import torchlang
+
+    seen = []
+
+    def my_tanh(input):
+        seen.append(input.shape)
+        return torch.tanh(input)
+
+    mine.register_implementation(torchlang.find(torch.tanh), my_tanh)
+    jitted = forge.jit(lambda x: torch.tanh(x) + 1, executors=[mine, "torch"])
+    jitted(torch.ones(3))
+    assert seen == [torch.Size([3])]
+    assert [row.executor for row in forge.explain(jitted).rows] == ["mine", "torch"]
+
+
+def test_a_users_transform_runs_before_claiming():
+    def sin_to_cos(trace: Trace) -> Trace:
+        from forge import torchlang
+
+        sin, cos = torchlang.find(torch.sin), torchlang.find(torch.cos)
+        calls = [
+            bound.replace(symbol=cos, subsymbols=()) if bound.symbol is sin else bound for bound in trace.bound_symbols
+        ]
+        return trace.derive("sin to cos", calls)
+
+    jitted = forge.jit(lambda x: torch.sin(x), transforms=[sin_to_cos])
+    x = torch.ones(3)
+    torch.testing.assert_close(jitted(x), torch.cos(x))
+    assert "sin to cos" in [trace.stage for trace in forge.last_traces(jitted)]
+
+
+def test_a_transform_that_returns_no_trace_is_named():
+    with pytest.raises(Exception, match="returned NoneType, but must return a Trace"):
+        forge.jit(lambda x: x + 1, transforms=[lambda trace: None])(torch.ones(1))
+
+
+def test_an_opaque_call_runs_forward_and_backward_and_is_reported():
+    def f(x):
+        return torch.linalg.inv(x * 2).sum()
+
+    x = torch.eye(3, dtype=torch.float64).mul(2).requires_grad_()
+    jitted = forge.jit(f)
+    jitted(x).backward()
+    expected = torch.autograd.grad(f(x), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+    assert forge.explain(jitted).opaque_calls == ["torch.linalg.inv"]
+
+
+def test_an_opaque_call_runs_its_forward_once_and_keeps_its_graph():
+    calls = []
+
+    @torch.library.custom_op("forge_test::halve", mutates_args=())
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x / 2
+
+    halve.register_fake(lambda x: torch.empty_like(x))
+    halve.register_autograd(lambda ctx, g: g / 2)
+    x = torch.ones(3, requires_grad=True)
+    y = forge.jit(lambda x: halve(x) * 3)(x)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert len(calls) == 1
+    torch.testing.assert_close(x.grad, torch.full((3,), 3.0))
+
+
+def test_an_opaque_mutation_is_seen():
+    @torch.library.custom_op("forge_test::bump", mutates_args=("x",))
+    def bump(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    def f(x):
+        y = x * 2
+        bump(y)
+        return y + 0
+
+    torch.testing.assert_close(forge.jit(f)(torch.ones(3)), torch.full((3,), 3.0))
+
+
+def test_strict_refuses_an_opaque_call_by_name():
+    with pytest.raises(Exception, match=r"torchlang does not have torch\.linalg\.inv; add a @torchsymbol"):
+        forge.jit(lambda x: torch.linalg.inv(x), strict=True)(torch.eye(2))
+
+
+def test_fullgraph_refuses_a_graph_break():
+    def f(x):
+        y = x * 2
+        print(end="")
+        return y
+
+    with pytest.raises(Exception, match="print"):
+        forge.jit(f, fullgraph=True)(torch.ones(1))
+
+
+def test_graph_breaks_and_recompiles_are_told_with_reasons():
+    def f(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    jitted = forge.jit(f)
+    jitted(torch.ones(2))
+    jitted(torch.ones(3))
+    told = forge.explain(jitted)
+    assert told.graphs > 2 and any("Data-dependent" in reason for reason in told.graph_breaks)
+    assert any("size mismatch" in reason for reason in told.recompiles)
+    assert "graph breaks: Data-dependent" in str(told)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_symbolic_shapes_serve_a_second_shape(dynamic):
+    def f(x, w):
+        return torch.relu(x @ w).view(-1).sum() * x.size(0)
+
+    jitted = forge.jit(f, dynamic=dynamic, fullgraph=True)
+    for rows in (3, 5, 7):
+        x, w = torch.randn(rows, 4, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+        jitted(x, w).backward()
+        got, x.grad = x.grad, None
+        f(x, w).backward()
+        torch.testing.assert_close(got, x.grad)
+    assert forge.explain(jitted).graphs == (1 if dynamic else 2)
+
+
+def test_dynamic_false_recompiles_for_each_shape():
+    jitted = forge.jit(lambda x: x * 2, dynamic=False)
+    for rows in (3, 4, 5):
+        jitted(torch.ones(rows))
+    assert forge.explain(jitted).graphs == 3
+
+
+def test_as_a_backend_of_torch_compile():
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    compiled = torch.compile(net, backend="forge")
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(compiled(x), net(x))
+    compiled(x).sum().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_autocast_runs_right_and_says_how():
+    net = nn.Linear(4, 3)
+    jitted = forge.jit(net)
+    x = torch.ones(2, 4)
+    with torch.autocast("cpu", torch.bfloat16), pytest.warns(UserWarning, match="runs in eager: torch.autocast"):
+        out = jitted(x)
+    assert out.dtype == torch.bfloat16
+    assert forge.explain(jitted).eager == ["torch.autocast is enabled"]
+
+
+def test_reports_refuse_what_was_not_jitted():
+    with pytest.raises(TypeError, match=r"was not made by forge\.jit"):
+        forge.explain(lambda x: x)
+
+
+def test_force_eager_stance_is_obeyed():
+    jitted = forge.jit(lambda x: x * 2)
+    jitted(torch.ones(2))
+    with torch.compiler.set_stance("force_eager"):
+        jitted(torch.ones(3))
+    assert forge.explain(jitted).graphs == 1
+
+
+def test_bad_input_raises_torchs_own_exception_types():
+    jitted = forge.jit(lambda a, b: a @ b)
+    with pytest.raises(Exception, match="size|shape") as caught:
+        jitted(torch.ones(2, 3), torch.ones(2, 3))
+    assert "forge" not in type(caught.value).__module__
