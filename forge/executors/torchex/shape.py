@@ -56,6 +56,7 @@ def view_scatter(
 ) -> torch.Tensor:
     """A clone of x with y copied into its view."""
     out = x.clone()
-    shown = torch_function_of(view)(out, *args, **kwargs)
+    function = view.op or torch_function_of(view)
+    shown = function(out, *args, **kwargs)
     (shown if index is None else shown[index]).copy_(y)
     return out
