@@ -1,5 +1,6 @@
 """A trace: a straight-line program of bound symbols."""
 
+import keyword
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,9 @@ from forge.ir import printing, pytree
 from forge.ir.memory import Memory
 from forge.ir.proxies import Dim, Proxy, TensorProxy
 from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag
+
+# what a printed trace says itself, so that no value can be called that
+RESERVED = frozenset({*keyword.kwlist, "_", "boxed", "complex", "float", "forge", "slice", "torch"})
 
 
 class Trace:
@@ -28,7 +32,7 @@ class Trace:
         self.bound_symbols: list[BoundSymbol] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.boxed = False  # the function takes its inputs in one list, which it empties
-        self.names: set[str] = set()
+        self.names: set[str] = set(RESERVED)
         self.source: str | None = None  # the user's line that is being recorded
         self.tags: frozenset[Tag] = NO_TAGS  # what every call recorded now carries
         self.memory = Memory()  # who shares memory with whom, while the trace is recorded
