@@ -29,12 +29,12 @@ class Capture:
         self.opaque_calls = opaque_calls
 
 
-def record(graph: GraphModule, *, check_meta: bool = False) -> Capture:
-    """Records a Dynamo graph. `check_meta` compares every value's metadata with Dynamo's.
+CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
 
-    Raises Unsupported for a graph that has to run in eager.
-    """
-    interpreter = _Interpreter(graph, check_meta)
+
+def record(graph: GraphModule) -> Capture:
+    """Records a Dynamo graph. Raises Unsupported for a graph that has to run in eager."""
+    interpreter = _Interpreter(graph)
     with recording(interpreter.trace, torchlang.language):
         result = interpreter.run()
         program = finish(interpreter.trace, result, interpreter.trace.memory)
@@ -42,13 +42,11 @@ def record(graph: GraphModule, *, check_meta: bool = False) -> Capture:
 
 
 class _Interpreter:
-    def __init__(self, graph: GraphModule, check_meta: bool) -> None:
+    def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
-        self.check_meta = check_meta
         self.trace = Trace("computation", stage="recorded from Dynamo")
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
-        self.grad_enabled = True
 
     def run(self) -> Any:
         nodes = iter(self.graph.graph.nodes)
@@ -70,7 +68,7 @@ class _Interpreter:
 
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Runs a nested graph on values of this one."""
-        inner = _Interpreter(graph, self.check_meta)
+        inner = _Interpreter(graph)
         inner.trace, inner.opaque_calls = self.trace, self.opaque_calls
         given = iter(args)
         inner.placeholder = lambda node: next(given)
@@ -163,11 +161,11 @@ class _Interpreter:
         if isinstance(output, TensorProxy):
             if isinstance(example, torch.Tensor):
                 output.strides = tuple(example.stride())
-                if self.check_meta:
+                if CHECK_META:
                     compare_meta(node, output, example)
             if output.name.startswith("t") and output.name[1:].isdigit() and not _AUTOMATIC.fullmatch(node.name):
                 self.rename(output, node.name)
-        elif self.check_meta and isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
+        elif CHECK_META and isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
             for item, expected in zip(output, example, strict=True):
                 if isinstance(item, TensorProxy):
                     compare_meta(node, item, expected)
