@@ -3,6 +3,7 @@
 Its symbols broadcast, promote and count dims from the front, and call prims.
 """
 
+from forge.clang.contraction import contract
 from forge.clang.core import (
     all_symbols,
     broadcast,

@@ -1,9 +1,15 @@
-"""Matrix products with torch's broadcasting."""
+"""Matrix products with torch's broadcasting, sums of products, norms."""
+
+import math
+
+import torch
 
 from forge import prims
-from forge.clang.core import broadcast_shapes, clangop, expand_to
+from forge.clang.core import broadcast_shapes, clangop, convert, expand_to
+from forge.clang.elementwise import abs, sign, sqrt, where
+from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
-from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 
 
 @clangop()
@@ -60,3 +66,60 @@ def _drop(gradient: TensorProxy, vector: TensorProxy, matrix_dim: int) -> Tensor
     dims = tuple(range(gradient.ndim - 2))
     gradient = gradient.sum(dims) if dims else gradient
     return reshape(gradient, vector.shape)
+
+
+@clangop()
+def vector_norm(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
+    """(sum of |x|^ord)^(1 / ord) over `dims`; the largest (smallest) |x| for ord inf (-inf), the count of x != 0 for 0.
+
+    Dtypes: x is floating point; half precision is summed in float32. Source: torch.linalg.vector_norm.
+    """
+    if not dims:  # a 0-d tensor is a vector of one element
+        return (x != 0).to(x.dtype) if ord == 0 else abs(x)
+    wide = x.to(wider(x.dtype)) if math.isfinite(ord) else x
+    return convert(_norm_of(wide, ord, dims, keepdim), x.dtype)
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums of `dtype` are accumulated in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _norm_of(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
+    if ord == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim)
+    if ord == 2:
+        return sqrt((x * x).sum(dims, keepdim))
+    size = abs(x)
+    if ord == 1:
+        return size.sum(dims, keepdim)
+    if math.isinf(ord):
+        return size.amax(dims, keepdim) if ord > 0 else size.amin(dims, keepdim)
+    return (size**ord).sum(dims, keepdim) ** (1 / ord)
+
+
+@register_grad(vector_norm)
+def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
+    out = vector_norm(x, ord, dims, keepdim)
+    g, norm = get_grad(out), out
+    if not keepdim and dims:
+        g, norm = keep_dims(g, x, dims), keep_dims(norm, x, dims)
+    put_grad(x, _norm_slope(x, ord, dims, norm, g))
+    return out
+
+
+def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
+    """torch's gradient of a norm: 0 where the norm is 0 and has no slope."""
+    if ord == 0:
+        return x * 0
+    if not dims or ord == 1:
+        return sign(x) * g
+    if ord == 2:
+        return x * where(norm == 0, 0, g / norm)
+    if math.isinf(ord):
+        winners = (abs(x) == norm).to(x.dtype)
+        return sign(x) * (winners * (g / winners.sum(dims, True)))
+    if ord < 1:
+        return where(x == 0, 0, sign(x) * abs(x) ** (ord - 1)) * (g * norm ** (1 - ord))
+    scaled = sign(x) * abs(x) ** (ord - 1) if ord < 2 else x * abs(x) ** (ord - 2)
+    return scaled * where(norm == 0, 0, g / norm ** (ord - 1))

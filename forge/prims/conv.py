@@ -6,12 +6,16 @@ from forge.prims.core import check_same_device, check_tensor, known, like, make_
 Lengths = tuple[Dim, ...]
 
 
-def _check_convolution(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths]) -> None:
+def _check_convolution(
+    x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths]
+) -> None:
     op = "prims.convolution"
     check_tensor(op, x=x, weight=weight)
     check(
         weight.ndim >= 3 and x.ndim == weight.ndim,
-        lambda: f"{op}: x is {x} and weight is {weight}, but both must have one rank of at least 3: (batch, channels, …)",
+        lambda: (
+            f"{op}: x is {x} and weight is {weight}, but both must have one rank of at least 3: (batch, channels, …)"
+        ),
         RuntimeError,
     )
     for tensor in (weight, bias):
@@ -30,7 +34,9 @@ def _check_convolution(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | 
     for name in ("stride", "dilation"):
         check(
             all(not known(value <= 0) for value in lists[name]),
-            lambda name=name: f"{op}: {name} is {lists[name]}, but must be positive (non-positive {name} is not supported)",
+            lambda name=name: (
+                f"{op}: {name} is {lists[name]}, but must be positive (non-positive {name} is not supported)"
+            ),
             RuntimeError,
         )
 
@@ -57,8 +63,10 @@ def _convolution_meta(
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
     check(
         same(x.shape[1], channels),
-        lambda: f"prims.convolution: Given groups={groups}, weight is {weight} and expects input to have {channels} "
-        f"channels, but x is {x}",
+        lambda: (
+            f"prims.convolution: Given groups={groups}, weight is {weight} and expects input to have {channels} "
+            f"channels, but x is {x}"
+        ),
         RuntimeError,
     )
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
@@ -72,14 +80,13 @@ def _convolution_meta(
         lambda: f"prims.convolution: bias is {bias}, but must be of shape [{out_channels}]",
         RuntimeError,
     )
-    lengths = [
-        convolved_length(x, weight, i, lists, transposed=transposed)
-        for i in range(x.ndim - 2)
-    ]
+    lengths = [convolved_length(x, weight, i, lists, transposed=transposed) for i in range(x.ndim - 2)]
     return like(x, shape=(x.shape[0], out_channels, *lengths))
 
 
-def convolved_length(x: TensorProxy, weight: TensorProxy, i: int, lists: dict[str, Lengths], *, transposed: bool) -> Dim:
+def convolved_length(
+    x: TensorProxy, weight: TensorProxy, i: int, lists: dict[str, Lengths], *, transposed: bool
+) -> Dim:
     """The length of out's spatial dim i."""
     length, kernel = x.shape[i + 2], weight.shape[i + 2]
     stride, padding, dilation, extra = [values[i] for values in lists.values()]
@@ -88,15 +95,19 @@ def convolved_length(x: TensorProxy, weight: TensorProxy, i: int, lists: dict[st
         out = (length - 1) * stride - 2 * padding + reach + extra
         check(
             not known(out <= 0),
-            lambda: f"prims.convolution: Given input size per channel: {x}, the calculated output size is {out}, "
-            "which is too small",
+            lambda: (
+                f"prims.convolution: Given input size per channel: {x}, the calculated output size is {out}, "
+                "which is too small"
+            ),
             RuntimeError,
         )
         return out
     check(
         not known(length + 2 * padding < reach),
-        lambda: f"prims.convolution: Calculated padded input size per channel: {length + 2 * padding}. Kernel size: "
-        f"{reach}. Kernel size can't be greater than actual input size: x is {x}, weight is {weight}",
+        lambda: (
+            f"prims.convolution: Calculated padded input size per channel: {length + 2 * padding}. Kernel size: "
+            f"{reach}. Kernel size can't be greater than actual input size: x is {x}, weight is {weight}"
+        ),
         RuntimeError,
     )
     return (length + 2 * padding - reach) // stride + 1

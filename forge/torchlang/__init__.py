@@ -12,11 +12,15 @@ from forge.torchlang.core import (
     torchsymbol,
     write,
 )
+from forge.torchlang.conversion import *  # noqa: F403
 from forge.torchlang.creation import *  # noqa: F403
+from forge.torchlang.einsum import *  # noqa: F403
 from forge.torchlang.elementwise import *  # noqa: F403
 from forge.torchlang.indexing import *  # noqa: F403
 from forge.torchlang.linalg import *  # noqa: F403
 from forge.torchlang.nn import *  # noqa: F403
+from forge.torchlang.norms import *  # noqa: F403
 from forge.torchlang.random import *  # noqa: F403
 from forge.torchlang.reduction import *  # noqa: F403
 from forge.torchlang.shape import *  # noqa: F403
+from forge.torchlang.special import *  # noqa: F403

@@ -171,10 +171,11 @@ def call(
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
     with speaking(clang.language):
-        target = kwargs.get("out")
-        if target is not None:
+        if "out" in kwargs:  # torch's own Python functions pass out=None on
+            target = kwargs["out"]
             kwargs = {key: value for key, value in kwargs.items() if key != "out"}
-            return _call_out(entry, target, args, kwargs, memory)
+            if target is not None:
+                return _call_out(entry, target, args, kwargs, memory)
         inplace = entry.inplace
         if entry.inplace_position is not None:
             args, kwargs, inplace = _without_inplace(entry, args, kwargs)

@@ -1,20 +1,210 @@
-"""Products of torch."""
+"""Products and norms of torch."""
 
 import operator
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge import clang
-from forge.ir import TensorProxy, get_grad, needs_grad, put_grad, register_grad
+from forge import clang, prims
+from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad, short_dtype
+from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
 
 
-@torchsymbol(torch.matmul, Tensor.matmul, operator.matmul, inplace=operator.imatmul)
+def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
+    """Raises RuntimeError naming the first argument that has not `ndim` dims."""
+    check_tensor(op, **arguments)
+    for name, value in arguments.items():
+        check(
+            value.ndim == ndim,
+            lambda name=name, value=value: f"{op}: Expected {name} to have {ndim} dims, but it is {value}",
+            RuntimeError,
+        )
+
+
+def _product(op: str, a: TensorProxy, b: TensorProxy) -> TensorProxy:
+    """The matrix product of operands whose ranks are right. Raises RuntimeError where dtypes or lengths differ."""
+    check(
+        a.dtype == b.dtype,
+        lambda: f"{op}: expected both operands to have the same dtype, but they are {a} and {b}",
+        RuntimeError,
+    )
+    check(
+        same(a.shape[-1], b.shape[0] if b.ndim == 1 else b.shape[-2]),
+        lambda: f"{op}: shapes cannot be multiplied: {a} and {b}",
+        RuntimeError,
+    )
+    return clang.matmul(a, b)
+
+
+@torchsymbol(
+    torch.matmul,
+    Tensor.matmul,
+    operator.matmul,
+    torch.linalg.matmul,
+    Tensor.__matmul__,
+    inplace=operator.imatmul,
+)
 def matmul(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """The matrix product; batch dims broadcast."""
-    return clang.matmul(input, other)
+    check_tensor("matmul", input=input, other=other)
+    check(
+        input.ndim > 0 and other.ndim > 0,
+        lambda: f"matmul: both arguments to matmul need to be at least 1D, but they are {input} and {other}",
+        RuntimeError,
+    )
+    return _product("matmul", input, other)
+
+
+@torchsymbol(torch.mm, Tensor.mm)
+def mm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
+    """The product of two matrices."""
+    check_rank("mm", 2, input=input, mat2=mat2)
+    return _product("mm", input, mat2)
+
+
+@torchsymbol(torch.bmm, Tensor.bmm)
+def bmm(input: TensorProxy, mat2: TensorProxy) -> TensorProxy:
+    """The products of two batches of matrices."""
+    check_rank("bmm", 3, input=input, mat2=mat2)
+    check(
+        same(input.shape[0], mat2.shape[0]),
+        lambda: f"bmm: Expected both batches to have one length, but they are {input} and {mat2}",
+        RuntimeError,
+    )
+    return _product("bmm", input, mat2)
+
+
+@torchsymbol(torch.mv, Tensor.mv)
+def mv(input: TensorProxy, vec: TensorProxy) -> TensorProxy:
+    """The product of a matrix and a vector."""
+    check_rank("mv", 2, input=input)
+    check_rank("mv", 1, vec=vec)
+    return _product("mv", input, vec)
+
+
+@torchsymbol(torch.dot, Tensor.dot)
+def dot(input: TensorProxy, tensor: TensorProxy) -> TensorProxy:
+    """The sum of the products of two vectors' elements."""
+    check_rank("dot", 1, input=input, tensor=tensor)
+    return _product("dot", input, tensor)
+
+
+@torchsymbol(torch.vdot, Tensor.vdot)
+def vdot(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+    """dot with the first vector conjugated. Dtypes: real."""
+    check_rank("vdot", 1, input=input, other=other)
+    check_real("vdot", input)
+    return _product("vdot", input, other)
+
+
+def check_real(op: str, x: TensorProxy) -> None:
+    """Raises NotImplementedError for a complex tensor: the call runs as an opaque one."""
+    check(not x.is_complex(), lambda: f"{op}: {x} is complex, which forge/torchlang lacks", NotImplementedError)
+
+
+@torchsymbol(torch.outer, Tensor.outer, torch.ger, Tensor.ger)
+def outer(input: TensorProxy, vec2: TensorProxy) -> TensorProxy:
+    """out[i][j] = input[i] * vec2[j]."""
+    check_rank("outer", 1, input=input, vec2=vec2)
+    return clang.mul(clang.unsqueeze(input, 1), vec2)
+
+
+@torchsymbol(torch.inner, Tensor.inner)
+def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+    """The sums of products over the last dims; a product where one operand is 0-d."""
+    check_tensor("inner", input=input, other=other)
+    if input.ndim == 0 or other.ndim == 0:
+        return clang.mul(input, other)
+    check(
+        same(input.shape[-1], other.shape[-1]),
+        lambda: f"inner: the last dimension must match on both input tensors, but got {input} and {other}",
+        RuntimeError,
+    )
+    a = [("a", i) for i in range(input.ndim - 1)]
+    b = [("b", i) for i in range(other.ndim - 1)]
+    return clang.contract("inner", (input, other), ((*a, "k"), (*b, "k")), (*a, *b))
+
+
+def _add_product(op: str, input: TensorProxy, product: TensorProxy, beta: Number, alpha: Number) -> TensorProxy:
+    """beta * input + alpha * product, in the product's shape and dtype; an input that beta = 0 hides may be nan."""
+    check_tensor(op, input=input)
+    check(
+        input.dtype == product.dtype,
+        lambda: f"{op}: input is {input}, but must have the dtype of the product, {short_dtype(product.dtype)}",
+        RuntimeError,
+    )
+    if product.dtype in _INTEGERS:
+        check(
+            all(not isinstance(value, float) for value in (beta, alpha)),
+            lambda: (
+                f"{op}: For integral input tensors, argument beta must not be a floating point number, "
+                f"but beta is {beta} and alpha is {alpha}"
+            ),
+            RuntimeError,
+        )
+    shape = clang.broadcast_shapes(op, input.shape, product.shape)
+    check(
+        len(shape) == product.ndim and all(map(same, shape, product.shape)),
+        lambda: f"{op}: input is {input}, which does not expand to the product's shape {list(product.shape)}",
+        RuntimeError,
+    )
+    product = product if alpha == 1 else clang.mul(product, alpha)
+    if beta == 0:
+        return product
+    return clang.add(input if beta == 1 else clang.mul(input, beta), product)
+
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+@torchsymbol(torch.addmm, Tensor.addmm, inplace=Tensor.addmm_)
+def addmm(
+    input: TensorProxy, mat1: TensorProxy, mat2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
+) -> TensorProxy:
+    """beta * input + alpha * (mat1 @ mat2)."""
+    check_rank("addmm", 2, mat1=mat1, mat2=mat2)
+    return _add_product("addmm", input, _product("addmm", mat1, mat2), beta, alpha)
+
+
+@torchsymbol(torch.addmv, Tensor.addmv, inplace=(torch.addmv_, Tensor.addmv_))
+def addmv(
+    input: TensorProxy, mat: TensorProxy, vec: TensorProxy, *, beta: Number = 1, alpha: Number = 1
+) -> TensorProxy:
+    """beta * input + alpha * (mat @ vec)."""
+    check_rank("addmv", 2, mat=mat)
+    check_rank("addmv", 1, vec=vec)
+    return _add_product("addmv", input, _product("addmv", mat, vec), beta, alpha)
+
+
+@torchsymbol(torch.addr, Tensor.addr, inplace=Tensor.addr_)
+def addr(
+    input: TensorProxy, vec1: TensorProxy, vec2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
+) -> TensorProxy:
+    """beta * input + alpha * outer(vec1, vec2)."""
+    check_rank("addr", 1, vec1=vec1, vec2=vec2)
+    return _add_product("addr", input, clang.mul(clang.unsqueeze(vec1, 1), vec2), beta, alpha)
+
+
+@torchsymbol(torch.baddbmm, Tensor.baddbmm, inplace=Tensor.baddbmm_)
+def baddbmm(
+    input: TensorProxy, batch1: TensorProxy, batch2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
+) -> TensorProxy:
+    """beta * input + alpha * bmm(batch1, batch2)."""
+    check_rank("baddbmm", 3, batch1=batch1, batch2=batch2)
+    return _add_product("baddbmm", input, _product("baddbmm", batch1, batch2), beta, alpha)
+
+
+@torchsymbol(torch.addbmm, Tensor.addbmm, inplace=Tensor.addbmm_)
+def addbmm(
+    input: TensorProxy, batch1: TensorProxy, batch2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
+) -> TensorProxy:
+    """beta * input + alpha * the sum over the batch of bmm(batch1, batch2)."""
+    check_rank("addbmm", 3, batch1=batch1, batch2=batch2)
+    total = clang.sum(_product("addbmm", batch1, batch2), 0)
+    return _add_product("addbmm", input, total, beta, alpha)
 
 
 @torchsymbol(F.linear)
@@ -23,6 +213,17 @@ def linear(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = N
 
     Shapes: input (..., in), weight (out, in) or (in,), bias (out,) or (); out is (..., out).
     """
+    check_tensor("linear", input=input, weight=weight)
+    check(
+        weight.ndim in (1, 2) and input.ndim > 0 and same(input.shape[-1], weight.shape[-1]),
+        lambda: f"linear: mat1 and mat2 shapes cannot be multiplied: input is {input}, weight is {weight}",
+        RuntimeError,
+    )
+    check(
+        input.dtype == weight.dtype and (bias is None or bias.dtype == input.dtype),
+        lambda: f"linear: input is {input}, weight is {weight} and bias is {bias}, but all must have the same dtype",
+        RuntimeError,
+    )
     product = clang.matmul(input, clang.transpose(weight, 0, 1) if weight.ndim == 2 else weight)
     return product if bias is None else clang.add(product, bias)
 
@@ -42,3 +243,142 @@ def _linear_grad(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | No
         rows = clang.reshape(g, (-1, weight.shape[0]))
         put_grad(weight, clang.matmul(rows.transpose(0, 1), clang.reshape(input, (-1, weight.shape[1]))))
     return out
+
+
+@torchsymbol(F.bilinear)
+def bilinear(
+    input1: TensorProxy, input2: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None
+) -> TensorProxy:
+    """out[..., o] = the sum over i and j of input1[..., i] * weight[o, i, j] * input2[..., j], plus bias[o]."""
+    check_tensor("bilinear", input1=input1, input2=input2)
+    check_rank("bilinear", 3, weight=weight)
+    check(
+        input1.ndim == input2.ndim and input1.ndim > 0 and all(map(same, input1.shape[:-1], input2.shape[:-1])),
+        lambda: f"bilinear: input batch dimensions do not match: {input1} and {input2}",
+        RuntimeError,
+    )
+    for name, value, length in (("input1", input1, weight.shape[1]), ("input2", input2, weight.shape[2])):
+        check(
+            same(value.shape[-1], length),
+            lambda name=name, value=value: f"bilinear: {name} is {value}, whose last length does not fit {weight}",
+            RuntimeError,
+        )
+    batch = tuple(range(input1.ndim - 1))
+    half = clang.contract("bilinear", (input1, weight), ((*batch, "i"), ("o", "i", "j")), (*batch, "o", "j"))
+    out = clang.contract("bilinear", (half, input2), ((*batch, "o", "j"), (*batch, "j")), (*batch, "o"))
+    return out if bias is None else clang.add(out, bias)
+
+
+@torchsymbol(torch.tensordot)
+def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> TensorProxy:
+    """The sum of products over the last `dims` dims of a and the first of b, or over the two lists of dims given."""
+    check_tensor("tensordot", a=a, b=b)
+    check(
+        not isinstance(dims, TensorProxy),
+        lambda: "tensordot: dims in a tensor are not known while tracing; give a list",
+        NotImplementedError,
+    )
+    if isinstance(dims, int):
+        check(dims >= 0, lambda: f"tensordot expects dims >= 0, but got dims={dims}", RuntimeError)
+        check(
+            dims <= min(a.ndim, b.ndim),
+            lambda: f"tensordot expects dims <= the number of dims of both operands, but got dims={dims}, {a} and {b}",
+            RuntimeError,
+        )
+        dims = (range(a.ndim - dims, a.ndim), range(dims))
+    of_a, of_b = [[each] if isinstance(each, int) else list(each) for each in dims]
+    check(
+        len(of_a) == len(of_b),
+        lambda: f"tensordot: both dimension lists should have same length, but they are {of_a} and {of_b}",
+        RuntimeError,
+    )
+    of_a = [check_dim("tensordot", dim, a.ndim) for dim in of_a]
+    of_b = [check_dim("tensordot", dim, b.ndim) for dim in of_b]
+    a_labels = tuple(("sum", of_a.index(i)) if i in of_a else ("a", i) for i in range(a.ndim))
+    b_labels = tuple(("sum", of_b.index(i)) if i in of_b else ("b", i) for i in range(b.ndim))
+    output = tuple(label for label in (*a_labels, *b_labels) if label[0] != "sum")
+    return clang.contract("tensordot", (a, b), (a_labels, b_labels), output)
+
+
+@torchsymbol(torch.chain_matmul)
+def chain_matmul(*matrices: TensorProxy) -> TensorProxy:
+    """The product of matrices, in the cheapest order."""
+    return _chain("chain_matmul", matrices)
+
+
+@torchsymbol(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[TensorProxy]) -> TensorProxy:
+    """The product of matrices in the cheapest order; the first and the last may be vectors."""
+    return _chain("linalg.multi_dot", tensors)
+
+
+def _chain(op: str, matrices: Sequence[TensorProxy]) -> TensorProxy:
+    check(len(matrices) > 1, lambda: f"{op}: expected at least 2 tensors but got {len(matrices)}", RuntimeError)
+    labels = []
+    for i, matrix in enumerate(matrices):
+        end = matrix.ndim == 1 and i in (0, len(matrices) - 1)
+        check_rank(op, 1 if end else 2, **{f"tensors[{i}]": matrix})
+        labels.append(((i + 1,) if i == 0 else (i,)) if end else (i, i + 1))
+    outer_labels = [label for label in (0, len(matrices)) if any(label in each for each in labels)]
+    return clang.contract(op, matrices, labels, tuple(outer_labels))
+
+
+@torchsymbol(torch.linalg.cross)
+def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> TensorProxy:
+    """The cross product of vectors of 3 along `dim`; other dims broadcast."""
+    return _cross("linalg.cross", input, other, dim)
+
+
+@torchsymbol(torch.cross, Tensor.cross)
+def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
+    """The cross product of vectors of 3 along `dim`, the first of length 3 by default."""
+    check_tensor("cross", input=input, other=other)
+    if dim is None:
+        found = [i for i, length in enumerate(input.shape) if prims.known(length == 3)]
+        check(bool(found), lambda: f"cross: no dimension of size 3 in input {input}", RuntimeError)
+        dim = found[0]
+    return _cross("cross", input, other, dim)
+
+
+def _cross(op: str, a: TensorProxy, b: TensorProxy, dim: int) -> TensorProxy:
+    check_tensor(op, input=a, other=b)
+    check(
+        a.ndim == b.ndim,
+        lambda: f"{op}: inputs must have the same number of dimensions, but they are {a} and {b}",
+        RuntimeError,
+    )
+    dim = check_dim(op, dim, a.ndim)
+    check(
+        same(a.shape[dim], 3) and same(b.shape[dim], 3),
+        lambda: f"{op}: inputs dimension {dim} must have length 3. Got {a} and {b}",
+        RuntimeError,
+    )
+    a, b = clang.prepare(op, a, b)
+    return _rolled(a, dim, 1) * _rolled(b, dim, 2) - _rolled(a, dim, 2) * _rolled(b, dim, 1)
+
+
+def _rolled(x: TensorProxy, dim: int, by: int) -> TensorProxy:
+    return prims.cat([clang.slice_in_dim(x, dim, by, None), clang.slice_in_dim(x, dim, 0, by)], dim)
+
+
+@torchsymbol(torch.trace, Tensor.trace)
+def trace(input: TensorProxy) -> TensorProxy:
+    """The sum of a matrix's diagonal."""
+    check_rank("trace", 2, input=input)
+    rows, columns = input.shape
+    length: Dim = torch.sym_min(rows, columns)
+    square = clang.slice_in_dim(clang.slice_in_dim(input, 0, 0, length), 1, 0, length)
+    flat = clang.reshape(square, (length * length,))
+    return clang.sum(clang.slice_in_dim(flat, 0, 0, None, length + 1))
+
+
+@torchsymbol(torch.kron, Tensor.kron)
+def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+    """Every element of input times the whole of other, laid out as one tensor."""
+    check_tensor("kron", input=input, other=other)
+    rank = max(input.ndim, other.ndim)
+    a_shape = (1,) * (rank - input.ndim) + tuple(input.shape)
+    b_shape = (1,) * (rank - other.ndim) + tuple(other.shape)
+    a = clang.reshape(input, [length for pair in a_shape for length in (pair, 1)])
+    b = clang.reshape(other, [length for pair in b_shape for length in (1, pair)])
+    return clang.reshape(clang.mul(a, b), [x * y for x, y in zip(a_shape, b_shape, strict=True)])

@@ -13,11 +13,13 @@ Lengths = int | Sequence[Dim]
 
 
 def per_dim(op: str, name: str, value: Lengths, count: int) -> tuple[Dim, ...]:
-    """An option of one number for all dims, or one for each, as one for each. Raises RuntimeError for another number."""
+    """An option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other counts."""
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     check(
         len(values) in (1, count),
-        lambda: f"{op}: {name} is {value}, but expected {name} to be a single integer value or a list of {count} values",
+        lambda: (
+            f"{op}: {name} is {value}, but expected {name} to be a single integer value or a list of {count} values"
+        ),
         RuntimeError,
     )
     return values * count if len(values) == 1 else values

@@ -1,0 +1,184 @@
+"""Norms of torch, and distances and similarities made of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forge import clang, prims
+from forge.ir import Number, TensorProxy, check, short_dtype
+from forge.prims.core import check_dim, check_tensor
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.linalg import check_real
+
+
+def _norm_input(op: str, x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
+    check_tensor(op, x=x)
+    check_real(op, x)
+    check(
+        dtype is None or torch.promote_types(x.dtype, dtype) == dtype,
+        lambda: f"{op}: the dtype of {x} should be convertible without narrowing to the specified dtype {dtype}",
+        RuntimeError,
+    )
+    x = x if dtype is None else clang.convert(x, dtype)
+    check(
+        x.is_floating_point(),
+        lambda: f"{op}: Expected a floating point or complex tensor as input. Got {x}; convert it first",
+        RuntimeError,
+    )
+    return x
+
+
+def _vector_norm(
+    op: str, x: TensorProxy, ord: Number, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> TensorProxy:
+    x = _norm_input(op, x, dtype)
+    dims = clang.canonical_dims(op, dim, x.ndim)
+    check(
+        (ord > 0 and ord != float("inf")) or not any(prims.known(x.shape[dim] == 0) for dim in dims),
+        lambda: f"{op}: cannot compute the {ord} norm of {x} over an empty dimension, as it has no identity",
+        RuntimeError,
+    )
+    return clang.vector_norm(x, ord, dims, keepdim)
+
+
+@torchsymbol(torch.linalg.vector_norm)
+def vector_norm(
+    x: TensorProxy,
+    ord: Number = 2,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> TensorProxy:
+    """(sum of |x|^ord)^(1 / ord) over `dim`, all by default."""
+    return _vector_norm("linalg.vector_norm", x, ord, dim, keepdim, dtype)
+
+
+def _matrix_norm(
+    op: str, x: TensorProxy, ord: Number | str, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None
+) -> TensorProxy:
+    check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}", RuntimeError)
+    check(
+        ord not in ("nuc", 2, -2),
+        lambda: f"{op}: ord={ord!r} needs singular values, which forge/torchlang/norms.py lacks",
+        NotImplementedError,
+    )
+    if ord == "fro":
+        return _vector_norm(op, x, 2, dims, keepdim, dtype)
+    check(
+        ord in (1, -1, float("inf"), -float("inf")),
+        lambda: f"{op}: Order {ord} not supported for a matrix norm",
+        RuntimeError,
+    )
+    x = _norm_input(op, x, dtype)
+    summed, chosen = prims.check_dims(op, dims, x.ndim)
+    if ord in (float("inf"), -float("inf")):
+        summed, chosen = chosen, summed
+    sums = clang.vector_norm(x, 1, (summed,), True)
+    best = clang.amax(sums, chosen, True) if ord > 0 else clang.amin(sums, chosen, True)
+    return best if keepdim else prims.squeeze(best, tuple(sorted((summed, chosen))))
+
+
+@torchsymbol(torch.linalg.matrix_norm)
+def matrix_norm(
+    A: TensorProxy,
+    ord: Number | str = "fro",
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> TensorProxy:
+    """A norm of matrices: Frobenius's, or the extreme sum of a row (inf, -inf) or column (1, -1)."""
+    check_tensor("linalg.matrix_norm", A=A)
+    return _matrix_norm("linalg.matrix_norm", A, ord, dim, keepdim, dtype)
+
+
+@torchsymbol(torch.linalg.norm)
+def linalg_norm(
+    A: TensorProxy,
+    ord: Number | str | None = None,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> TensorProxy:
+    """A vector norm over one dim (or of everything, for no ord), a matrix norm over two."""
+    check_tensor("linalg.norm", A=A)
+    if ord is not None and dim is None:
+        check(
+            A.ndim in (1, 2),
+            lambda: f"linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D. Got {A}",
+            RuntimeError,
+        )
+        dim = tuple(range(A.ndim))
+    if ord is None or isinstance(dim, int) or len(dim) == 1:
+        return _vector_norm("linalg.norm", A, 2 if ord is None else ord, dim, keepdim, dtype)
+    return _matrix_norm("linalg.norm", A, ord, dim, keepdim, dtype)
+
+
+@torchsymbol(torch.norm)
+def norm(
+    input: TensorProxy,
+    p: Number | str | None = "fro",
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    out: None = None,
+    dtype: torch.dtype | None = None,
+) -> TensorProxy:
+    """The p-norm of the elements over `dim`; "fro" is 2."""
+    return _p_norm(input, p, dim, keepdim, dtype)
+
+
+@torchsymbol(Tensor.norm)
+def tensor_norm(
+    self: TensorProxy,
+    p: Number | str | None = "fro",
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> TensorProxy:
+    """The p-norm of the elements over `dim`; "fro" is 2."""
+    return _p_norm(self, p, dim, keepdim, dtype)
+
+
+def _p_norm(
+    x: TensorProxy, p: Number | str | None, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> TensorProxy:
+    check(
+        p != "nuc",
+        lambda: "norm: p='nuc' needs singular values, which forge/torchlang/norms.py lacks",
+        NotImplementedError,
+    )
+    check(
+        not isinstance(p, str) or p == "fro",
+        lambda: f"norm: p is {p!r}, but must be a number, 'fro' or 'nuc'",
+        RuntimeError,
+    )
+    return _vector_norm("norm", x, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
+
+
+@torchsymbol(torch.cosine_similarity)
+def cosine_similarity(x1: TensorProxy, x2: TensorProxy, dim: int = 1, eps: float = 1e-8) -> TensorProxy:
+    """x1 · x2 / (|x1| |x2|) along `dim`, each norm at least eps."""
+    check_tensor("cosine_similarity", x1=x1, x2=x2)
+    x1, x2 = clang.prepare("cosine_similarity", x1, x2)
+    check(
+        x1.is_floating_point(),
+        lambda: f"cosine_similarity: expected common dtype to be floating point, yet it is {short_dtype(x1.dtype)}",
+        RuntimeError,
+    )
+    dims = (check_dim("cosine_similarity", dim, x1.ndim),) if x1.ndim else ()
+    norms = [clang.vector_norm(x, 2, dims, True) for x in (x1, x2)]
+    units = [x / clang.where(n > eps, n, eps) for x, n in zip((x1, x2), norms, strict=True)]
+    return clang.sum(units[0] * units[1], dims) if dims else units[0] * units[1]
+
+
+@torchsymbol(torch.pairwise_distance)
+def pairwise_distance(
+    x1: TensorProxy, x2: TensorProxy, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> TensorProxy:
+    """The p-norm of x1 - x2 + eps along the last dim."""
+    check_tensor("pairwise_distance", x1=x1, x2=x2)
+    difference = clang.add(clang.sub(x1, x2), eps)
+    return _vector_norm("pairwise_distance", difference, p, -1 if difference.ndim else None, keepdim, None)
