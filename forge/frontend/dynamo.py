@@ -12,7 +12,19 @@ from torch.fx import GraphModule, Node
 from forge import prims, torchlang
 from forge.frontend import higher_order
 from forge.frontend.program import Program, finish
-from forge.ir import NUMBER_TYPES, BoundSymbol, NumberProxy, Tag, TensorProxy, Trace, recording
+from forge.ir import (
+    NUMBER_TYPES,
+    BoundSymbol,
+    NumberProxy,
+    Symbol,
+    Tag,
+    TensorProxy,
+    Trace,
+    current_trace,
+    get_grad,
+    put_grad,
+    recording,
+)
 from forge.ir.pytree import tensors, tree_map
 from forge.transforms.opaque import opaque_symbol
 
@@ -69,7 +81,7 @@ class _Interpreter:
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Runs a nested graph on values of this one."""
         inner = _Interpreter(graph)
-        inner.trace, inner.opaque_calls = self.trace, self.opaque_calls
+        inner.trace, inner.opaque_calls = current_trace(), self.opaque_calls
         given = iter(args)
         inner.placeholder = lambda node: next(given)
         return inner.run()
@@ -116,7 +128,9 @@ class _Interpreter:
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
         special = _SPECIAL.get(node.target)
         if special is not None:
-            return special(self, *args, **kwargs)
+            result = special(self, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return self.call(node, node.target, args, kwargs)
 
     def call(self, node: Node, target: Callable | str, args: tuple, kwargs: dict) -> Any:
@@ -303,14 +317,14 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
 # names
 
 _AUTOMATIC = re.compile(r"(getitem|add|sub|mul|truediv|t|to|view|iadd|imul|neg|matmul|call|float|contiguous)(_\d+)?")
-_NOISE = re.compile(r"^_?l_|_?(self|module|modules|parameters|buffers|kwargs|args)_(?=.)")
+_NOISE = re.compile(r"^_?l_(self_)?|(^|_)(module|modules|parameters|buffers|kwargs|args)_(?=.)")
 
 
 def friendly(name: str) -> str:
     """Dynamo's name of an input as the user knows it: 'l_self_modules_fc_parameters_weight_' is 'fc_weight'."""
     short = name.lower() if name.startswith("L_") else name
     while True:
-        shorter = _NOISE.sub("", short).strip("_")
+        shorter = _NOISE.sub("_", short).strip("_")
         if shorter == short or not shorter:
             break
         short = shorter
@@ -340,7 +354,36 @@ def _checkpoint(interpreter: _Interpreter, body: GraphModule, *args: Any, **opti
         return interpreter.inline(body, args)
 
 
+def _autograd_function(
+    interpreter: _Interpreter, forward: GraphModule, backward: GraphModule, *args: Any, **options: Any
+) -> Any:
+    """A user's autograd.Function: its forward inlined as one composite, whose gradient rule is its backward."""
+    if options.keys() != {"non_differentiable_idx", "saved_for_backward_idx"}:
+        return NotImplemented  # another torch's form of the call: it runs as an opaque one
+
+    def body(*inputs: Any) -> Any:
+        return interpreter.inline(forward, inputs)[0]
+
+    def rule(*inputs: Any) -> Any:
+        outputs, saved = interpreter.inline(forward, inputs)
+        gradients = [
+            get_grad(output)
+            if output.dtype.is_floating_point and i not in options["non_differentiable_idx"]
+            else prims.full(output.shape, 0, output.dtype, output.device)
+            for i, output in enumerate(outputs)
+        ]
+        results = interpreter.inline(backward, (*gradients, *saved))
+        for argument, gradient in zip(tensors(inputs), results, strict=True):
+            put_grad(argument, gradient)
+        return outputs
+
+    memory = interpreter.trace.memory
+    symbol = Symbol("autograd_function", "torch.autograd.Function.apply", body=body, rule=rule)
+    return symbol(*memory.read_all(args))
+
+
 _SPECIAL: dict[Any, Callable] = {
+    torch.ops.higher_order.autograd_function_apply: _autograd_function,
     torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
     torch._functorch.predispatch.lazy_load_decompositions: _nothing,
     torch._C._set_grad_enabled: _set_grad_enabled,

@@ -50,6 +50,8 @@ def qualified_name(function: Any) -> str | None:
     """The dotted name under which `import torch` (or the function's own module) finds `function`, or None."""
     if isinstance(function, torch._ops.OpOverload):
         return f"torch.ops.{function.namespace}.{function._schema.name.split('::')[1]}.{function._overloadname}"
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return f"torch.ops.{function._qualified_op_name.replace('::', '.')}"
     name = getattr(function, "__name__", None)
     if name is None or not name.isidentifier():
         return None
@@ -240,13 +242,12 @@ def show(trace: "Trace", depth: int = 1) -> str:
     """The trace as text: Python that runs once every call is an executor's."""
     writer = Writer(flat=False)
     body: list[str] = []
-    last_source = None
+    last_line = None
     for bound in trace.bound_symbols:
-        if bound.source is not None and bound.source != last_source:
-            last_source = bound.source
-            line = source_line(bound.source)
-            if line:
-                body.append(f"    # {line}")
+        line = source_line(bound.source) if bound.source is not None else None
+        if line is not None and line != last_line:
+            last_line = line
+            body.append(f"    # {line}")
         body.append(f"    {writer.call(bound)}{_comment(bound)}")
         body.extend(_decomposition(bound, depth - 1, writer))
     body.append(f"    return {writer.value(trace.output)}")
