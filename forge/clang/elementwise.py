@@ -13,10 +13,11 @@ from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, p
 
 TensorOrNumber = TensorProxy | Number
 
-_FLOAT_UNARY = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10
-log1p log2 reciprocal rsqrt sigmoid sin sinh sqrt tan tanh""".split()
+_FLOAT_UNARY = """acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 cos cosh digamma erf erfc erfcx
+erfinv exp exp2 expm1 i0 i0e i1 i1e lgamma log log10 log1p log2 log_ndtr ndtri reciprocal rsqrt sigmoid sin sinh sqrt tan
+tanh""".split()
 _INTEGER_IDENTITY = "ceil floor round trunc".split()
-_UNARY = "bitwise_not isfinite isinf isnan neg sign signbit".split()
+_UNARY = "abs bitwise_not isfinite isinf isnan neg sign signbit".split()
 
 
 def _define(name: str, body: Callable, *methods: str) -> Symbol:
@@ -41,7 +42,7 @@ def _unary(name: str, *methods: str) -> Symbol:
 
 def _integer_identity(name: str) -> Symbol:
     prim = getattr(prims, name)
-    return _define(name, lambda x: prim(x) if category(x.dtype) > 1 else x)
+    return _define(name, lambda x: x if category(x.dtype) == 1 else prim(x))
 
 
 for _name in _FLOAT_UNARY:
@@ -53,10 +54,14 @@ for _name in _UNARY:
 
 
 @clangop()
-def abs(x: TensorProxy) -> TensorProxy:
-    """The absolute value, elementwise."""
-    check(x.dtype != torch.bool, lambda: f"abs: x is {x}, but bool has no absolute value", RuntimeError)
-    return prims.abs(x)
+def conj(x: TensorProxy) -> TensorProxy:
+    """The complex conjugate; a real x itself."""
+    return prims.conj(x) if x.dtype.is_complex else x
+
+
+def widen(x: TensorProxy) -> TensorProxy:
+    """x in the precision that torch's kernels compute several steps in: float32 for half precision."""
+    return convert(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _binary(name: str, *methods: str, prim: str | None = None, kind: Promotion = Promotion.DEFAULT) -> Symbol:
@@ -73,8 +78,20 @@ def _binary(name: str, *methods: str, prim: str | None = None, kind: Promotion =
     return symbol
 
 
+def _comparison(name: str, mirrored: str) -> Symbol:
+    target, mirror = getattr(prims, name), getattr(prims, mirrored)
+
+    def body(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+        a, b = prepare(name, a, b, kind=Promotion.TO_BOOL)
+        return target(a, b) if isinstance(a, TensorProxy) else mirror(b, a)  # torch compares no number with a tensor
+
+    return _define(name, body)
+
+
+for _name, _mirrored in {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.items():
+    globals()[_name] = _comparison(_name, _mirrored)
+
 FLOAT = Promotion.INT_TO_FLOAT
-BOOL = Promotion.TO_BOOL
 
 add = _binary("add", "iadd")
 atan2 = _binary("atan2", kind=FLOAT)
@@ -83,29 +100,48 @@ bitwise_or = _binary("bitwise_or", "or_", "ior")
 bitwise_xor = _binary("bitwise_xor", "xor", "ixor")
 copysign = _binary("copysign", kind=FLOAT)
 div = _binary("div", "truediv", "itruediv", kind=FLOAT)
-eq = _binary("eq", kind=BOOL)
 floor_divide = _binary("floor_divide", "floordiv", "ifloordiv")
 fmod = _binary("fmod")
-ge = _binary("ge", kind=BOOL)
-gt = _binary("gt", kind=BOOL)
+heaviside = _binary("heaviside")
 hypot = _binary("hypot")
-le = _binary("le", kind=BOOL)
-lt = _binary("lt", kind=BOOL)
+igamma = _binary("igamma", kind=FLOAT)
+igammac = _binary("igammac", kind=FLOAT)
 maximum = _binary("maximum")
 minimum = _binary("minimum")
 mul = _binary("mul", "imul")
-ne = _binary("ne", kind=BOOL)
 nextafter = _binary("nextafter")
 remainder = _binary("remainder", "mod", "imod")
 shift_left = _binary("shift_left", "lshift", "ilshift")
 shift_right = _binary("shift_right", "rshift", "irshift")
-pow = _binary("pow", "ipow")
 sub = _binary("sub", "isub")
+zeta = _binary("zeta", kind=FLOAT)
+
+
+@clangop("ipow")
+def pow(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+    """a to the power b, elementwise. Raises: RuntimeError for an integer to a negative integer number."""
+    a, b = prepare("pow", a, b)
+    integers = isinstance(a, TensorProxy) and category(a.dtype) < 2
+    check(
+        not integers or not isinstance(b, int) or b >= 0,
+        lambda: f"pow: Integers to negative integer powers are not allowed: {a} to the power {b}; convert it first",
+        RuntimeError,
+    )
+    return prims.pow(a, b)
+
+
+prims.binary_rule(pow, prims.binary_derivatives[prims.pow])
 
 
 @clangop()
 def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     """condition ? a : b, elementwise. Shapes: broadcast together. Dtypes: condition is bool; a and b are promoted."""
+    check(
+        condition.dtype in (torch.bool, torch.uint8),
+        lambda: f"where: expected condition to be a boolean tensor, but it is {condition}; compare it with 0 first",
+        RuntimeError,
+    )
+    condition = convert(condition, torch.bool)
     dtype = compute_dtype(a, b)
     a, b = convert(a, dtype), convert(b, dtype)
     if not isinstance(a, TensorProxy) and not isinstance(b, TensorProxy):
@@ -133,8 +169,16 @@ def to(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
 
 @clangop()
 def square(x: TensorProxy) -> TensorProxy:
-    """x * x."""
+    """x * x. Dtypes: the square of a bool is int64."""
+    x = convert(x, torch.int64) if x.dtype == torch.bool else x
     return prims.mul(x, x)
+
+
+@register_grad(square)
+def _square_grad(x: TensorProxy) -> TensorProxy:
+    out = square(x)
+    put_grad(x, get_grad(out) * (conj(x) * 2))
+    return out
 
 
 @clangop()

@@ -4,12 +4,23 @@ A binary prim takes a number in place of one tensor; the number has the tensor's
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 import torch
 
-from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import (
+    Number,
+    Symbol,
+    Tag,
+    TensorProxy,
+    check,
+    current_trace,
+    get_grad,
+    needs_grad,
+    put_grad,
+    register_grad,
+)
 from forge.prims.core import (
     check_number_or_tensor,
     check_same_device,
@@ -18,6 +29,7 @@ from forge.prims.core import (
     like,
     make_prim,
 )
+from forge.prims.creation import full
 
 TensorOrNumber = TensorProxy | Number
 
@@ -28,6 +40,7 @@ class Accepts(Enum):
     FLOAT = "a floating point or complex dtype"
     REAL = "a real dtype"
     NUMERIC = "any dtype but bool"
+    COUNTING = "a real dtype but bool"
     INTEGER = "an integer dtype or bool"
     ANY = "any dtype"
 
@@ -38,24 +51,28 @@ class Accepts(Enum):
             return not dtype.is_complex
         if self is Accepts.NUMERIC:
             return dtype != torch.bool
+        if self is Accepts.COUNTING:
+            return dtype != torch.bool and not dtype.is_complex
         if self is Accepts.INTEGER:
             return not (dtype.is_floating_point or dtype.is_complex)
         return True
 
 
-FLOAT, REAL, NUMERIC, INTEGER, ANY = Accepts
+FLOAT, REAL, NUMERIC, COUNTING, INTEGER, ANY = Accepts
 
 
 def check_dtype(op: str, x: TensorProxy, accepts: Accepts) -> None:
-    """Raises TypeError unless `accepts` takes x's dtype."""
+    """Raises NotImplementedError, as torch does, unless `accepts` takes x's dtype."""
     check(
         accepts.takes(x.dtype),
-        lambda: f"{op}: x is {x}, but must have {accepts.value}; convert it first, as clang.{op.partition('.')[2]} does",
-        TypeError,
+        lambda: f"{op}: not implemented for {x.dtype}: x is {x}, but must have {accepts.value}; convert it first",
+        NotImplementedError,
     )
 
 
-def _unary(name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | None = None) -> Symbol:
+def _unary(
+    name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | None = None, tags: Iterable[Tag] = ()
+) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy) -> TensorProxy:
@@ -64,10 +81,12 @@ def _unary(name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | N
         return like(x, dtype=result)
 
     meta.__doc__ = f"{meaning}, elementwise.\n\nDtypes: {accepts.value}; out has {result or 'the same'}."
-    return make_prim(name, name, meta=meta)
+    return make_prim(name, name, meta=meta, tags=tags)
 
 
-def _binary(name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | None = None) -> Symbol:
+def _binary(
+    name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | None = None, tags: Iterable[Tag] = ()
+) -> Symbol:
     op = f"prims.{name}"
 
     def meta(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
@@ -87,7 +106,7 @@ def _binary(name: str, meaning: str, *, accepts: Accepts, result: torch.dtype | 
         return out
 
     meta.__doc__ = f"{meaning}, elementwise.\n\nDtypes: {accepts.value}, one for both; out has {result or 'the same'}."
-    return make_prim(name, name, meta=meta)
+    return make_prim(name, name, meta=meta, tags=tags)
 
 
 # unary, floating point
@@ -98,20 +117,31 @@ asin = _unary("asin", "arc sine", accepts=FLOAT)
 asinh = _unary("asinh", "inverse hyperbolic sine", accepts=FLOAT)
 atan = _unary("atan", "arc tangent", accepts=FLOAT)
 atanh = _unary("atanh", "inverse hyperbolic tangent", accepts=FLOAT)
+bessel_j0 = _unary("bessel_j0", "Bessel function of the first kind, order 0", accepts=FLOAT)
+bessel_j1 = _unary("bessel_j1", "Bessel function of the first kind, order 1", accepts=FLOAT)
+bessel_y0 = _unary("bessel_y0", "Bessel function of the second kind, order 0", accepts=FLOAT)
+bessel_y1 = _unary("bessel_y1", "Bessel function of the second kind, order 1", accepts=FLOAT)
 cos = _unary("cos", "cosine", accepts=FLOAT)
 cosh = _unary("cosh", "hyperbolic cosine", accepts=FLOAT)
 digamma = _unary("digamma", "logarithmic derivative of the gamma function", accepts=FLOAT)
 erf = _unary("erf", "error function", accepts=FLOAT)
 erfc = _unary("erfc", "1 - erf(x)", accepts=FLOAT)
+erfcx = _unary("erfcx", "e^(x^2) * erfc(x)", accepts=FLOAT)
 erfinv = _unary("erfinv", "inverse of erf", accepts=FLOAT)
 exp = _unary("exp", "e^x", accepts=FLOAT)
 exp2 = _unary("exp2", "2^x", accepts=FLOAT)
 expm1 = _unary("expm1", "e^x - 1, accurate near 0", accepts=FLOAT)
+i0 = _unary("i0", "modified Bessel function of the first kind, order 0", accepts=FLOAT)
+i0e = _unary("i0e", "i0(x) * e^-|x|", accepts=FLOAT)
+i1 = _unary("i1", "modified Bessel function of the first kind, order 1", accepts=FLOAT)
+i1e = _unary("i1e", "i1(x) * e^-|x|", accepts=FLOAT)
 lgamma = _unary("lgamma", "log of the absolute value of the gamma function", accepts=FLOAT)
 log = _unary("log", "natural logarithm", accepts=FLOAT)
 log10 = _unary("log10", "logarithm to base 10", accepts=FLOAT)
 log1p = _unary("log1p", "log(1 + x), accurate near 0", accepts=FLOAT)
 log2 = _unary("log2", "logarithm to base 2", accepts=FLOAT)
+log_ndtr = _unary("log_ndtr", "log of the area under the standard normal density up to x", accepts=FLOAT)
+ndtri = _unary("ndtri", "where the area under the standard normal density is x", accepts=FLOAT)
 reciprocal = _unary("reciprocal", "1 / x", accepts=FLOAT)
 rsqrt = _unary("rsqrt", "1 / sqrt(x)", accepts=FLOAT)
 sigmoid = _unary("sigmoid", "1 / (1 + e^-x)", accepts=FLOAT)
@@ -123,15 +153,16 @@ tanh = _unary("tanh", "hyperbolic tangent", accepts=FLOAT)
 
 # unary, any dtype
 
-abs = _unary("abs", "absolute value of a real number", accepts=REAL)
+abs = _unary("abs", "absolute value of a real number", accepts=COUNTING)
 bitwise_not = _unary("bitwise_not", "bitwise complement; logical not of a bool", accepts=INTEGER)
-ceil = _unary("ceil", "the smallest integer that is not below x", accepts=REAL)
-floor = _unary("floor", "the largest integer that is not above x", accepts=REAL)
+conj = _unary("conj", "the complex conjugate", accepts=ANY)
+ceil = _unary("ceil", "the smallest integer that is not below x", accepts=COUNTING)
+floor = _unary("floor", "the largest integer that is not above x", accepts=COUNTING)
 isfinite = _unary("isfinite", "whether x is neither infinite nor nan", accepts=ANY, result=torch.bool)
 isinf = _unary("isinf", "whether x is infinite", accepts=ANY, result=torch.bool)
 isnan = _unary("isnan", "whether x is nan", accepts=ANY, result=torch.bool)
 neg = _unary("neg", "-x", accepts=NUMERIC)
-round = _unary("round", "the nearest integer, ties to even", accepts=REAL)
+round = _unary("round", "the nearest integer, ties to even", accepts=COUNTING)
 sign = _unary("sign", "-1, 0 or 1", accepts=REAL)
 signbit = _unary("signbit", "whether the sign bit is set", accepts=REAL, result=torch.bool)
 trunc = _unary("trunc", "the integer part", accepts=REAL)
@@ -146,11 +177,14 @@ bitwise_xor = _binary("bitwise_xor", "a ^ b", accepts=INTEGER)
 copysign = _binary("copysign", "a with the sign of b", accepts=FLOAT)
 div = _binary("div", "a / b", accepts=FLOAT)
 eq = _binary("eq", "a == b", accepts=ANY, result=torch.bool)
-floor_divide = _binary("floor_divide", "floor(a / b)", accepts=REAL)
-fmod = _binary("fmod", "the remainder with the sign of a", accepts=REAL)
+floor_divide = _binary("floor_divide", "floor(a / b)", accepts=COUNTING)
+fmod = _binary("fmod", "the remainder with the sign of a", accepts=COUNTING)
 ge = _binary("ge", "a >= b", accepts=REAL, result=torch.bool)
 gt = _binary("gt", "a > b", accepts=REAL, result=torch.bool)
+heaviside = _binary("heaviside", "0 for a < 0, b for a == 0, 1 for a > 0", accepts=REAL, tags=[Tag.NOT_DIFFERENTIABLE])
 hypot = _binary("hypot", "sqrt(a^2 + b^2) without overflow", accepts=FLOAT)
+igamma = _binary("igamma", "regularized lower incomplete gamma function of order a at b", accepts=FLOAT)
+igammac = _binary("igammac", "regularized upper incomplete gamma function of order a at b", accepts=FLOAT)
 le = _binary("le", "a <= b", accepts=REAL, result=torch.bool)
 lt = _binary("lt", "a < b", accepts=REAL, result=torch.bool)
 maximum = _binary("maximum", "the larger of a and b, nan if either is", accepts=REAL)
@@ -158,11 +192,12 @@ minimum = _binary("minimum", "the smaller of a and b, nan if either is", accepts
 mul = _binary("mul", "a * b (logical and of bools)", accepts=ANY)
 ne = _binary("ne", "a != b", accepts=ANY, result=torch.bool)
 nextafter = _binary("nextafter", "the next number after a towards b", accepts=FLOAT)
-pow = _binary("pow", "a^b", accepts=ANY)
-remainder = _binary("remainder", "the remainder with the sign of b", accepts=REAL)
+pow = _binary("pow", "a^b", accepts=NUMERIC)
+remainder = _binary("remainder", "the remainder with the sign of b", accepts=COUNTING)
 shift_left = _binary("shift_left", "a << b", accepts=INTEGER)
 shift_right = _binary("shift_right", "a >> b, keeping the sign", accepts=INTEGER)
 sub = _binary("sub", "a - b", accepts=NUMERIC)
+zeta = _binary("zeta", "Hurwitz zeta function of a at b", accepts=FLOAT)
 
 
 def _where_meta(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
@@ -208,59 +243,117 @@ def _convert_meta(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
 convert_element_type = make_prim("convert_element_type", "convert_element_type", meta=_convert_meta)
 
 
+def _device_put_meta(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
+    """x on another device. Source: torch.Tensor.to."""
+    check_tensor("prims.device_put", x=x)
+    check(
+        isinstance(device, torch.device),
+        lambda: f"prims.device_put: device is {device!r}, but must be a torch.device",
+        TypeError,
+    )
+    return current_trace().tensor(x.shape, x.dtype, device)
+
+
+device_put = make_prim("device_put", "device_put", meta=_device_put_meta)
+
+
+def _polygamma_meta(n: int, x: TensorProxy) -> TensorProxy:
+    """The derivative number n of digamma. Source: torch.polygamma.
+
+    Dtypes: x is floating point. Raises: RuntimeError for a negative n.
+    """
+    check_tensor("prims.polygamma", x=x)
+    check_dtype("prims.polygamma", x, FLOAT)
+    check(n >= 0, lambda: f"polygamma: n is {n}, but polygamma(n, x) does not support negative n", RuntimeError)
+    return like(x)
+
+
+polygamma = make_prim("polygamma", "polygamma", meta=_polygamma_meta)
+
+
 # gradient rules
 
+_TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
+_SQRT_TWO_PI = math.sqrt(2 * math.pi)
+_LN2, _LN10 = math.log(2), math.log(10)
 
-def _register_unary(prim: Symbol, derivative: Callable[[TensorProxy, TensorProxy], TensorProxy | Number]) -> None:
-    """The rule of a unary prim whose derivative is an expression in x and out."""
+# The gradient of each unary prim, an expression in the incoming gradient g, the argument x and the output.
+_UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy], TensorProxy]] = {
+    abs: lambda g, x, out: g * sign(x),
+    acos: lambda g, x, out: -(g * rsqrt(1 - x * x)),
+    acosh: lambda g, x, out: g * rsqrt(x * x - 1),
+    asin: lambda g, x, out: g * rsqrt(1 - x * x),
+    asinh: lambda g, x, out: g * rsqrt(x * x + 1),
+    atan: lambda g, x, out: g / (x * x + 1),
+    atanh: lambda g, x, out: g / (1 - x * x),
+    cos: lambda g, x, out: -(g * sin(x)),
+    cosh: lambda g, x, out: g * sinh(x),
+    digamma: lambda g, x, out: g * polygamma(1, x),
+    erf: lambda g, x, out: g * (exp(-(x * x)) * _TWO_OVER_SQRT_PI),
+    erfc: lambda g, x, out: g * (exp(-(x * x)) * -_TWO_OVER_SQRT_PI),
+    erfcx: lambda g, x, out: g * (x * out * 2 - _TWO_OVER_SQRT_PI),
+    erfinv: lambda g, x, out: g * (exp(out * out) * (1 / _TWO_OVER_SQRT_PI)),
+    exp: lambda g, x, out: g * out,
+    exp2: lambda g, x, out: g * out * _LN2,
+    expm1: lambda g, x, out: g * (out + 1),
+    i0: lambda g, x, out: g * i1(x),
+    i0e: lambda g, x, out: g * (i1e(x) - sign(x) * out),
+    i1: lambda g, x, out: g * _i1_slope(x, out, i0(x)),
+    i1e: lambda g, x, out: g * (_i1_slope(x, out, i0e(x)) - sign(x) * out),
+    lgamma: lambda g, x, out: g * digamma(x),
+    log: lambda g, x, out: g / x,
+    log10: lambda g, x, out: g / (x * _LN10),
+    log1p: lambda g, x, out: g / (x + 1),
+    log2: lambda g, x, out: g / (x * _LN2),
+    log_ndtr: lambda g, x, out: g * (exp(x * x * -0.5 - out) / _SQRT_TWO_PI),
+    ndtri: lambda g, x, out: g * (exp(out * out * 0.5) * _SQRT_TWO_PI),
+    neg: lambda g, x, out: -g,
+    reciprocal: lambda g, x, out: -g * (out * out),
+    rsqrt: lambda g, x, out: g * (out * out * out) * -0.5,
+    sigmoid: lambda g, x, out: g * (out * (1 - out)),
+    sin: lambda g, x, out: g * cos(x),
+    sinh: lambda g, x, out: g * cosh(x),
+    sqrt: lambda g, x, out: g / (out * 2),
+    tan: lambda g, x, out: g * (out * out + 1),
+    tanh: lambda g, x, out: g * (1 - out * out),
+}
 
+
+def _i1_slope(x: TensorProxy, out: TensorProxy, i0_of_x: TensorProxy) -> TensorProxy:
+    """i0(x) - i1(x) / x, which is 1/2 at 0."""
+    at_zero = x == 0
+    return at_zero.where(0.5, i0_of_x - out / at_zero.where(1, x))
+
+
+def conjugate(value: TensorOrNumber) -> TensorOrNumber:
+    """The complex conjugate; a real value itself."""
+    if isinstance(value, TensorProxy):
+        return conj(value) if value.dtype.is_complex else value
+    return value.conjugate() if isinstance(value, complex) else value
+
+
+def _register_unary(prim: Symbol, gradient: Callable) -> None:
     @register_grad(prim)
     def rule(x: TensorProxy) -> TensorProxy:
         out = prim(x)
-        put_grad(x, get_grad(out) * derivative(x, out))
+        put_grad(x, gradient(get_grad(out), conjugate(x), conjugate(out)))
         return out
 
 
-_TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
-
-for _prim, _derivative in {
-    acos: lambda x, out: -rsqrt(1 - x * x),
-    acosh: lambda x, out: rsqrt(x * x - 1),
-    asin: lambda x, out: rsqrt(1 - x * x),
-    asinh: lambda x, out: rsqrt(x * x + 1),
-    atan: lambda x, out: reciprocal(x * x + 1),
-    atanh: lambda x, out: reciprocal(1 - x * x),
-    cos: lambda x, out: -sin(x),
-    cosh: lambda x, out: sinh(x),
-    erf: lambda x, out: exp(-(x * x)) * _TWO_OVER_SQRT_PI,
-    erfc: lambda x, out: exp(-(x * x)) * -_TWO_OVER_SQRT_PI,
-    erfinv: lambda x, out: exp(out * out) * (1 / _TWO_OVER_SQRT_PI),
-    exp: lambda x, out: out,
-    exp2: lambda x, out: out * math.log(2),
-    expm1: lambda x, out: out + 1,
-    lgamma: lambda x, out: digamma(x),
-    log: lambda x, out: reciprocal(x),
-    log10: lambda x, out: reciprocal(x * math.log(10)),
-    log1p: lambda x, out: reciprocal(x + 1),
-    log2: lambda x, out: reciprocal(x * math.log(2)),
-    reciprocal: lambda x, out: -(out * out),
-    rsqrt: lambda x, out: out * out * out * -0.5,
-    sigmoid: lambda x, out: out * (1 - out),
-    sin: lambda x, out: cos(x),
-    sinh: lambda x, out: cosh(x),
-    sqrt: lambda x, out: 0.5 / out,
-    tan: lambda x, out: out * out + 1,
-    tanh: lambda x, out: 1 - out * out,
-    abs: lambda x, out: sign(x),
-}.items():
-    _register_unary(_prim, _derivative)
+for _prim, _gradient in _UNARY_GRADIENTS.items():
+    _register_unary(_prim, _gradient)
 
 
-@register_grad(neg)
-def _neg_grad(x: TensorProxy) -> TensorProxy:
-    out = neg(x)
-    put_grad(x, -get_grad(out))
+@register_grad(conj)
+def _conj_grad(x: TensorProxy) -> TensorProxy:
+    out = conj(x)
+    put_grad(x, conj(get_grad(out)))
     return out
+
+
+def zeros_like(x: TensorProxy) -> TensorProxy:
+    """Zeros of x's shape, dtype and device."""
+    return full(x.shape, 0, x.dtype, x.device)
 
 
 def _register_piecewise_constant(prim: Symbol) -> None:
@@ -269,7 +362,7 @@ def _register_piecewise_constant(prim: Symbol) -> None:
     @register_grad(prim)
     def rule(x: TensorProxy) -> TensorProxy:
         out = prim(x)
-        put_grad(x, get_grad(out) * 0)
+        put_grad(x, zeros_like(get_grad(out)))
         return out
 
 
@@ -277,12 +370,21 @@ for _prim in (ceil, floor, round, sign, trunc):
     _register_piecewise_constant(_prim)
 
 
+@register_grad(polygamma)
+def _polygamma_grad(n: int, x: TensorProxy) -> TensorProxy:
+    out = polygamma(n, x)
+    put_grad(x, get_grad(out) * polygamma(n + 1, x))
+    return out
+
+
 @register_grad(where)
 def _where_grad(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     out = where(condition, a, b)
     g = get_grad(out)
-    put_grad(a, where(condition, g, 0))
-    put_grad(b, where(condition, 0, g))
+    if needs_grad(a):
+        put_grad(a, where(condition, g, 0))
+    if needs_grad(b):
+        put_grad(b, where(condition, 0, g))
     return out
 
 
@@ -293,10 +395,16 @@ def _convert_grad(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
     return out
 
 
-# A binary derivative maps (a, b, out, g) to a pair of thunks, one per operand. clang's broadcasting twin of a prim
-# (clang.mul of prims.mul) takes its rule from this table.
+@register_grad(device_put)
+def _device_put_grad(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
+    out = device_put(x, device, non_blocking)
+    put_grad(x, device_put(get_grad(out), x.device, non_blocking))
+    return out
+
+
+# A binary derivative maps (a, b, out, g) to a pair of thunks, one per operand; None where torch has no gradient.
+# clang's broadcasting twin of a prim (clang.mul of prims.mul) takes its rule from this table.
 BinaryDerivative = Callable[..., tuple[Callable | None, Callable | None]]
-binary_derivatives: dict[Symbol, BinaryDerivative] = {}
 
 
 def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
@@ -306,8 +414,14 @@ def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
     def rule(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
         out = symbol(a, b)
         g = get_grad(out)
-        for operand, thunk in zip((a, b), derivative(a, b, out, g), strict=True):
-            if thunk is not None and needs_grad(operand):
+        values = map(conjugate, (a, b, out)) if out.dtype.is_complex else (a, b, out)
+        for operand, thunk, name in zip((a, b), derivative(*values, g), "ab", strict=True):
+            if needs_grad(operand):
+                check(
+                    thunk is not None,
+                    lambda name=name: f"{symbol.id}: torch has no gradient of its argument {name}; detach it",
+                    NotImplementedError,
+                )
                 put_grad(operand, thunk())
         return out
 
@@ -315,23 +429,19 @@ def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
 def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
     def of_base() -> TensorProxy:
         if isinstance(b, TensorProxy):
-            return _where(b == 0, 0, g * (b * a ** (b - 1)))
+            return (b == 0).where(0, g * (b * a ** (b - 1)))
         if b == 2:
             return g * (a * 2)
-        return g * 0 if b == 0 else g * (a ** (b - 1) * b)
+        return zeros_like(g) if b == 0 else g * (a ** (b - 1) * b)
 
     def of_exponent() -> TensorProxy:
-        log_a = log(a) if isinstance(a, TensorProxy) else (math.log(a) if a > 0 else -math.inf)
+        log_a = a.log() if isinstance(a, TensorProxy) else (math.log(a) if a > 0 else -math.inf)
         slope = g * (out * log_a)
         if isinstance(a, TensorProxy):
-            return _where((a == 0) & (b >= 0), 0, slope)
-        return _where(b >= 0, 0, slope) if a == 0 else slope
+            return ((a == 0) & (b >= 0)).where(0, slope)
+        return (b >= 0).where(0, slope) if a == 0 else slope
 
     return of_base, of_exponent
-
-
-def _where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    return condition.where(a, b)
 
 
 def _extremum_derivative(wins: Callable) -> BinaryDerivative:
@@ -339,30 +449,36 @@ def _extremum_derivative(wins: Callable) -> BinaryDerivative:
 
     def derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
         def of(x: TensorOrNumber, y: TensorOrNumber) -> Callable:
-            return lambda: _where(x == y, g * 0.5, _where(wins(x, y), g, 0))
+            return lambda: (x == y).where(g * 0.5, wins(x, y).where(g, 0))
 
         return of(a, b), of(b, a)
 
     return derivative
 
 
-binary_derivatives.update(
-    {
-        add: lambda a, b, out, g: (lambda: g, lambda: g),
-        sub: lambda a, b, out, g: (lambda: g, lambda: -g),
-        mul: lambda a, b, out, g: (lambda: g * b, lambda: g * a),
-        div: lambda a, b, out, g: (lambda: g / b, lambda: -(g * (out / b))),
-        pow: _pow_derivative,
-        maximum: _extremum_derivative(lambda x, y: x > y),
-        minimum: _extremum_derivative(lambda x, y: x < y),
-        atan2: lambda a, b, out, g: (lambda: g * (b / (a * a + b * b)), lambda: g * (-a / (a * a + b * b))),
-        hypot: lambda a, b, out, g: (lambda: g * (a / out), lambda: g * (b / out)),
-        fmod: lambda a, b, out, g: (lambda: g, lambda: -(g * (a / b).trunc())),
-        remainder: lambda a, b, out, g: (lambda: g, lambda: -(g * (a / b).floor())),
-        floor_divide: lambda a, b, out, g: (lambda: g * 0, lambda: g * 0),
-        copysign: lambda a, b, out, g: (lambda: g * (out * a).sign(), lambda: g * 0),
-    }
-)
+def _igamma_slope(a: TensorOrNumber, b: TensorProxy) -> TensorProxy:
+    log_gamma = a.lgamma() if isinstance(a, TensorProxy) else math.lgamma(a)
+    return ((a - 1) * b.log() - b - log_gamma).exp()
+
+
+binary_derivatives: dict[Symbol, BinaryDerivative] = {
+    add: lambda a, b, out, g: (lambda: g, lambda: g),
+    sub: lambda a, b, out, g: (lambda: g, lambda: -g),
+    mul: lambda a, b, out, g: (lambda: g * b, lambda: g * a),
+    div: lambda a, b, out, g: (lambda: g / b, lambda: -(g * (a / b / b))),  # a / b is the forward's: cse merges it
+    pow: _pow_derivative,
+    maximum: _extremum_derivative(lambda x, y: x > y),
+    minimum: _extremum_derivative(lambda x, y: x < y),
+    atan2: lambda a, b, out, g: (lambda: g * (b / (a * a + b * b)), lambda: g * (-a / (a * a + b * b))),
+    hypot: lambda a, b, out, g: (lambda: g * (a / out), lambda: g * (b / out)),
+    fmod: lambda a, b, out, g: (lambda: g, lambda: -(g * (a / b).trunc())),
+    remainder: lambda a, b, out, g: (lambda: g, lambda: -(g * (a // b))),
+    floor_divide: lambda a, b, out, g: (lambda: zeros_like(g), lambda: zeros_like(g)),
+    copysign: lambda a, b, out, g: (lambda: g * (out.sign() * a.sign()), lambda: zeros_like(g)),
+    igamma: lambda a, b, out, g: (None, lambda: g * _igamma_slope(a, b)),
+    igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),
+    zeta: lambda a, b, out, g: (None, lambda: g * -a * ((a + 1).zeta(b) if isinstance(a, TensorProxy) else zeta(a + 1, b))),
+}
 
 for _prim, _derivative in binary_derivatives.items():
     binary_rule(_prim, _derivative)

@@ -1,46 +1,123 @@
-"""Elementwise functions of torch."""
+"""Elementwise functions of torch: arithmetic, comparisons, logic, bits. See also special.py and conversion.py."""
 
+import builtins
 import math
 import operator
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import NUMBER_TYPES, Number, Symbol, TensorProxy, check
+from forge.ir import (
+    NUMBER_TYPES,
+    Number,
+    Symbol,
+    Tag,
+    TensorProxy,
+    check,
+    get_grad,
+    needs_grad,
+    put_grad,
+    register_grad,
+)
 from forge.torchlang.core import torchsymbol
 
 TensorOrNumber = TensorProxy | Number
 
 
+def spellings(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
+    """torch's functions and methods of these names (torch.x, Tensor.x, torch.special.x), or their in-place forms."""
+    suffix = "_" if inplace else ""
+    found = [getattr(owner, name + suffix, None) for name in names for owner in (torch, Tensor, torch.special)]
+    return tuple({id(function): function for function in found if function is not None}.values())
+
+
+def named(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
+    """torchsymbol for every spelling of these names, in-place forms included, and `more` functions."""
+    return torchsymbol(
+        *spellings(*names), *more, inplace=(*spellings(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
+    )
+
+
+def _id(name: str) -> str:
+    owner = next(path for path, owner in _OWNERS.items() if hasattr(owner, name))
+    return f"{owner}.{name}"
+
+
+_OWNERS = {"torch": torch, "torch.Tensor": Tensor, "torch.special": torch.special}
+
+
+def check_tensor(op: str, **arguments: object) -> None:
+    """Raises TypeError, in torch's words, naming the first argument that is no tensor."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, TensorProxy),
+            lambda name=name, value=value: f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}",
+            TypeError,
+        )
+
+
+def check_operands(op: str, **arguments: object) -> None:
+    """Raises TypeError, in torch's words, naming the first argument that is neither a tensor nor a number."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, (TensorProxy, *NUMBER_TYPES)),
+            lambda name=name, value=value: (
+                f"{op}(): argument '{name}' must be Tensor or Number, not {type(value).__name__}"
+            ),
+            TypeError,
+        )
+
+
+# unary
+
+_UNARY = {
+    "acos": ("arccos",),
+    "acosh": ("arccosh",),
+    "asin": ("arcsin",),
+    "asinh": ("arcsinh",),
+    "atan": ("arctan",),
+    "atanh": ("arctanh",),
+    "digamma": ("psi",),
+    "lgamma": ("gammaln",),
+    "trunc": ("fix",),
+    "sigmoid": ("expit",),
+}
+_MORE = {
+    "abs": (operator.abs,),
+    "bitwise_not": (operator.invert,),
+    "sigmoid": (F.sigmoid,),
+    "tanh": (F.tanh,),
+}
+_UNARY["abs"] = ("absolute", "__abs__")
+_UNARY["bitwise_not"] = ("__invert__",)
+
+
 def _unary(name: str) -> Symbol:
-    """torch.name, Tensor.name and their in-place forms, as clang has it."""
-    function, method = getattr(torch, name), getattr(Tensor, name)
-    written = [getattr(owner, name + "_") for owner in (torch, Tensor) if hasattr(owner, name + "_")]
+    """Every spelling of a unary function, as clang has it."""
     target = getattr(clang, name)
 
     def body(input: TensorProxy) -> TensorProxy:
+        if not isinstance(input, TensorProxy):
+            check_tensor(name, input=input)
         return target(input)
 
     body.__name__, body.__doc__ = name, target.__doc__
-    return torchsymbol(function, method, inplace=written)(body)
+    return named(name, *_UNARY.get(name, ()), more=_MORE.get(name, ()))(body)
 
 
-for _name in """acos acosh asin asinh atan atanh ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 floor isfinite isinf
-isnan lgamma log log10 log1p log2 reciprocal rsqrt sigmoid sign signbit sin sinh sqrt square tan tanh trunc
-logical_not""".split():
+for _name in """abs acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil cos cosh digamma
+erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log log10 log1p log2 log_ndtr
+logical_not ndtri reciprocal rsqrt sigmoid sign signbit sin sinh sqrt square tan tanh trunc""".split():
     globals()[_name] = _unary(_name)
 
 
-@torchsymbol(torch.abs, Tensor.abs, operator.abs, torch.absolute, Tensor.absolute, inplace=(torch.abs_, Tensor.abs_))
-def abs(input: TensorProxy) -> TensorProxy:
-    """The absolute value."""
-    return clang.abs(input)
-
-
-@torchsymbol(torch.neg, Tensor.neg, operator.neg, torch.negative, Tensor.negative, inplace=(torch.neg_, Tensor.neg_))
+@named("neg", "negative", "__neg__", more=(operator.neg,))
 def neg(input: TensorProxy) -> TensorProxy:
     """-input. Dtypes: any but bool."""
+    check_tensor("neg", input=input)
     check(
         input.dtype != torch.bool,
         lambda: f"neg: Negation, the `-` operator, on a bool tensor is not supported: {input}; use ~ or logical_not",
@@ -49,60 +126,186 @@ def neg(input: TensorProxy) -> TensorProxy:
     return clang.neg(input)
 
 
-@torchsymbol(torch.bitwise_not, Tensor.bitwise_not, operator.invert, inplace=Tensor.bitwise_not_)
-def bitwise_not(input: TensorProxy) -> TensorProxy:
-    """The bitwise complement; logical not of a bool."""
-    return clang.bitwise_not(input)
+@named("positive", "__pos__", more=(operator.pos,))
+def positive(input: TensorProxy) -> TensorProxy:
+    """The input itself. Dtypes: any but bool."""
+    check_tensor("positive", input=input)
+    check(
+        input.dtype != torch.bool,
+        lambda: f"positive: The `+` operator, on a bool tensor is not supported: {input}",
+        RuntimeError,
+    )
+    return input
 
 
-def _scaled(other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
-    return other if isinstance(alpha, int) and alpha == 1 else other * alpha
+@named("sgn")
+def sgn(input: TensorProxy) -> TensorProxy:
+    """-1, 0 or 1; torch's sign for real numbers."""
+    check_tensor("sgn", input=input)
+    return clang.sign(input)
 
 
-@torchsymbol(torch.add, Tensor.add, operator.add, inplace=(Tensor.add_, operator.iadd))
+@named("frac")
+def frac(input: TensorProxy) -> TensorProxy:
+    """input - trunc(input). Dtypes: floating point."""
+    check_tensor("frac", input=input)
+    prims.check_dtype("frac", input, prims.FLOAT)
+    return input - clang.trunc(input)
+
+
+@register_grad(frac)
+def _frac_grad(input: TensorProxy) -> TensorProxy:
+    out = frac(input)
+    put_grad(input, get_grad(out))
+    return out
+
+
+@named("round")
+def round(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
+    """The nearest number with so many decimals, ties to even."""
+    check_tensor("round", input=input)
+    if decimals == 0:
+        return clang.round(input)
+    prims.check_dtype("round", input, prims.FLOAT)
+    scale = 10 ** builtins.abs(decimals)
+    return clang.round(input * scale) / scale if decimals > 0 else clang.round(input / scale) * scale
+
+
+@register_grad(round)
+def _round_grad(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
+    out = round(input, decimals=decimals)
+    put_grad(input, prims.zeros_like(get_grad(out)))
+    return out
+
+
+def _angle_unit(name: str, factor: float) -> Symbol:
+    def body(input: TensorProxy) -> TensorProxy:
+        check_tensor(name, input=input)
+        return input * factor
+
+    body.__name__, body.__doc__ = name, f"input * {factor:.6g}. Dtypes: integers become the default float dtype."
+    return named(name)(body)
+
+
+deg2rad = _angle_unit("deg2rad", math.pi / 180)
+rad2deg = _angle_unit("rad2deg", 180 / math.pi)
+
+
+def _is_infinite(name: str, value: float) -> Symbol:
+    def body(input: TensorProxy) -> TensorProxy:
+        check_tensor(name, input=input)
+        prims.check_dtype(name, input, prims.REAL)
+        if not input.dtype.is_floating_point:
+            return prims.full(input.shape, False, torch.bool, input.device)
+        return clang.eq(input, value)
+
+    body.__name__, body.__doc__ = name, f"Whether input is {value}."
+    return named(name)(body)
+
+
+isposinf = _is_infinite("isposinf", math.inf)
+isneginf = _is_infinite("isneginf", -math.inf)
+
+
+@named("isreal")
+def isreal(input: TensorProxy) -> TensorProxy:
+    """True of every real number. Dtypes: real."""
+    check_tensor("isreal", input=input)
+    prims.check_dtype("isreal", input, prims.REAL)
+    return prims.full(input.shape, True, torch.bool, input.device)
+
+
+@named("nan_to_num")
+def nan_to_num(
+    input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> TensorProxy:
+    """Finite numbers in the place of nan and infinities: 0 and the dtype's extremes unless given."""
+    check_tensor("nan_to_num", input=input)
+    prims.check_dtype("nan_to_num", input, prims.REAL)
+    if not input.dtype.is_floating_point:
+        return prims.clone(input)
+    limits = torch.finfo(input.dtype)
+    out = clang.where(clang.isnan(input), 0.0 if nan is None else nan, input)
+    out = clang.where(clang.eq(input, math.inf), limits.max if posinf is None else posinf, out)
+    return clang.where(clang.eq(input, -math.inf), limits.min if neginf is None else neginf, out)
+
+
+@register_grad(nan_to_num)
+def _nan_to_num_grad(
+    input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> TensorProxy:
+    out = nan_to_num(input, nan, posinf, neginf)
+    put_grad(input, clang.where(clang.isfinite(input), get_grad(out), 0))
+    return out
+
+
+# arithmetic
+
+
+def _scaled(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
+    if isinstance(alpha, int) and alpha == 1:
+        return other
+    check(
+        not isinstance(alpha, float) or clang.category(clang.compute_dtype(input, other)) > 1,
+        lambda: f"{op}: For integral input tensors, argument alpha must not be a floating point number: {alpha}",
+        RuntimeError,
+    )
+    return other * alpha
+
+
+@named("add", "__add__", "__radd__", more=(operator.add,), inplace=(operator.iadd, Tensor.__iadd__))
 def add(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """input + alpha * other."""
-    return clang.add(input, _scaled(other, alpha))
+    check_operands("add", input=input, other=other)
+    return clang.add(input, _scaled("add", input, other, alpha))
 
 
-@torchsymbol(
-    torch.sub,
-    Tensor.sub,
-    operator.sub,
-    torch.subtract,
-    Tensor.subtract,
-    inplace=(Tensor.sub_, operator.isub, Tensor.subtract_),
-)
+def _check_subtractable(op: str, *operands: TensorOrNumber) -> None:
+    for operand in operands:
+        check(
+            not isinstance(operand, TensorProxy) or operand.dtype != torch.bool,
+            lambda operand=operand: (
+                f"{op}: Subtraction, the `-` operator, with a bool tensor is not supported: {operand}; "
+                "use ~, ^ or logical_xor"
+            ),
+            RuntimeError,
+        )
+
+
+@named("sub", "subtract", "__sub__", more=(operator.sub,), inplace=(operator.isub, Tensor.__isub__))
 def sub(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
-    """input - alpha * other."""
-    return clang.sub(input, _scaled(other, alpha))
+    """input - alpha * other. Dtypes: any but bool."""
+    check_operands("sub", input=input, other=other)
+    _check_subtractable("sub", input, other)
+    return clang.sub(input, _scaled("sub", input, other, alpha))
 
 
-@torchsymbol(
-    torch.mul,
-    Tensor.mul,
-    operator.mul,
-    torch.multiply,
-    Tensor.multiply,
-    inplace=(Tensor.mul_, operator.imul, Tensor.multiply_),
-)
+@named("rsub", "__rsub__")
+def rsub(input: TensorProxy, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
+    """other - alpha * input. Dtypes: any but bool."""
+    check_operands("rsub", input=input, other=other)
+    _check_subtractable("rsub", input, other)
+    return clang.sub(other, _scaled("rsub", other, input, alpha))
+
+
+@named("mul", "multiply", "__mul__", "__rmul__", more=(operator.mul,), inplace=(operator.imul, Tensor.__imul__))
 def mul(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """input * other."""
+    check_operands("mul", input=input, other=other)
     return clang.mul(input, other)
 
 
-@torchsymbol(
-    torch.div,
-    Tensor.div,
-    operator.truediv,
-    torch.divide,
-    Tensor.divide,
-    torch.true_divide,
-    Tensor.true_divide,
-    inplace=(Tensor.div_, operator.itruediv, Tensor.divide_, Tensor.true_divide_),
+@named(
+    "div",
+    "divide",
+    "true_divide",
+    "__truediv__",
+    more=(operator.truediv,),
+    inplace=(operator.itruediv, Tensor.__itruediv__),
 )
 def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | None = None) -> TensorProxy:
     """input / other, rounded to an integer ("trunc", "floor") or not (None)."""
+    check_operands("div", input=input, other=other)
     if rounding_mode is None:
         return clang.div(input, other)
     if rounding_mode == "floor":
@@ -112,72 +315,302 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
         lambda: f"div: expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'",
         RuntimeError,
     )
-    dtype = clang.compute_dtype(input, other)
-    return clang.convert(clang.trunc(clang.div(input, other)), dtype)
+    if clang.category(clang.compute_dtype(input, other)) > 1:
+        return clang.trunc(clang.div(input, other))
+    floored = clang.floor_divide(input, other)  # exact, which a division of floats is not
+    return floored + clang.convert((floored < 0) & (floored * other != input), floored.dtype)
+
+
+@named(
+    "floor_divide",
+    "__floordiv__",
+    more=(operator.floordiv,),
+    inplace=(operator.ifloordiv, Tensor.__ifloordiv__),
+    tags=(Tag.NOT_DIFFERENTIABLE,),
+)
+def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+    """floor(input / other), through which torch lets no gradient flow."""
+    check_operands("floor_divide", input=input, other=other)
+    return clang.floor_divide(input, other)
+
+
+@named("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))
+def pow(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
+    """input to the power exponent."""
+    check_operands("pow", input=input, exponent=exponent)
+    return clang.pow(input, exponent)
+
+
+@named("float_power")
+def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
+    """input to the power exponent, in float64."""
+    check_operands("float_power", input=input, exponent=exponent)
+    for operand in (input, exponent):
+        if isinstance(operand, TensorProxy):
+            prims.check_dtype("float_power", operand, prims.REAL)
+    base = clang.convert(input, torch.float64) if isinstance(input, TensorProxy) else float(input)
+    power = clang.convert(exponent, torch.float64) if isinstance(exponent, TensorProxy) else float(exponent)
+    return clang.pow(base, power)
+
+
+@named("ldexp")
+def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+    """input * 2^other."""
+    check_tensor("ldexp", input=input, other=other)
+    return clang.mul(input, clang.pow(2.0, other))
 
 
 _BINARY = {
-    "atan2": (),
+    "atan2": ("arctan2",),
     "copysign": (),
-    "floor_divide": (operator.floordiv,),
     "fmod": (),
+    "heaviside": (),
     "hypot": (),
+    "igamma": ("gammainc",),
+    "igammac": ("gammaincc",),
     "maximum": (),
     "minimum": (),
     "nextafter": (),
-    "remainder": (operator.mod,),
-    "pow": (operator.pow,),
+    "remainder": ("__mod__",),
+    "zeta": (),
+    "eq": ("__eq__",),
+    "ne": ("not_equal", "__ne__"),
+    "lt": ("less", "__lt__"),
+    "le": ("less_equal", "__le__"),
+    "gt": ("greater", "__gt__"),
+    "ge": ("greater_equal", "__ge__"),
+    "bitwise_and": ("__and__", "__rand__"),
+    "bitwise_or": ("__or__", "__ror__"),
+    "bitwise_xor": ("__xor__", "__rxor__"),
+    "bitwise_left_shift": ("__lshift__",),
+    "bitwise_right_shift": ("__rshift__",),
+}
+_OPERATORS = {
+    "remainder": (operator.mod, operator.imod),
     "eq": (operator.eq,),
-    "ne": (operator.ne, torch.not_equal, Tensor.not_equal),
-    "lt": (operator.lt, torch.less, Tensor.less),
-    "le": (operator.le, torch.less_equal, Tensor.less_equal),
-    "gt": (operator.gt, torch.greater, Tensor.greater),
-    "ge": (operator.ge, torch.greater_equal, Tensor.greater_equal),
-    "bitwise_and": (operator.and_,),
-    "bitwise_or": (operator.or_,),
-    "bitwise_xor": (operator.xor,),
+    "ne": (operator.ne,),
+    "lt": (operator.lt,),
+    "le": (operator.le,),
+    "gt": (operator.gt,),
+    "ge": (operator.ge,),
+    "bitwise_and": (operator.and_, operator.iand, Tensor.__iand__),
+    "bitwise_or": (operator.or_, operator.ior, Tensor.__ior__),
+    "bitwise_xor": (operator.xor, operator.ixor, Tensor.__ixor__),
+    "bitwise_left_shift": (operator.lshift, operator.ilshift, Tensor.__ilshift__),
+    "bitwise_right_shift": (operator.rshift, operator.irshift, Tensor.__irshift__),
 }
-_INPLACE_OPERATORS = {
-    "floor_divide": operator.ifloordiv,
-    "remainder": operator.imod,
-    "pow": operator.ipow,
-    "bitwise_and": operator.iand,
-    "bitwise_or": operator.ior,
-    "bitwise_xor": operator.ixor,
-}
+_CLANG_NAME = {"bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right"}
 
 
-def _binary(name: str, *others: object) -> Symbol:
-    """torch.name, Tensor.name, an operator and their in-place forms, as clang has it."""
-    target = getattr(clang, name)
-    written = [getattr(Tensor, name + "_")] if hasattr(Tensor, name + "_") else []
-    if name in _INPLACE_OPERATORS:
-        written.append(_INPLACE_OPERATORS[name])
+def _binary(name: str) -> Symbol:
+    """Every spelling of a binary function, its operators and their in-place forms, as clang has it."""
+    target = getattr(clang, _CLANG_NAME.get(name, name))
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+        if not (isinstance(input, TensorProxy) and isinstance(other, TensorProxy)):
+            check_operands(name, input=input, other=other)
         return target(input, other)
 
-    if name == "pow":
-
-        def body(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
-            return target(input, exponent)
-
     body.__name__, body.__doc__ = name, target.__doc__
-    return torchsymbol(getattr(torch, name), getattr(Tensor, name), *others, inplace=written)(body)
+    operators = _OPERATORS.get(name, ())
+    return named(name, *_BINARY[name], more=operators[:1], inplace=operators[1:])(body)
 
 
-for _name, _others in _BINARY.items():
-    globals()[_name] = _binary(_name, *_others)
+for _name in _BINARY:
+    globals()[_name] = _binary(_name)
 
+
+def _logical(name: str, combine: Symbol) -> Symbol:
+    def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+        check_tensor(name, input=input, other=other)
+        return combine(clang.as_bool(input), clang.as_bool(other))
+
+    body.__name__, body.__doc__ = name, f"{combine.name} of whether input and other are not 0. Dtypes: out is bool."
+    return named(name)(body)
+
+
+logical_and = _logical("logical_and", clang.bitwise_and)
+logical_or = _logical("logical_or", clang.bitwise_or)
+logical_xor = _logical("logical_xor", clang.bitwise_xor)
+
+
+@named("isclose")
+def isclose(
+    input: TensorProxy, other: TensorProxy, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> TensorProxy:
+    """Whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
+    check_tensor("isclose", input=input, other=other)
+    check(
+        input.dtype == other.dtype,
+        lambda: f"isclose: {input} and {other} must have one dtype: {input.dtype} did not match {other.dtype}",
+        RuntimeError,
+    )
+    close = clang.eq(input, other)
+    if not input.dtype.is_floating_point:
+        if not rtol and not atol:
+            return close
+        default = torch.get_default_dtype()
+        input, other = clang.convert(input, default), clang.convert(other, default)
+    elif equal_nan:
+        close = close | (clang.isnan(input) & clang.isnan(other))
+    distance = clang.abs(input - other)
+    return close | (clang.isfinite(distance) & (distance <= clang.abs(other) * rtol + atol))
+
+
+# where and limits
 
 
 @torchsymbol(torch.where)
-def where(condition: TensorProxy, input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+def where(
+    condition: TensorProxy, input: TensorOrNumber | None = None, other: TensorOrNumber | None = None
+) -> TensorProxy:
     """input where condition, else other. Dtypes: condition is bool."""
+    check_tensor("where", condition=condition)
+    check(
+        input is not None and other is not None,
+        lambda: "where: torch.where(condition) alone has a shape that depends on data; use torch.where(condition, a, b)",
+        NotImplementedError,
+    )
     return clang.where(condition, input, other)
 
 
 @torchsymbol(Tensor.where)
 def tensor_where(self: TensorProxy, condition: TensorProxy, other: TensorOrNumber) -> TensorProxy:
     """self where condition, else other."""
+    check_tensor("where", condition=condition)
     return clang.where(condition, self, other)
+
+
+@named("clamp", "clip")
+def clamp(
+    input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None
+) -> TensorProxy:
+    """input, but min where it is smaller and max where it is larger; max where min > max."""
+    check_tensor("clamp", input=input)
+    check(
+        min is not None or max is not None,
+        lambda: "clamp: At least one of 'min' or 'max' must not be None",
+        RuntimeError,
+    )
+    dtype = clang.compute_dtype(*[operand for operand in (input, min, max) if operand is not None])
+    out = clang.convert(input, dtype)
+    if min is not None:
+        out = clang.maximum(out, clang.convert(min, dtype))
+    return out if max is None else clang.minimum(out, clang.convert(max, dtype))
+
+
+@register_grad(clamp)
+def _clamp_grad(
+    input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None
+) -> TensorProxy:
+    out = clamp(input, min, max)
+    g = get_grad(out)
+    above = None if min is None else input >= min
+    below = None if max is None else input <= max
+    if needs_grad(input):
+        inside = above if below is None else below if above is None else above & below
+        put_grad(input, clang.where(inside, g, 0))
+    if needs_grad(min):
+        chosen = input < min if max is None else (input < min) & (min < max)
+        put_grad(min, clang.where(chosen, g, 0))
+    if needs_grad(max):
+        chosen = input > max if min is None else (input > max) | (min >= max)
+        put_grad(max, clang.where(chosen, g, 0))
+    return out
+
+
+@named("clamp_min")
+def clamp_min(input: TensorProxy, min: TensorOrNumber) -> TensorProxy:
+    """input, but min where it is smaller."""
+    return clamp(input, min)
+
+
+@named("clamp_max")
+def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
+    """input, but max where it is larger."""
+    return clamp(input, None, max)
+
+
+def _number_over_nan(name: str, better: Callable) -> Symbol:
+    def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+        check_tensor(name, input=input, other=other)
+        input, other = clang.prepare(name, input, other)
+        return clang.where(better(input, other) | clang.isnan(other), input, other)
+
+    body.__name__, body.__doc__ = name, "The better of two numbers; the other one where one is nan."
+    symbol = named(name)(body)
+
+    @register_grad(symbol)
+    def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+        out = symbol(input, other)
+        first = better(input, other) | clang.isnan(other)
+        g = get_grad(out)
+        put_grad(input, clang.where(first, g, 0))
+        put_grad(other, clang.where(first, 0, g))
+        return out
+
+    return symbol
+
+
+fmax = _number_over_nan("fmax", lambda a, b: a >= b)
+fmin = _number_over_nan("fmin", lambda a, b: a <= b)
+
+
+# of three tensors
+
+
+@named("addcmul")
+def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
+    """input + value * tensor1 * tensor2."""
+    check_tensor("addcmul", input=input, tensor1=tensor1, tensor2=tensor2)
+    product = tensor1 * tensor2
+    return input + (product if isinstance(value, int) and value == 1 else product * value)
+
+
+@named("addcdiv")
+def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
+    """input + value * tensor1 / tensor2. Dtypes: floating point."""
+    check_tensor("addcdiv", input=input, tensor1=tensor1, tensor2=tensor2)
+    check(
+        clang.category(tensor1.dtype) > 1 or clang.category(tensor2.dtype) > 1,
+        lambda: f"addcdiv: Integer division with addcdiv is no longer supported: {tensor1} by {tensor2}",
+        RuntimeError,
+    )
+    quotient = tensor1 / tensor2
+    return input + (quotient if isinstance(value, int) and value == 1 else quotient * value)
+
+
+@named("lerp")
+def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
+    """input + weight * (end - input). Dtypes: one, floating point."""
+    check_tensor("lerp", input=input, end=end)
+    prims.check_dtype("lerp", input, prims.FLOAT)
+    for name, operand in (("end", end), ("weight", weight)):
+        check(
+            not isinstance(operand, TensorProxy) or operand.dtype == input.dtype,
+            lambda name=name, operand=operand: (
+                f"lerp: expected dtype {input.dtype} for `{name}` but got dtype {operand.dtype}"
+            ),
+            RuntimeError,
+        )
+    dtype = input.dtype
+    start, end, weight = (clang.widen(each) if isinstance(each, TensorProxy) else each for each in (input, end, weight))
+    distance = end - start
+    if isinstance(weight, TensorProxy):
+        out = clang.where(clang.abs(weight) < 0.5, start + weight * distance, end - distance * (1 - weight))
+    else:
+        out = start + distance * weight if builtins.abs(weight) < 0.5 else end - distance * (1 - weight)
+    return clang.convert(out, dtype)
+
+
+@register_grad(lerp)
+def _lerp_grad(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
+    out = lerp(input, end, weight)
+    g = get_grad(out)
+    if needs_grad(input):
+        put_grad(input, g * (1 - weight))
+    if needs_grad(end):
+        put_grad(end, g * weight)
+    if needs_grad(weight):
+        put_grad(weight, g * (end - input))
+    return out

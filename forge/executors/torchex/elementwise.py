@@ -1,31 +1,92 @@
 """How torch runs the elementwise family."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from forge import clang, prims
-from forge.executors.torchex.core import run_clang, run_prim, run_prims
+from forge import clang, prims, torchlang
+from forge.executors.executor import Decision, decline
+from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torchex
+from forge.ir import TensorProxy
 
-_SAME_NAME = """abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil
-copysign cos cosh digamma eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmod ge gt hypot isfinite isinf isnan le
-lgamma log log10 log1p log2 lt maximum minimum mul ne neg nextafter pow reciprocal remainder round rsqrt sigmoid sign
-signbit sin sinh sqrt sub tan tanh trunc where""".split()
+_UNARY = """abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 floor i0
+isfinite isinf isnan lgamma log log10 log1p log2 neg polygamma reciprocal round rsqrt sigmoid sign signbit sin sinh sqrt tan
+tanh trunc""".split()
+_SPECIAL = "bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0e i1 i1e log_ndtr ndtri zeta".split()
+_BINARY = "add bitwise_and bitwise_or bitwise_xor floor_divide mul pow remainder sub where".split()
+_TENSOR_FIRST = "copysign eq fmod ge gt le lt ne".split()
+_TENSORS_ONLY = "atan2 heaviside hypot igamma igammac nextafter".split()
 _OTHER_NAME = {
-    prims.div: torch.true_divide,
-    prims.shift_left: torch.bitwise_left_shift,
-    prims.shift_right: torch.bitwise_right_shift,
+    "conj": torch.conj_physical,
+    "div": torch.true_divide,
+    "shift_left": torch.bitwise_left_shift,
+    "shift_right": torch.bitwise_right_shift,
 }
 
-run_prims({getattr(prims, name): getattr(torch, name) for name in _SAME_NAME} | _OTHER_NAME)
+run_prims({getattr(prims, name): getattr(torch, name) for name in [*_UNARY, *_BINARY]})
+run_prims({getattr(prims, name): getattr(torch.special, name) for name in _SPECIAL})
+run_prims({getattr(prims, name): function for name, function in _OTHER_NAME.items()})
 run_prim(prims.convert_element_type)(torch.Tensor.to)
 
+
+@run_prim(prims.device_put)
+def device_put(x: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+    """x.to(device)"""
+    return x.to(device, non_blocking=non_blocking)
+
+
+# prims take a number in place of a tensor; some of torch's functions do not
+
+
+def _of_tensors(function: Callable) -> Callable:
+    def run(a: Any, b: Any) -> torch.Tensor:
+        if not isinstance(a, torch.Tensor):
+            a = torch.full((), a, dtype=b.dtype, device=b.device)
+        elif not isinstance(b, torch.Tensor):
+            b = torch.full((), b, dtype=a.dtype, device=a.device)
+        return function(a, b)
+
+    run.__name__ = function.__name__
+    return run
+
+
+for _name in [*_TENSOR_FIRST, *_TENSORS_ONLY]:
+    run_prim(getattr(prims, _name))(_of_tensors(getattr(torch, _name)))
+
+
+def _limit(function: Callable, by_number: Callable) -> Callable:
+    def run(a: Any, b: Any) -> torch.Tensor:
+        if not isinstance(b, torch.Tensor):
+            return by_number(a, b)
+        return function(a, b) if isinstance(a, torch.Tensor) else by_number(b, a)
+
+    run.__name__ = function.__name__
+    return run
+
+
+run_prim(prims.maximum)(_limit(torch.maximum, torch.clamp_min))
+run_prim(prims.minimum)(_limit(torch.minimum, torch.clamp_max))
+
+
 # clang's binary operations broadcast and promote as torch's do
-_BROADCASTING = """add atan2 bitwise_and bitwise_or bitwise_xor copysign eq floor_divide fmod ge gt hypot le lt maximum
-minimum mul ne nextafter pow remainder sub where""".split()
-run_clang({getattr(clang, name): getattr(torch, name) for name in _BROADCASTING})
-run_clang(
-    {
-        clang.div: torch.true_divide,
-        clang.shift_left: torch.bitwise_left_shift,
-        clang.shift_right: torch.bitwise_right_shift,
-    }
-)
+
+
+def _tensor_first(a: Any, b: Any) -> Decision:
+    return isinstance(a, TensorProxy) or decline("torch's function takes no number first")
+
+
+def _tensors_only(a: Any, b: Any) -> Decision:
+    return (isinstance(a, TensorProxy) and isinstance(b, TensorProxy)) or decline("torch's function takes no number")
+
+
+run_clang({getattr(clang, name): getattr(torch, name) for name in _BINARY})
+run_clang({getattr(clang, name): function for name, function in _OTHER_NAME.items() if name != "conj"})
+run_clang({clang.square: torch.square, clang.zeta: torch.special.zeta})
+for _name in _TENSOR_FIRST:
+    torchex.register_implementation(getattr(clang, _name), getattr(torch, _name), checker=_tensor_first)
+for _name in [*_TENSORS_ONLY, "maximum", "minimum"]:
+    torchex.register_implementation(getattr(clang, _name), getattr(torch, _name), checker=_tensors_only)
+
+for _name in _TENSOR_FIRST:
+    run_torchlang(getattr(torchlang, _name), checker=lambda input, other: _tensor_first(input, other))

@@ -1,0 +1,199 @@
+"""Elementwise functions of torch that are written in several steps: logarithms of sums, entropies, gamma functions."""
+
+import math
+
+import torch
+
+from forge import clang, prims
+from forge.ir import (
+    Symbol,
+    TensorProxy,
+    check,
+    get_grad,
+    needs_grad,
+    put_grad,
+    register_grad,
+)
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.elementwise import TensorOrNumber, check_operands, check_tensor, named
+
+aten = torch.ops.aten
+
+
+def _as_float(x: TensorProxy) -> TensorProxy:
+    """Integers as the default float dtype."""
+    return clang.convert(x, clang.compute_dtype(x, kind=clang.Promotion.INT_TO_FLOAT))
+
+
+def _log_add(name: str, log_one_plus: Symbol, power: Symbol) -> Symbol:
+    def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+        check_tensor(name, input=input, other=other)
+        a, b = clang.prepare(name, input, other)
+        prims.check_dtype(name, a, prims.FLOAT)
+        dtype = a.dtype
+        a, b = clang.widen(a), clang.widen(b)
+        tail = log_one_plus(power(-clang.abs(a - b)) + 1) if name == "logaddexp2" else log_one_plus(power(-clang.abs(a - b)))
+        out = clang.where(clang.isinf(a) & (a == b), a, clang.maximum(a, b) + tail)
+        return clang.convert(out, dtype)
+
+    body.__name__, body.__doc__ = name, "The logarithm of the sum of two powers, without overflow. Dtypes: floating point."
+    symbol = named(name)(body)
+
+    @register_grad(symbol)
+    def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+        out = symbol(input, other)
+        g = get_grad(out)
+        if needs_grad(input):
+            put_grad(input, g / (power(other - input) + 1))
+        if needs_grad(other):
+            put_grad(other, g / (power(input - other) + 1))
+        return out
+
+    return symbol
+
+
+logaddexp = _log_add("logaddexp", clang.log1p, clang.exp)
+logaddexp2 = _log_add("logaddexp2", clang.log2, clang.exp2)
+
+
+def _times_log(name: str, logarithm: Symbol, argument: object) -> Symbol:
+    """input * logarithm(other), 0 where input is 0."""
+
+    def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+        check_operands(name, input=input, other=other)
+        a, b = clang.prepare(name, input, other, kind=clang.Promotion.INT_TO_FLOAT)
+        if not isinstance(b, TensorProxy):
+            b = prims.full((), b, a.dtype, a.device)
+        product = clang.where(clang.eq(a, 0), 0.0, a * logarithm(b)) if isinstance(a, TensorProxy) else (
+            logarithm(b) * a if a != 0 else clang.where(clang.isnan(b), b, 0.0)
+        )
+        return clang.where(clang.isnan(b), b, product)
+
+    body.__name__, body.__doc__ = name, _times_log.__doc__
+    symbol = named(name)(body)
+
+    @register_grad(symbol)
+    def rule(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+        out = symbol(input, other)
+        g = get_grad(out)
+        shifted = argument(other)
+        if needs_grad(input):
+            log_other = logarithm(other) if isinstance(other, TensorProxy) else math.log(shifted)
+            put_grad(input, g * clang.where((input == 0) & (shifted <= 0), 0.0, log_other))
+        if needs_grad(other):
+            put_grad(other, g * (input / shifted))
+        return out
+
+    return symbol
+
+
+xlogy = _times_log("xlogy", clang.log, lambda other: other)
+xlog1py = _times_log("xlog1py", clang.log1p, lambda other: other + 1)
+
+
+@named("sinc")
+def sinc(input: TensorProxy) -> TensorProxy:
+    """sin(pi x) / (pi x), 1 at 0."""
+    check_tensor("sinc", input=input)
+    x = _as_float(input)
+    dtype = x.dtype
+    product = clang.widen(x) * math.pi
+    out = clang.where(clang.eq(product, 0), 1.0, clang.sin(product) / product)
+    return clang.convert(out, dtype)
+
+
+@register_grad(sinc)
+def _sinc_grad(input: TensorProxy) -> TensorProxy:
+    out = sinc(input)
+    x = input * math.pi
+    slope = (x * clang.cos(x) - clang.sin(x)) / (x * input)
+    put_grad(input, clang.where(clang.eq(x, 0), 0.0, get_grad(out) * slope))
+    return out
+
+
+@named("logit")
+def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
+    """log(x / (1 - x)), of x limited to [eps, 1 - eps] where eps is given."""
+    check_tensor("logit", input=input)
+    x = _as_float(input)
+    dtype = x.dtype
+    x = clang.widen(x)
+    if eps is not None:
+        x = clang.where(x < eps, eps, clang.where(x > 1 - eps, 1 - eps, x))
+    return clang.convert(clang.log(x / (1 - x)), dtype)
+
+
+@torchsymbol(aten.logit_backward.default)
+def logit_backward(grad_output: TensorProxy, self: TensorProxy, eps: float | None = None) -> TensorProxy:
+    """The gradient of logit."""
+    g, x = clang.widen(grad_output), clang.widen(self)
+    low, outside = (0.0, math.nan) if eps is None else (eps, 0.0)
+    slope = clang.where((x >= low) & (x <= 1 - low), g / (x * (1 - x)), outside)
+    return clang.convert(slope, self.dtype)
+
+
+@register_grad(logit)
+def _logit_grad(input: TensorProxy, eps: float | None = None) -> TensorProxy:
+    out = logit(input, eps)
+    put_grad(input, logit_backward(get_grad(out), _as_float(input), eps))
+    return out
+
+
+@named("entr")
+def entr(input: TensorProxy) -> TensorProxy:
+    """-x log(x), 0 at 0, -inf below."""
+    check_tensor("entr", input=input)
+    x = _as_float(input)
+    positive = clang.where(clang.isnan(x), x, clang.where(clang.eq(x, 0), 0.0, -math.inf))
+    return clang.where(x > 0, -x * clang.log(x), positive)
+
+
+@register_grad(entr)
+def _entr_grad(input: TensorProxy) -> TensorProxy:
+    out = entr(input)
+    put_grad(input, get_grad(out) * -(clang.log(input) + 1))
+    return out
+
+
+@named("ndtr")
+def ndtr(input: TensorProxy) -> TensorProxy:
+    """The area under the standard normal density up to x."""
+    check_tensor("ndtr", input=input)
+    x = _as_float(input)
+    dtype = x.dtype
+    scaled = clang.widen(x) * math.sqrt(0.5)
+    tail = clang.erfc(clang.abs(scaled)) * 0.5
+    return clang.convert(clang.where(scaled < 0, tail, 1 - tail), dtype)
+
+
+@register_grad(ndtr)
+def _ndtr_grad(input: TensorProxy) -> TensorProxy:
+    out = ndtr(input)
+    density = clang.exp(clang.square(input) * -0.5) / math.sqrt(2 * math.pi)
+    put_grad(input, get_grad(out) * density)
+    return out
+
+
+@torchsymbol(torch.polygamma, torch.special.polygamma)
+def polygamma(n: int, input: TensorProxy) -> TensorProxy:
+    """The derivative number n of digamma."""
+    check_tensor("polygamma", input=input)
+    return prims.polygamma(n, _as_float(input))
+
+
+@torchsymbol(torch.Tensor.polygamma, inplace=torch.Tensor.polygamma_)
+def tensor_polygamma(self: TensorProxy, n: int) -> TensorProxy:
+    """The derivative number n of digamma."""
+    return prims.polygamma(n, _as_float(self))
+
+
+@named("mvlgamma", "multigammaln")
+def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
+    """The log of the multivariate gamma function of dimension p."""
+    check_tensor("mvlgamma", input=input)
+    check(p >= 1, lambda: f"mvlgamma: p has to be greater than or equal to 1, but is {p}", RuntimeError)
+    x = _as_float(input)
+    total = clang.lgamma(x)
+    for i in range(1, p):
+        total = total + clang.lgamma(x - i / 2)
+    return total + p * (p - 1) / 4 * math.log(math.pi)
