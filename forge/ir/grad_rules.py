@@ -35,7 +35,7 @@ def register_grad(symbol: Symbol) -> Callable[[Callable], Callable]:
 
 def grad_rule(symbol: Symbol) -> Callable | None:
     """The symbol's own rule, or None."""
-    return _rules.get(symbol.id)
+    return symbol.rule or _rules.get(symbol.id)
 
 
 class RuleCall:

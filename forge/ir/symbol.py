@@ -30,7 +30,8 @@ class Symbol:
 
     `meta` maps input metadata to output metadata (prims and executors' operators); `body` is written in other symbols
     (composites). A symbol has exactly one of the two. `id` is unique and is the key of every table about symbols;
-    `name` is the last part of it.
+    `name` is the last part of it. `rule` is the gradient rule of a symbol made for one call; others are registered
+    (forge/ir/grad_rules.py).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Symbol:
         tags: frozenset[Tag] = NO_TAGS,
         executor: Any = None,
         op: Callable | None = None,
+        rule: Callable | None = None,
     ) -> None:
         assert (meta is None) != (body is None), f"{id}: a symbol has a meta or a body"
         self.name = self.__name__ = name
@@ -52,6 +54,7 @@ class Symbol:
         self.tags = frozenset(tags)
         self.executor = executor
         self.op = op
+        self.rule = rule
         self.__doc__ = (meta or body).__doc__
 
     @property
