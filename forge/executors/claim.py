@@ -33,8 +33,7 @@ def claim(trace: Trace, executors: Sequence[Executor]) -> tuple[Trace, list[Clai
     operators = [executor for executor in executors if isinstance(executor, OperatorExecutor)]
     for executor in executors:
         if isinstance(executor, FusionExecutor):
-            trace, fused = fuse_regions(trace, executor)
-            claims.extend(Claim(bound, executor.name, [], 0) for bound in fused)
+            trace = fuse_regions(trace, executor)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             _claim(bound, operators, new, claims, [], 0)

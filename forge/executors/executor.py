@@ -1,19 +1,54 @@
 """The executor API: who runs what.
 
-An operator executor is a table from symbols to implementations; a fusion executor is given regions of calls and makes
-one operator of each. A user's own takes twenty lines:
+An operator executor is a table from symbols to implementations:
+
+    import torch
+
+    import forge
+    from forge import torchlang
+    from forge.executors import OperatorExecutor, decline
+
+
+    def my_silu(x):
+        return x / (1 + torch.exp(-x))
+
+
+    def takes(x):
+        return x.dtype == torch.float32 or decline(f"my_silu computes in float32, and the input is {x.dtype}")
+
 
     mine = OperatorExecutor("mine")
-    fast_gelu = mine.register_operator("fast_gelu", like=torchlang.gelu, fn=my_gelu)
-    mine.register_implementation(torchlang.gelu, fast_gelu, checker=lambda x, **kw: x.dtype == torch.float32)
-    forge.jit(model, executors=[mine, "torch"])
+    fast_silu = mine.register_operator("fast_silu", like=torchlang.silu, fn=my_silu)
+    mine.register_implementation(torchlang.silu, fast_silu, checker=takes)
+    jitted = forge.jit(model, executors=[mine, "torch"])
+
+Where gradients flow, `grad_transform` gives the executor's own rule; without one the symbol's own rule is used, or its
+decomposition's, which takes the call apart when the backward reads a value from inside it.
+
+A fusion executor is given regions of neighbouring calls and makes one function of each:
+
+    import forge
+    from forge.executors import FusionExecutor, claim, decline, resolve_executors
+
+
+    class Elementwise(FusionExecutor):
+        def can_fuse(self, bound):
+            return bound.symbol.name in ("add", "mul", "silu") or decline(f"{bound.symbol.id} is not elementwise")
+
+        def fuse(self, region):
+            print(region)  # generate a kernel from it; here torch runs it
+            claimed, _ = claim(region, resolve_executors(["torch"]))
+            return claimed.python_callable()
+
+
+    jitted = forge.jit(model, executors=[Elementwise("fuser"), "torch"])
 """
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from forge.ir import BoundSymbol, Symbol, Tag, Trace, check
+from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
 
 
 class Declined:
@@ -167,13 +202,15 @@ def _never(*args: Any, **kwargs: Any) -> Any:
 
 
 def _meta_of(symbol: Symbol) -> Callable:
-    from_symbol = symbol.meta or symbol.body
+    if symbol.meta is not None:
+        return symbol.meta
 
     def meta(*args: Any, **kwargs: Any) -> Any:
         """As the symbol it is like."""
-        return from_symbol(*args, **kwargs)
+        with current_trace().collecting():  # the body's calls are not the operator's
+            return symbol.body(*args, **kwargs)
 
-    meta.__doc__ = from_symbol.__doc__
+    meta.__doc__ = symbol.body.__doc__
     return meta
 
 

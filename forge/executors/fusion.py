@@ -9,10 +9,10 @@ from forge.ir.pytree import proxies
 SMALLEST_REGION = 2
 
 
-def fuse_regions(trace: Trace, executor: FusionExecutor) -> tuple[Trace, list[BoundSymbol]]:
-    """The trace with the executor's regions replaced by one call each, and those calls."""
+def fuse_regions(trace: Trace, executor: FusionExecutor) -> Trace:
+    """The trace with the executor's regions replaced by one call each."""
     new = trace.derive(f"fused by {executor.name}")
-    fused: list[BoundSymbol] = []
+    fused = 0
     read_later = _readers(trace)
     run: list[BoundSymbol] = []
     for position, bound in enumerate([*trace.bound_symbols, None]):
@@ -20,13 +20,13 @@ def fuse_regions(trace: Trace, executor: FusionExecutor) -> tuple[Trace, list[Bo
             run.append(bound)
             continue
         if run:
-            call = _fuse(trace, run, position, read_later, executor, len(fused))
+            call = _fuse(trace, run, position, read_later, executor, fused)
             new.bound_symbols.extend(run if call is None else [call])
-            fused += [] if call is None else [call]
+            fused += call is not None
             run = []
         if bound is not None:
             new.bound_symbols.append(bound)
-    return new, fused
+    return new
 
 
 def _readers(trace: Trace) -> dict[str, int]:
@@ -49,6 +49,7 @@ def _fuse(
                 inputs.setdefault(proxy.name, proxy)
     outputs = tuple(proxy for name, proxy in made.items() if read_later.get(name, -1) >= end)
     region = trace.derive(f"region of {executor.name}", run, name="region", inputs=list(inputs.values()), output=outputs)
+    region.boxed = False  # a region of a backward takes its inputs one by one
     function = executor.fuse(region)
     if isinstance(function, Declined):
         return None

@@ -161,7 +161,7 @@ def substitute(bound: BoundSymbol, env: dict[str, Any]) -> BoundSymbol:
     """The call with every proxy whose name is in `env` replaced by its value there, in subsymbols too."""
     if not env:
         return bound
-    if not any(name in env for name in bound.inputs) and not bound.subsymbols:
+    if not bound.subsymbols and not any(name in env for name in (*bound.inputs, *bound.outputs)):
         return bound
 
     return bound.replace(
