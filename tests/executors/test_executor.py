@@ -1,0 +1,240 @@
+"""The executor API: registration, resolution by name, a user's own executors."""
+
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from forge import prims
+from forge.executors import (
+    Executor,
+    FusionExecutor,
+    OperatorExecutor,
+    claim,
+    decline,
+    executor,
+    register_executor,
+    resolve_executors,
+)
+from forge.functional import Direct
+from forge.ir import BoundSymbol, Trace
+from forge.jit import record_of
+
+# registration
+
+
+def test_an_operator_is_registered_once() -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_operator("f", like=prims.neg, fn=torch.neg)
+    with pytest.raises(ValueError, match="mine: operator 'f' is registered twice"):
+        mine.register_operator("f", like=prims.neg, fn=torch.neg)
+
+
+@pytest.mark.parametrize("given", [{}, {"like": prims.neg, "meta": lambda x: x}], ids=["neither", "both"])
+def test_an_operator_has_its_metadata_from_one_place(given: dict) -> None:
+    with pytest.raises(ValueError, match=r"mine\.register_operator\('f'\): give exactly one of meta and like"):
+        OperatorExecutor("mine").register_operator("f", fn=torch.neg, **given)
+
+
+def test_a_symbol_has_one_implementation_in_an_executor() -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(prims.neg, torch.neg)
+    with pytest.raises(ValueError, match=r"mine: prims\.neg has an implementation already"):
+        mine._register_implementation(prims.neg, torch.neg)
+
+
+@pytest.mark.parametrize("given", [{}, {"op": torch.neg, "execution_transform": torch.neg}], ids=["neither", "both"])
+def test_an_implementation_is_an_operator_or_a_transform(given: dict) -> None:
+    with pytest.raises(TypeError, match=r"mine: prims\.neg needs exactly one of op and execution_transform"):
+        OperatorExecutor("mine").register_implementation(prims.neg, **given)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the registry that the test may change."""
+    monkeypatch.setattr(executor, "_known", dict(executor._known))
+    monkeypatch.setattr(executor, "_default_order", list(executor._default_order))
+
+
+class Absent(OperatorExecutor):
+    def is_available(self) -> Any:
+        return decline("there is no such device")
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_executors_name_is_its_own() -> None:
+    with pytest.raises(ValueError, match="an executor named 'torch' is registered already"):
+        register_executor(OperatorExecutor("torch"))
+
+
+@pytest.mark.usefixtures("registry")
+def test_default_executors_are_asked_in_order_and_only_where_available() -> None:
+    before = resolve_executors(None)
+    first = register_executor(OperatorExecutor("first"), default=True, first=True)
+    last = register_executor(OperatorExecutor("last"), default=True)
+    register_executor(OperatorExecutor("only by name"))
+    register_executor(Absent("absent"), default=True)
+    assert resolve_executors(None) == [first, *before, last]
+    assert resolve_executors(["only by name"])[0].name == "only by name"
+    assert "absent" in executor.known_executors()
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_executor_that_is_not_available_says_why_when_named() -> None:
+    register_executor(Absent("absent"))
+    with pytest.raises(RuntimeError, match="executor 'absent' is not available: there is no such device"):
+        resolve_executors(["absent"])
+
+
+def test_an_unknown_name_is_an_error_with_the_near_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown executor 'trch'; did you mean 'torch'\?.*known: .*torch-prims"):
+        resolve_executors(["trch"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("torch", "executors is 'torch', but must be a list"), ([3], "an executor is 3, but must be a name")],
+)
+def test_executors_are_a_list_of_names_or_executors(given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        resolve_executors(given)
+
+
+def test_a_fusion_executor_says_what_it_must_have() -> None:
+    for call in (lambda: FusionExecutor("f").can_fuse(None), lambda: FusionExecutor("f").fuse(None)):
+        with pytest.raises(NotImplementedError):
+            call()
+    assert repr(Executor("f")) == "<executor f>"
+
+
+# the examples of the module's docstring
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.fc(x) * 2 + 1)
+
+
+def _examples() -> list[str]:
+    """The two programs in the docstring of forge/executors/executor.py."""
+    blocks = re.split(r"^\S.*$", executor.__doc__, flags=re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks if block.strip()]
+
+
+def _run(example: str, model: torch.nn.Module) -> dict[str, Any]:
+    scope: dict[str, Any] = {"model": model, "__name__": "example"}
+    exec(compile(example, "<example>", "exec"), scope)
+    return scope
+
+
+def _assert_trains(jitted: Callable, model: torch.nn.Module) -> None:
+    x = torch.randn(2, 4)
+    expected, actual = model(x), jitted(x)
+    torch.testing.assert_close(actual, expected)
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad(actual.sum(), parameters)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected.sum(), parameters))
+
+
+def test_the_documented_operator_executor_runs() -> None:
+    model = Model()
+    scope = _run(_examples()[0], model)
+    _assert_trains(scope["jitted"], model)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(scope["jitted"](x), model(x))
+    compiled = record_of(scope["jitted"]).compiled[-1]
+    assert ("mine", "torch.nn.functional.silu") in [(made.executor, made.bound.symbol.id) for made in compiled.claims]
+    declined = scope["takes"](torch.ones(1, dtype=torch.float64))
+    assert declined.reason == "my_silu computes in float32, and the input is torch.float64"
+
+
+def test_the_documented_fusion_executor_runs(capsys: pytest.CaptureFixture) -> None:
+    model = Model()
+    scope = _run(_examples()[1], model)
+    _assert_trains(scope["jitted"], model)
+    (compiled,) = record_of(scope["jitted"]).compiled
+    assert [made.executor for made in compiled.claims].count("fuser") >= 1
+    assert "# region, region of fuser" in capsys.readouterr().out
+
+
+def test_the_examples_are_about_twenty_lines_each() -> None:
+    for example in _examples():
+        assert len([line for line in example.splitlines() if line.strip()]) <= 20
+
+
+# fusion
+
+
+class Recorder(FusionExecutor):
+    """Fuses the prims and clang calls named; keeps the regions it was given."""
+
+    def __init__(self, *names: str, fuses: bool = True) -> None:
+        super().__init__("fuser")
+        self.fused = names
+        self.fuses = fuses
+        self.regions: list[Trace] = []
+
+    def can_fuse(self, bound: BoundSymbol) -> Any:
+        return bound.symbol.name in self.fused or decline("not mine")
+
+    def fuse(self, region: Trace) -> Any:
+        self.regions.append(region)
+        if not self.fuses:
+            return decline("too small")
+        return claim(region, resolve_executors(["torch"]))[0].python_callable()
+
+
+def program(x: Any, y: Any) -> Any:
+    a = torch.exp(x)
+    b = a + y
+    c = b @ y
+    d = torch.exp(c) + a
+    return d, c * 2
+
+
+def test_neighbouring_calls_become_one_and_the_result_is_the_same() -> None:
+    fuser = Recorder("exp", "add", "mul")
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    direct = Direct(program, [fuser, "torch"])
+    for actual, expected in zip(direct(x, y), program(x, y), strict=True):
+        torch.testing.assert_close(actual, expected)
+    first, second = fuser.regions
+    assert [bound.symbol.name for bound in first.bound_symbols] == ["exp", "add"]
+    assert len(first.output) == 2  # a is read after the region, and so is b
+    assert [bound.symbol.name for bound in second.bound_symbols] == ["exp", "add", "mul"]
+    assert len(second.inputs) == 2 and len(second.output) == 2
+    (compiled,) = direct.compiled.values()
+    assert [made.executor for made in compiled.claims].count("fuser") == 2
+
+
+def test_a_region_that_is_declined_runs_as_it_was() -> None:
+    fuser = Recorder("exp", "add", "mul", fuses=False)
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    direct = Direct(program, [fuser, "torch"])
+    torch.testing.assert_close(direct(x, y)[0], program(x, y)[0])
+    (compiled,) = direct.compiled.values()
+    assert len(fuser.regions) == 2 and "fuser" not in [made.executor for made in compiled.claims]
+
+
+def test_a_single_call_is_no_region() -> None:
+    fuser = Recorder("exp")
+    Direct(program, [fuser, "torch"])(torch.randn(3, 3), torch.randn(3, 3))
+    assert fuser.regions == []
+
+
+def test_backward_programs_are_fused_too() -> None:
+    fuser = Recorder("exp", "add", "mul", "clang.mul")
+    x, y = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
+    direct = Direct(lambda x, y: torch.exp(x * y) * 3, [fuser, "torch"])
+    (gradient,) = torch.autograd.grad(direct(x, y).sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad((torch.exp(x * y) * 3).sum(), x)[0])
+    assert len(fuser.regions) == 2
