@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_dim, check_dims, check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.creation import full
 
 
 def _reshape_meta(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
@@ -76,9 +77,12 @@ def _slice_meta(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) 
     check_tensor("prims.slice", x=x)
     check_dim("prims.slice", dim, x.ndim)
     check(step > 0, lambda: f"prims.slice: step is {step}, but must be positive", ValueError)
-    shape = list(x.shape)
-    shape[dim] = stop - start if step == 1 else (stop - start + step - 1) // step
-    return like(x, shape=shape)
+    return like(x, shape=_slice_shape(x.shape, dim, start, stop, step))
+
+
+def _slice_shape(shape: Sequence[Dim], dim: int, start: Dim, stop: Dim, step: int) -> list[Dim]:
+    length = stop - start if step == 1 else (stop - start + step - 1) // step
+    return [*shape[:dim], length, *shape[dim + 1 :]]
 
 
 slice = make_prim("slice", "slice", meta=_slice_meta, tags=[Tag.VIEW])
@@ -201,6 +205,76 @@ def _view_scatter_meta(
 view_scatter = make_prim("view_scatter", "view_scatter", meta=_view_scatter_meta)
 
 
+def _slice_scatter_meta(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
+    """x with x[start:stop:step] along dim replaced by y.
+
+    Shapes: y has that slice's; out has x's. Dtypes: one. Source: torch.slice_scatter.
+    """
+    check_tensor("prims.slice_scatter", x=x, y=y)
+    check(x.dtype == y.dtype, lambda: f"prims.slice_scatter: y is {y}, but must have the dtype of {x}", TypeError)
+    check(x.ndim == y.ndim, lambda: f"prims.slice_scatter: y is {y}, but must have the rank of {x}")
+    for i, (length, wanted) in enumerate(zip(y.shape, _slice_shape(x.shape, dim, start, stop, step), strict=True)):
+        check(
+            same(length, wanted),
+            lambda i=i, wanted=wanted: f"prims.slice_scatter: dim {i} of y, {y}, must have length {wanted}",
+        )
+    return like(x)
+
+
+slice_scatter = make_prim("slice_scatter", "slice_scatter", meta=_slice_scatter_meta)
+
+
+def _diagonal_meta(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
+    """The elements of x whose index along dim2 is the one along dim1 plus `offset`.
+
+    Shapes: out has x's other dims, then the diagonal. Source: torch.diagonal.
+    """
+    check_tensor("prims.diagonal", x=x)
+    check_dims("prims.diagonal", (dim1, dim2), x.ndim)
+    rows, columns = x.shape[dim1], x.shape[dim2]
+    length = torch.sym_min(rows, columns - offset) if offset >= 0 else torch.sym_min(rows + offset, columns)
+    rest = [length for dim, length in enumerate(x.shape) if dim not in (dim1, dim2)]
+    return like(x, shape=[*rest, torch.sym_max(length, 0)])
+
+
+diagonal = make_prim("diagonal", "diagonal", meta=_diagonal_meta, tags=[Tag.VIEW])
+
+
+def _diagonal_backward_meta(
+    g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int
+) -> TensorProxy:
+    """Zeros of `shape` with g on the diagonal. Source: aten.diagonal_backward."""
+    check_tensor("prims.diagonal_backward", g=g)
+    return like(g, shape=shape)
+
+
+diagonal_backward = make_prim("diagonal_backward", "diagonal_backward", meta=_diagonal_backward_meta)
+
+
+def _windows_meta(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
+    """Every window of `size` elements along `dim`, one each `step`.
+
+    Shapes: dim counts the windows, a new last dim is inside them. Source: torch.Tensor.unfold.
+    """
+    check_tensor("prims.windows", x=x)
+    check_dim("prims.windows", dim, x.ndim)
+    shape = list(x.shape)
+    shape[dim] = (shape[dim] - size) // step + 1
+    return like(x, shape=[*shape, size])
+
+
+windows = make_prim("windows", "windows", meta=_windows_meta, tags=[Tag.VIEW])
+
+
+def _windows_backward_meta(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim, step: Dim) -> TensorProxy:
+    """Zeros of `shape` to which every window of g is added. Source: aten.unfold_backward."""
+    check_tensor("prims.windows_backward", g=g)
+    return like(g, shape=shape)
+
+
+windows_backward = make_prim("windows_backward", "windows_backward", meta=_windows_backward_meta)
+
+
 # gradient rules
 
 
@@ -222,8 +296,12 @@ def _permute_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 def _broadcast_in_dim_grad(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
     out = broadcast_in_dim(x, shape, dims)
     g = get_grad(out)
-    new = tuple(dim for dim in range(len(shape)) if dim not in dims)
-    put_grad(x, g.sum(new) if new else g)  # put_grad sums the dims of length 1
+    new = [dim for dim in range(len(shape)) if dim not in dims]
+    repeated = tuple(dim for dim in new if not known(shape[dim] == 1))
+    g = g.sum(repeated) if repeated else g
+    if len(new) > len(repeated):  # dims of length 1 need no sum
+        g = reshape(g, tuple(shape[dim] for dim in dims))
+    put_grad(x, g)  # put_grad sums x's dims of length 1
     return out
 
 
@@ -308,5 +386,52 @@ def _view_scatter_grad(
     g = get_grad(out)
     shown = view(g, *args, **kwargs)
     put_grad(y, shown if index is None else shown[index])
-    put_grad(x, view_scatter(g, y * 0, view, args, kwargs, index))
+    if needs_grad(x):
+        put_grad(x, view_scatter(g, _zeros(y.shape, g), view, args, kwargs, index))
+    return out
+
+
+def _zeros(shape: Sequence[Dim], g: TensorProxy) -> TensorProxy:
+    return full(tuple(shape), 0, g.dtype, g.device)
+
+
+@register_grad(slice_scatter)
+def _slice_scatter_grad(
+    x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1
+) -> TensorProxy:
+    out = slice_scatter(x, y, dim, start, stop, step)
+    g = get_grad(out)
+    put_grad(y, slice(g, dim, start, stop, step))
+    if needs_grad(x):
+        put_grad(x, slice_scatter(g, _zeros(y.shape, g), dim, start, stop, step))
+    return out
+
+
+@register_grad(diagonal)
+def _diagonal_grad(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
+    out = diagonal(x, offset, dim1, dim2)
+    put_grad(x, diagonal_backward(get_grad(out), x.shape, offset, dim1, dim2))
+    return out
+
+
+@register_grad(diagonal_backward)
+def _diagonal_backward_grad(
+    g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int
+) -> TensorProxy:
+    out = diagonal_backward(g, shape, offset, dim1, dim2)
+    put_grad(g, diagonal(get_grad(out), offset, dim1, dim2))
+    return out
+
+
+@register_grad(windows)
+def _windows_grad(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
+    out = windows(x, dim, size, step)
+    put_grad(x, windows_backward(get_grad(out), x.shape, dim, size, step))
+    return out
+
+
+@register_grad(windows_backward)
+def _windows_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim, step: Dim) -> TensorProxy:
+    out = windows_backward(g, shape, dim, size, step)
+    put_grad(g, windows(get_grad(out), dim, size, step))
     return out
