@@ -1,1 +1,104 @@
-"""Tensors from nothing, with torch's defaults."""
+"""Creation: torch's defaults of dtype and device."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forge import prims
+from forge.clang.promotion import category
+from forge.ir import Dim, Number, TensorProxy, check
+from forge.prims.creation import nested_numbers
+
+
+def canonical_device(device: torch.device | str | int | None = None) -> torch.device:
+    """A device with its index, as tensors have it; torch's default device for None."""
+    found = torch.get_default_device() if device is None else torch.device(device)
+    if found.index is None and found.type not in ("cpu", "meta"):
+        return torch.device(found.type, torch.get_device_module(found.type).current_device())
+    return found
+
+
+def dtype_of(*numbers: Number) -> torch.dtype:
+    """The dtype that torch infers for Python numbers: bool, int64, the default float dtype, or its complex one."""
+    dtype = torch.bool
+    for number in numbers:
+        if isinstance(number, complex):
+            return torch.promote_types(torch.get_default_dtype(), torch.complex32)
+        if isinstance(number, (float, torch.SymFloat)):
+            dtype = torch.get_default_dtype()
+        elif isinstance(number, (int, torch.SymInt)) and not isinstance(number, bool) and category(dtype) == 0:
+            dtype = torch.int64
+    return dtype
+
+
+def from_numbers(
+    data: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> TensorProxy:
+    """The tensor of a number or of nested sequences of numbers."""
+    numbers = list(nested_numbers(data))
+    if dtype is None:
+        dtype = dtype_of(*numbers) if numbers else torch.get_default_dtype()
+    if not isinstance(data, (tuple, list)):
+        return prims.full((), data, dtype, canonical_device(device))
+    return prims.tensor(data, dtype, canonical_device(device))
+
+
+def arange(start: Number, end: Number, step: Number, dtype: torch.dtype | None, device: torch.device) -> TensorProxy:
+    """start, start + step, … before end. Dtypes: int64 of integers, else the default float dtype."""
+    if dtype is None:
+        inferred = dtype_of(start, end, step)
+        dtype = torch.int64 if category(inferred) < 2 else inferred
+    check(step != 0, lambda: "arange: step must be nonzero", RuntimeError)
+    if all(isinstance(number, int) for number in (start, end, step)):
+        check(
+            (end - start) * step >= 0,
+            lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
+            RuntimeError,
+        )
+    return prims.iota(arange_length(start, end, step), start, step, dtype, device)
+
+
+def arange_length(start: Number, end: Number, step: Number) -> Dim:
+    """How many elements an arange has; symbolic bounds stay symbolic."""
+    integers = (int, torch.SymInt)
+    if isinstance(start, integers) and isinstance(end, integers) and isinstance(step, integers):
+        rounding = step - 1 if step > 0 else step + 1
+        length = (end - start + rounding) // step
+        return length if isinstance(length, int) or prims.known(length >= 0) else torch.sym_max(length, 0)
+    length = math.ceil((end - start) / step)
+    check(
+        not isinstance(length, int) or length >= 0,
+        lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
+        RuntimeError,
+    )
+    return length
+
+
+def linspace(start: Number, end: Number, steps: int, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """`steps` numbers from start to end, evenly spaced, counted from both ends as torch does."""
+    check(steps >= 0, lambda: f"linspace: number of steps must be non-negative, but got {steps}", RuntimeError)
+    wide = dtype if category(dtype) > 1 else torch.float64
+    step = (end - start) / max(steps - 1, 1)
+    index = prims.iota(steps, 0, 1, torch.int64, device)
+    low, high = (index.to(wide) * step) + start, ((steps - 1 - index).to(wide) * -step) + end
+    return (index < steps // 2).where(low, high).to(dtype) if steps > 1 else low.to(dtype)
+
+
+def check_supported(op: str, **options: Any) -> None:
+    """Raises NotImplementedError for an option of torch's factories that changes what a tensor is."""
+    allowed = {"layout": (None, torch.strided), "requires_grad": (False,), "generator": (None,), "names": (None,)}
+    for name, value in options.items():
+        check(
+            value in allowed[name],
+            lambda name=name, value=value: f"{op}: {name}={value} is not supported; see forge/torchlang/creation.py",
+            NotImplementedError,
+        )
+
+
+def lengths(size: Sequence[Any]) -> tuple[Dim, ...]:
+    """zeros(2, 3) and zeros((2, 3)) alike."""
+    if len(size) == 1 and isinstance(size[0], (tuple, list)):
+        return tuple(size[0])
+    return tuple(size)

@@ -1,1 +1,412 @@
-"""Indexing with torch's and numpy's conventions."""
+"""Indexing: Python's and numpy's keys, and torch's functions that read and write at places that tensors name."""
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge import prims
+from forge.clang.core import clangop, convert, expand_to
+from forge.clang.elementwise import where
+from forge.clang.shape import is_whole, position, reshape, select, slice_bounds, unsqueeze
+from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import check_dim, known, same
+from forge.prims.creation import nested_numbers
+from forge.prims.indexing import INDEX_DTYPES
+
+Undo = Callable[[TensorProxy], TensorProxy]
+_MASK_DTYPES = (torch.bool, torch.uint8)
+
+
+class Reading:
+    """A key applied to a tensor as far as it makes views.
+
+    `shown` is the view; `indices` holds what is left to do, one entry a dim of `shown` (a mask stands for all of its
+    dims), or is empty; `undo` has a function for each view in order, from the view's new value to that of what it
+    shows.
+    """
+
+    def __init__(self, x: TensorProxy) -> None:
+        self.shown = x
+        self.indices: list[TensorProxy | None] = []
+        self.undo: list[Undo] = []
+        self.dim = 0
+
+    def view(self, new: TensorProxy, undo: Undo) -> None:
+        self.shown = new
+        self.undo.append(undo)
+
+    def index(self, index: TensorProxy | None) -> None:
+        self.indices.append(index)
+        self.dim += index.ndim if index is not None and index.dtype in _MASK_DTYPES else 1
+
+    def write(self, new: TensorProxy) -> TensorProxy:
+        """The tensor with what is shown replaced by `new`."""
+        for undo in reversed(self.undo):
+            new = undo(new)
+        return new
+
+
+def is_basic(key: Any) -> bool:
+    """Whether a key makes a view: only ints, slices, None and Ellipsis."""
+    items = key if isinstance(key, tuple) else (key,)
+    return all(
+        item is None
+        or item is Ellipsis
+        or isinstance(item, (slice, torch.SymInt))
+        or (isinstance(item, int) and not isinstance(item, bool))
+        for item in items
+    )
+
+
+def read_key(op: str, x: TensorProxy, key: Any) -> Reading:
+    """Applies a key's ints, slices and Nones, and collects its index tensors. Raises IndexError as torch does."""
+    reading = Reading(x)
+    for item in _complete(op, x, key):
+        if item is None:
+            _read_none(reading)
+        elif isinstance(item, slice):
+            _read_slice(reading, item)
+        elif isinstance(item, TensorProxy):
+            _read_tensor(reading, item)
+        else:
+            _read_int(op, reading, item)
+    if all(index is None for index in reading.indices):
+        reading.indices = []
+    return reading
+
+
+def _complete(op: str, x: TensorProxy, key: Any) -> list[Any]:
+    """The items of a key, with the slices that an Ellipsis stands for."""
+    items = [_as_item(op, x, item) for item in (key if isinstance(key, tuple) else (key,))]
+    used = builtins.sum(_dims_of(item) for item in items)
+    check(
+        used <= x.ndim,
+        lambda: f"{op}: too many indices for tensor of dimension {x.ndim}: {key!r} takes {used}",
+        IndexError,
+    )
+    places = [i for i, item in enumerate(items) if item is Ellipsis]
+    check(len(places) < 2, lambda: f"{op}: an index can only have a single ellipsis ('...'): {key!r}", IndexError)
+    if not places:
+        return items
+    return [*items[: places[0]], *[slice(None)] * (x.ndim - used), *items[places[0] + 1 :]]
+
+
+def _dims_of(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, TensorProxy) and item.dtype in _MASK_DTYPES else 1
+
+
+def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
+    """A list as a tensor; anything else that is a valid item as it is."""
+    if isinstance(item, (list, tuple, range)):
+        return _list_index(op, x, list(item))
+    if isinstance(item, TensorProxy):
+        check(
+            item.dtype in (*INDEX_DTYPES, *_MASK_DTYPES),
+            lambda: f"{op}: tensors used as indices must be long, int, byte or bool tensors, but got {item}",
+            IndexError,
+        )
+        check(
+            item.ndim > 0 or item.dtype not in _MASK_DTYPES,
+            lambda: f"{op}: a 0-d mask as an index is not supported ({item}); see forge/clang/indexing.py",
+            NotImplementedError,
+        )
+        return item
+    check(
+        not isinstance(item, bool),
+        lambda: f"{op}: {item} as an index is not supported; see forge/clang/indexing.py",
+        NotImplementedError,
+    )
+    check(
+        item is None or item is Ellipsis or isinstance(item, (int, torch.SymInt, slice)),
+        lambda: f"{op}: only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
+        f"(got {type(item).__name__})",
+        IndexError,
+    )
+    return item
+
+
+def _list_index(op: str, x: TensorProxy, items: list) -> TensorProxy:
+    numbers = list(nested_numbers(items))
+    check(
+        all(isinstance(number, (int, torch.SymInt)) for number in numbers),
+        lambda: f"{op}: a list of {type(numbers[0]).__name__} as an index is not supported, only of numbers; "
+        "see forge/clang/indexing.py",
+        NotImplementedError,
+    )
+    masked = bool(numbers) and all(isinstance(number, bool) for number in numbers)
+    return prims.tensor(items, torch.bool if masked else torch.int64, x.device)
+
+
+def _read_none(reading: Reading) -> None:
+    before, dim = reading.shown, reading.dim
+    reading.view(unsqueeze(before, dim), lambda new: reshape(new, before.shape))
+    reading.index(None)
+
+
+def _read_slice(reading: Reading, item: slice) -> None:
+    before, dim = reading.shown, reading.dim
+    bounds = slice_bounds(before.shape[dim], item.start, item.stop, item.step)
+    if not is_whole(before.shape[dim], bounds):
+        reading.view(
+            prims.slice(before, dim, *bounds), lambda new: prims.slice_scatter(before, new, dim, *bounds)
+        )
+    reading.index(None)
+
+
+def _read_int(op: str, reading: Reading, item: Dim) -> None:
+    before, dim = reading.shown, reading.dim
+    start = position(op, item, before.shape[dim], dim)
+    reading.view(
+        select(before, dim, start),
+        lambda new: prims.slice_scatter(before, unsqueeze(new, dim), dim, start, start + 1),
+    )
+
+
+def _read_tensor(reading: Reading, item: TensorProxy) -> None:
+    if item.ndim > 0:
+        if item.dtype in _MASK_DTYPES:
+            _check_mask(reading, item)
+        reading.index(item)
+        return
+    before, dim = reading.shown, reading.dim  # a 0-d index selects, and is not among those that broadcast
+    indices = (*[None] * dim, reshape(item, (1,)))
+    reading.view(
+        prims.squeeze(prims.index(before, indices), (dim,)),
+        lambda new: prims.index_put(before, indices, unsqueeze(new, dim)),
+    )
+
+
+def _check_mask(reading: Reading, mask: TensorProxy) -> None:
+    shape = reading.shown.shape[reading.dim : reading.dim + mask.ndim]
+    for i, (ours, wanted) in enumerate(zip(mask.shape, shape, strict=True)):
+        check(
+            same(ours, wanted),
+            lambda i=i: f"getitem: The shape of the mask {list(mask.shape)} at index {i} does not match the shape of "
+            f"the indexed tensor {list(reading.shown.shape)} at index {reading.dim + i}",
+            IndexError,
+        )
+
+
+@clangop()
+def getitem(x: TensorProxy, key: Any) -> TensorProxy:
+    """x[key]. Raises NotImplementedError for masks: the shape of the result would depend on data."""
+    items = key if isinstance(key, tuple) else (key,)
+    masked = any(isinstance(item, TensorProxy) and item.dtype in _MASK_DTYPES for item in items)
+    check(
+        not masked,
+        lambda: f"getitem: the shape of {x} indexed with a mask depends on the mask's data, which is not known while "
+        "tracing; use torch.where or masked_fill",
+        NotImplementedError,
+    )
+    reading = read_key("getitem", x, key)
+    if prims.has_mask(reading.indices):  # made from a list of bools
+        raise NotImplementedError("getitem: a list of bools as an index is not supported; see forge/clang/indexing.py")
+    return prims.index(reading.shown, tuple(_trimmed(reading.indices))) if reading.indices else reading.shown
+
+
+def _trimmed(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
+    last = max(i for i, index in enumerate(indices) if index is not None)
+    return list(indices[: last + 1])
+
+
+@clangop("setitem")
+def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorProxy:
+    """x with x[key] replaced by `value`, which is converted to x's dtype and broadcast."""
+    reading = read_key("setitem", x, key)
+    shown = reading.shown
+    if not isinstance(value, TensorProxy):
+        value = prims.full((), value, x.dtype, x.device)
+    value = convert(value, x.dtype)
+    if reading.indices:
+        return reading.write(_put(shown, tuple(_trimmed(reading.indices)), value))
+    return reading.write(_copied(shown, value))
+
+
+def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
+    """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
+    extra = builtins.max(value.ndim - shown.ndim, 0)
+    check(
+        all(known(length == 1) for length in value.shape[:extra])
+        and all(
+            known(length == 1) or same(length, wanted)
+            for length, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
+        ),
+        lambda: f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
+        f"indexing result of shape {list(shown.shape)}",
+        RuntimeError,
+    )
+    return expand_to(reshape(value, value.shape[extra:]), shown.shape)
+
+
+def _put(shown: TensorProxy, indices: tuple[TensorProxy | None, ...], value: TensorProxy) -> TensorProxy:
+    """`shown` with the places of the index tensors replaced; one mask becomes a where where the value allows it."""
+    last = indices[-1]
+    first = len(indices) - 1
+    single = all(index is None for index in indices[:-1])
+    if not single or last.dtype not in _MASK_DTYPES:
+        return prims.index_put(shown, indices, value)
+    rest = shown.ndim - first - last.ndim
+    if value.ndim > rest and not all(known(length == 1) for length in value.shape):
+        return prims.index_put(shown, indices, value)
+    mask = last if last.dtype == torch.bool else last != 0
+    mask = reshape(mask, (*[1] * first, *last.shape, *[1] * rest))
+    value = reshape(value, value.shape[builtins.max(value.ndim - shown.ndim, 0) :])
+    return where(expand_to(mask, shown.shape), expand_to(value, shown.shape), shown)
+
+
+# functions along one dim; a 0-d tensor is indexed as a 1-d one
+
+
+def _along(dim: int, index: TensorProxy) -> tuple[TensorProxy | None, ...]:
+    return (*[None] * dim, index)
+
+
+def _vector_index(op: str, x: TensorProxy, dim: int, index: TensorProxy) -> tuple[int, TensorProxy]:
+    check(
+        index.ndim <= 1,
+        lambda: f"{op}: Index is supposed to be a vector, but it is {index}",
+        IndexError,
+    )
+    check(
+        index.dtype in INDEX_DTYPES,
+        lambda: f"{op}: Expected dtype int32/int64 for index, but it is {index}",
+        RuntimeError,
+    )
+    return check_dim(op, dim, x.ndim), reshape(index, (1,)) if index.ndim == 0 else index
+
+
+@clangop()
+def index_select(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+    """The slices of x along `dim` that `index` names. Shapes: index is a vector."""
+    dim, index = _vector_index("index_select", x, dim, index)
+    if x.ndim == 0:
+        return reshape(prims.index(reshape(x, (1,)), (index,)), ())
+    return prims.index(x, _along(dim, index))
+
+
+@register_grad(index_select)
+def _index_select_grad(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+    out = index_select(x, dim, index)
+    g = get_grad(out)
+    put_grad(x, index_add(prims.full(x.shape, 0, g.dtype, g.device), dim, index, g))
+    return out
+
+
+@clangop()
+def index_add(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
+    """x with the slices of `source` added to those that `index` names."""
+    return _index_write("index_add", x, dim, index, source, accumulate=True)
+
+
+@clangop()
+def index_copy(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
+    """x with the slices that `index` names replaced by those of `source`."""
+    return _index_write("index_copy", x, dim, index, source, accumulate=False)
+
+
+def _index_write(
+    op: str, x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, accumulate: bool
+) -> TensorProxy:
+    dim, index = _vector_index(op, x, dim, index)
+    check(
+        x.dtype == source.dtype,
+        lambda: f"{op}: self and source expected to have the same dtype, but got {x} and {source}",
+        RuntimeError,
+    )
+    if x.ndim == 0:
+        vector = prims.index_put(reshape(x, (1,)), (index,), reshape(source, (1,)), accumulate)
+        return reshape(vector, ())
+    wanted = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
+    source = unsqueeze(source, 0) if source.ndim == 0 else source
+    check(
+        source.ndim == x.ndim and all(map(same, source.shape, wanted)),
+        lambda: f"{op}: Source/destination tensor must have same slice shapes: source is {source}, but {x} indexed by "
+        f"{index} along dim {dim} needs shape {list(wanted)}",
+        RuntimeError,
+    )
+    return prims.index_put(x, _along(dim, index), source, accumulate)
+
+
+@register_grad(index_add)
+def _index_add_grad(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
+    out = index_add(x, dim, index, source)
+    g = get_grad(out)
+    put_grad(x, g)
+    if needs_grad(source):
+        put_grad(source, reshape(index_select(g, dim, index), source.shape))
+    return out
+
+
+@register_grad(index_copy)
+def _index_copy_grad(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
+    out = index_copy(x, dim, index, source)
+    g = get_grad(out)
+    if needs_grad(x):
+        put_grad(x, index_fill(g, dim, index, 0))
+    if needs_grad(source):
+        put_grad(source, reshape(index_select(g, dim, index), source.shape))
+    return out
+
+
+@clangop()
+def index_fill(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
+    """x with the slices that `index` names filled with `value`. Shapes: value is 0-d."""
+    check(
+        not isinstance(value, TensorProxy) or value.ndim == 0,
+        lambda: f"index_fill: only supports a 0-dimensional value tensor, but got {value}",
+        RuntimeError,
+    )
+    dim, index = _vector_index("index_fill", x, dim, index)
+    value = convert(value, x.dtype) if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
+    if x.ndim == 0:
+        return reshape(prims.index_put(reshape(x, (1,)), (index,), value), ())
+    return prims.index_put(x, _along(dim, index), value)
+
+
+@register_grad(index_fill)
+def _index_fill_grad(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
+    out = index_fill(x, dim, index, value)
+    g = get_grad(out)
+    if needs_grad(x):
+        put_grad(x, index_fill(g, dim, index, 0))
+    if needs_grad(value):
+        put_grad(value, index_select(g, dim, index).sum())
+    return out
+
+
+@clangop()
+def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+    """out[i][j][k] = x[i][index[i][j][k]][k] for dim=1."""
+    return prims.gather(x, check_dim("gather", dim, x.ndim), index)
+
+
+@clangop()
+def masked_fill(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
+    """`value` where mask is true, else x; x and mask are broadcast together. Shapes: value is 0-d. Dtypes: x's."""
+    check(
+        mask.dtype == torch.bool,
+        lambda: f"masked_fill: only supports boolean masks, but got mask {mask}",
+        RuntimeError,
+    )
+    check(
+        not isinstance(value, TensorProxy) or value.ndim == 0,
+        lambda: f"masked_fill: only supports a 0-dimensional value tensor, but got tensor {value}",
+        RuntimeError,
+    )
+    value = convert(value, x.dtype) if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
+    return where(mask, value, x)
+
+
+@register_grad(masked_fill)
+def _masked_fill_grad(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
+    out = masked_fill(x, mask, value)
+    g = get_grad(out)
+    if needs_grad(x):
+        put_grad(x, masked_fill(g, mask, 0))
+    if needs_grad(value):
+        put_grad(value, where(mask, g, 0).sum())
+    return out

@@ -1,12 +1,13 @@
 """Shape operations with negative dims, lengths of -1 and the rest of torch's conventions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from forge import prims
-from forge.clang.core import clangop, expand_to
-from forge.ir import Dim, TensorProxy, check
+from forge.clang.core import clangop, convert, expand_to
+from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_dim, check_dims, known, same
 
 
@@ -51,17 +52,42 @@ def permute(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
         lambda: f"permute: number of dims don't match: x is {x}, dims are {tuple(dims)}",
         RuntimeError,
     )
-    return prims.permute(x, check_dims("permute", dims, x.ndim) if x.ndim else ())
+    dims = check_dims("permute", dims, x.ndim) if x.ndim else ()
+    return x if dims == tuple(range(x.ndim)) else prims.permute(x, dims)
 
 
 @clangop()
 def transpose(x: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
     """x with two dims exchanged."""
     dim0, dim1 = check_dim("transpose", dim0, x.ndim), check_dim("transpose", dim1, x.ndim)
+    if dim0 == dim1:
+        return x
     dims = list(range(x.ndim))
-    if x.ndim:
-        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return prims.permute(x, tuple(dims))
+
+
+@clangop()
+def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]) -> TensorProxy:
+    """x with the dims `source` at `destination`, the others in order."""
+    source, destination = as_tuple(source), as_tuple(destination)
+    check(
+        len(source) == len(destination),
+        lambda: f"movedim: Invalid source or destination dims: source ({source} dims) should contain the same number "
+        f"of dims as destination ({destination} dims)",
+        RuntimeError,
+    )
+    source, destination = check_dims("movedim", source, x.ndim), check_dims("movedim", destination, x.ndim)
+    if x.ndim == 0:
+        return x
+    placed = dict(zip(destination, source, strict=True))
+    rest = iter([dim for dim in range(x.ndim) if dim not in source])
+    return permute(x, tuple(placed[dim] if dim in placed else next(rest) for dim in range(x.ndim)))
+
+
+def as_tuple(value: Any) -> tuple:
+    """A sequence as a tuple, anything else as a tuple of it."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 @clangop()
@@ -105,16 +131,227 @@ def unsqueeze(x: TensorProxy, dim: int) -> TensorProxy:
 
 
 @clangop()
-def slice_in_dim(x: TensorProxy, dim: int, start: Dim | None, stop: Dim | None, step: int = 1) -> TensorProxy:
-    """x[start:stop:step] along `dim`, with Python's meaning of negative, missing and too large bounds."""
+def squeeze(x: TensorProxy, dims: Iterable[int] | None = None) -> TensorProxy:
+    """x without those of `dims` (all by default) whose length is 1."""
+    dims = range(x.ndim) if dims is None else check_dims("squeeze", tuple(dims), x.ndim)
+    single = tuple(dim for dim in dims if x.ndim and same(x.shape[dim], 1))
+    return prims.squeeze(x, single) if single else x
+
+
+@clangop()
+def flatten(x: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
+    """x with the dims from start_dim to end_dim made one; a 0-d tensor becomes 1-d."""
+    start, end = check_dim("flatten", start_dim, x.ndim), check_dim("flatten", end_dim, x.ndim)
+    check(
+        start <= end,
+        lambda: f"flatten() has invalid args: start_dim {start_dim} cannot come after end_dim {end_dim} of {x}",
+        RuntimeError,
+    )
+    if x.ndim == 0:
+        return reshape(x, (1,))
+    length: Dim = 1
+    for dim in range(start, end + 1):
+        length = length * x.shape[dim]
+    return reshape(x, (*x.shape[:start], length, *x.shape[end + 1 :]))
+
+
+@clangop()
+def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
+    """x with `dim` split into dims of lengths `sizes`, one of which may be -1."""
+    dim = check_dim("unflatten", dim, x.ndim)
+    check(len(sizes) > 0, lambda: "unflatten: sizes must be non-empty", RuntimeError)
+    sizes = split_length("unflatten", x.shape[dim], tuple(sizes))
+    return reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
+
+
+def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """`sizes` with a -1 replaced so that their product is `length`. Raises RuntimeError where it cannot be."""
+    unknown = [i for i, size in enumerate(sizes) if isinstance(size, int) and size == -1]
+    rest: Dim = 1
+    for i, size in enumerate(sizes):
+        rest = rest * (1 if i in unknown else size)
+    valid = len(unknown) < 2 and (
+        same(rest, length) if not unknown else not known(rest == 0) and same(length % rest, 0)
+    )
+    check(
+        valid,
+        lambda: f"{op}: Provided sizes {list(sizes)} don't multiply up to the size of the dim, which is {length}",
+        RuntimeError,
+    )
+    return tuple(length // rest if i in unknown else size for i, size in enumerate(sizes))
+
+
+@clangop()
+def select(x: TensorProxy, dim: int, index: Dim) -> TensorProxy:
+    """x[index] along `dim`, which goes."""
+    check(x.ndim > 0, lambda: "select() cannot be applied to a 0-dim tensor", IndexError)
+    dim = check_dim("select", dim, x.ndim)
+    start = position("select", index, x.shape[dim], dim)
+    return prims.squeeze(prims.slice(x, dim, start, start + 1), (dim,))
+
+
+def position(op: str, index: Dim, length: Dim, dim: int) -> Dim:
+    """An index counted from the front. Raises IndexError where it is known to be out of range."""
+    check(
+        not known(index >= length) and not known(index < -length),
+        lambda: f"{op}: index {index} is out of bounds for dimension {dim} with size {length}",
+        IndexError,
+    )
+    if known(index >= 0):
+        return index
+    return index + length if known(index < 0) else torch.sym_ite(index < 0, index + length, index)
+
+
+def narrow_in_dim(x: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
+    """`length` elements from `start` along `dim`; x itself when these are all."""
+    if known(start == 0) and known(length == x.shape[dim]):
+        return x
+    return prims.slice(x, dim, start, start + length)
+
+
+@clangop()
+def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
+    """The tensors one after another along `dim`, promoted to one dtype. 1-d tensors without elements are left out."""
+    check(len(tensors) > 0, lambda: "cat(): expected a non-empty list of Tensors", RuntimeError)
+    for tensor in tensors:
+        check(
+            tensor.ndim > 0,
+            lambda tensor=tensor: f"cat: zero-dimensional tensor {tensor} cannot be concatenated",
+            RuntimeError,
+        )
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    ranks = {tensor.ndim for tensor in tensors}
+    kept = [t for t in tensors if len(ranks) == 1 or t.ndim != 1 or not known(t.shape[0] == 0)]
+    dim = check_dim("cat", dim, kept[0].ndim)
+    return prims.cat([convert(tensor, dtype) for tensor in kept], dim)
+
+
+@clangop()
+def stack(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
+    """The tensors one after another along a new dim, promoted to one dtype. Shapes: one."""
+    check(len(tensors) > 0, lambda: "stack expects a non-empty TensorList", RuntimeError)
+    first = tensors[0]
+    for tensor in tensors[1:]:
+        check(
+            tensor.ndim == first.ndim and all(map(same, tensor.shape, first.shape)),
+            lambda tensor=tensor: f"stack expects each tensor to be equal size, but got {first} and {tensor}",
+            RuntimeError,
+        )
+    dim = check_dim("stack", dim, first.ndim + 1)
+    return cat([unsqueeze(tensor, dim) for tensor in tensors], dim)
+
+
+@register_grad(stack)
+def _stack_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
+    out = stack(tensors, dim)
+    g = get_grad(out)
+    for i, tensor in enumerate(tensors):
+        put_grad(tensor, select(g, dim, i))
+    return out
+
+
+def split_sizes(x: TensorProxy, sizes: Sequence[Dim], dim: int) -> tuple[TensorProxy, ...]:
+    """Consecutive parts of x along `dim`, of the lengths `sizes`."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(narrow_in_dim(x, dim, start, size))
+        start = start + size
+    return tuple(parts)
+
+
+@clangop()
+def flip(x: TensorProxy, dims: int | Sequence[int]) -> TensorProxy:
+    """x with the order of the elements along `dims` reversed."""
+    dims = check_dims("flip", as_tuple(dims), x.ndim)
+    return prims.flip(x, dims) if x.ndim else prims.clone(x)
+
+
+@clangop()
+def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
+    """x with the elements moved `shift` on along `dim`, those that leave the end put in front."""
+    dim = check_dim("roll", dim, x.ndim)
     length = x.shape[dim]
+    if known(length == 0):
+        return prims.clone(x)
+    start = (length - shift) % length
+    return prims.cat([prims.slice(x, dim, start, length), prims.slice(x, dim, 0, start)], dim)
+
+
+@clangop()
+def diagonal(x: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
+    """The elements of x whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
+    dim1, dim2 = check_dim("diagonal", dim1, x.ndim), check_dim("diagonal", dim2, x.ndim)
+    check(
+        dim1 != dim2,
+        lambda: f"diagonal: diagonal dimensions cannot be identical {dim1}, {dim2} ({x})",
+        RuntimeError,
+    )
+    return prims.diagonal(x, offset, dim1, dim2)
+
+
+def triangle_mask(rows: Dim, columns: Dim, diagonal: Dim, device: torch.device) -> TensorProxy:
+    """A (rows, columns) matrix that is true on and below a diagonal."""
+    row = prims.iota(rows, diagonal, 1, torch.int64, device)
+    column = prims.iota(columns, 0, 1, torch.int64, device)
+    return unsqueeze(row, 1) >= unsqueeze(column, 0)
+
+
+@clangop()
+def tril(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
+    """x with zeros above a diagonal of its last two dims."""
+    _check_matrices("tril", x)
+    return triangle_mask(*x.shape[-2:], diagonal, x.device).where(x, 0)
+
+
+@clangop()
+def triu(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
+    """x with zeros below a diagonal of its last two dims."""
+    _check_matrices("triu", x)
+    return triangle_mask(*x.shape[-2:], diagonal - 1, x.device).where(0, x)
+
+
+def _check_matrices(op: str, x: TensorProxy) -> None:
+    check(x.ndim >= 2, lambda: f"{op}: input tensor must have at least 2 dimensions, but it is {x}", RuntimeError)
+
+
+@register_grad(tril)
+def _tril_grad(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
+    out = tril(x, diagonal)
+    put_grad(x, tril(get_grad(out), diagonal))
+    return out
+
+
+@register_grad(triu)
+def _triu_grad(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
+    out = triu(x, diagonal)
+    put_grad(x, triu(get_grad(out), diagonal))
+    return out
+
+
+@clangop()
+def slice_in_dim(x: TensorProxy, dim: int, start: Dim | None, stop: Dim | None, step: int | None = 1) -> TensorProxy:
+    """x[start:stop:step] along `dim`, with Python's meaning of negative, missing and too large bounds."""
+    bounds = slice_bounds(x.shape[dim], start, stop, step)
+    return x if is_whole(x.shape[dim], bounds) else prims.slice(x, dim, *bounds)
+
+
+Bounds = tuple[Dim, Dim, int]
+
+
+def slice_bounds(length: Dim, start: Dim | None, stop: Dim | None, step: int | None = 1) -> Bounds:
+    """A slice's bounds with 0 <= start <= stop <= length."""
+    step = 1 if step is None else step
     check(step > 0, lambda: f"getitem: slice step must be positive, but got {step}", ValueError)
     start, stop = clamp_bound(start, length, 0), clamp_bound(stop, length, length)
-    if not known(stop >= start):
-        stop = torch.sym_max(start, stop)
-    if step == 1 and known(start == 0) and known(stop == length):
-        return x
-    return prims.slice(x, dim, start, stop, step)
+    return start, stop if known(stop >= start) else torch.sym_max(start, stop), step
+
+
+def is_whole(length: Dim, bounds: Bounds) -> bool:
+    """Whether a slice takes everything."""
+    start, stop, step = bounds
+    return step == 1 and known(start == 0) and known(stop == length)
 
 
 def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:

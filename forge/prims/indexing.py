@@ -1,1 +1,453 @@
-"""Indexing prims: gather, scatter, take, and their kin."""
+"""Indexing prims: reading and writing at places that tensors name. Dims are counted from the front.
+
+An index tensor holds integers; a negative one counts from the end where the docstring says so.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.creation import full
+
+Indices = Sequence[TensorProxy | None]
+INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def check_index(op: str, index: TensorProxy) -> None:
+    """Raises IndexError unless `index` is an integer tensor that torch indexes with."""
+    check_tensor(op, index=index)
+    check(
+        index.dtype in INDEX_DTYPES,
+        lambda: f"{op}: tensors used as indices must be long, int, byte or bool tensors, but index is {index}",
+        IndexError,
+    )
+
+
+def _zeros(shape: Sequence[Dim], like: TensorProxy) -> TensorProxy:
+    return full(tuple(shape), 0, like.dtype, like.device)
+
+
+def indexed_shape(op: str, x: TensorProxy, indices: Indices) -> list[Dim]:
+    """The shape of x[indices]: the indices' common shape in the place of the indexed dims, in front if these are apart.
+
+    Source: numpy's advanced indexing.
+    """
+    places = [dim for dim, index in enumerate(indices) if index is not None]
+    check(bool(places), lambda: f"{op}: at least one index must be a tensor")
+    check(
+        len(indices) <= x.ndim,
+        lambda: f"{op}: too many indices for tensor of dimension {x.ndim} (got {len(indices)}): {x}",
+        IndexError,
+    )
+    common = _broadcast(op, [indices[dim].shape for dim in places])
+    rest = [length for dim, length in enumerate(x.shape) if dim not in places]
+    adjacent = places == list(range(places[0], places[-1] + 1))
+    before = places[0] if adjacent else 0
+    return [*rest[:before], *common, *rest[before:]]
+
+
+def _broadcast(op: str, shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
+    result: list[Dim] = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for dim, length in enumerate(shape, len(result) - len(shape)):
+            if known(result[dim] == 1):
+                result[dim] = length
+            check(
+                known(length == 1) or same(result[dim], length),
+                lambda: f"{op}: shape mismatch: indexing tensors could not be broadcast together with shapes "
+                + " ".join(str(list(shape)) for shape in shapes),
+                IndexError,
+            )
+    return result
+
+
+def _index_meta(x: TensorProxy, indices: Indices) -> TensorProxy:
+    """x[indices], where None takes a whole dim. Negative indices count from the end.
+
+    Shapes: numpy's rule. Raises: IndexError. Source: aten.index.
+    """
+    check_tensor("prims.index", x=x)
+    for index in indices:
+        if index is not None:
+            check_index("prims.index", index)
+    return like(x, shape=indexed_shape("prims.index", x, indices))
+
+
+index = make_prim("index", "index", meta=_index_meta)
+
+
+def has_mask(indices: Indices) -> bool:
+    """Whether one of the indices is a mask, so that how many elements it picks is not known."""
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def _index_put_meta(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
+    """x with x[indices] replaced by (with `accumulate`, increased by) values.
+
+    Shapes: values broadcast to x[indices]'s. Masks may be among the indices, each for as many dims as it has.
+    Dtypes: values have x's. Source: aten.index_put.
+    """
+    op = "prims.index_put"
+    check_tensor(op, x=x, values=values)
+    check(
+        values.dtype == x.dtype,
+        lambda: f"{op}: Index put requires the source and destination dtypes match, but x is {x} and values {values}",
+        RuntimeError,
+    )
+    if not has_mask(indices):
+        for index in indices:
+            if index is not None:
+                check_index(op, index)
+        _check_expands(op, values, indexed_shape(op, x, indices))
+    return like(x)
+
+
+def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
+    extra = values.ndim - len(shape)
+    fits = all(known(length == 1) for length in values.shape[: max(extra, 0)]) and all(
+        known(length == 1) or same(length, wanted)
+        for length, wanted in zip(reversed(values.shape), reversed(shape), strict=False)
+    )
+    check(
+        fits,
+        lambda: f"{op}: shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
+        f"indexing result of shape {list(shape)}",
+        RuntimeError,
+    )
+
+
+index_put = make_prim("index_put", "index_put", meta=_index_put_meta)
+
+
+def _index_sum_meta(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
+    """g[indices], where masks may be among the indices, summed to `shape`: the gradient of index_put's values."""
+    check_tensor("prims.index_sum", g=g)
+    return like(g, shape=shape)
+
+
+index_sum = make_prim("index_sum", "index_sum", meta=_index_sum_meta)
+
+
+def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | None = None) -> None:
+    """An index of x's rank that is nowhere longer than x off `dim`, nor than `src`."""
+    check_tensor(op, x=x)
+    check_dim(op, dim, x.ndim)
+    check_index(op, index)
+    if known(index.numel() == 0):
+        return
+    for name, tensor in (("input", x), ("src", src)):
+        if tensor is None:
+            continue
+        check(
+            max(index.ndim, 1) == max(tensor.ndim, 1),
+            lambda name=name, tensor=tensor: (
+                f"{op}: Index tensor must have the same number of dimensions as {name} tensor, "
+                f"but index is {index} and {name} {tensor}"
+            ),
+            RuntimeError,
+        )
+        for i, (ours, theirs) in enumerate(zip(index.shape, tensor.shape, strict=False)):
+            check(
+                (i == dim and tensor is x) or not known(ours > theirs),
+                lambda name=name, tensor=tensor, i=i: (
+                    f"{op}: Expected index {index} to be no larger than {name} {tensor} apart from dimension {dim}; "
+                    f"dimension {i} is"
+                ),
+                RuntimeError,
+            )
+    check_same_device(op, *[tensor for tensor in (x, index, src) if tensor is not None])
+
+
+def _gather_meta(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+    """out[i][j][k] = x[i][index[i][j][k]][k] for dim=1.
+
+    Shapes: one rank; index is nowhere longer than x off `dim`; out has index's. Source: torch.gather.
+    """
+    _check_along("prims.gather", x, dim, index)
+    return like(x, shape=index.shape)
+
+
+gather = make_prim("gather", "gather", meta=_gather_meta)
+
+
+def _scatter_meta(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
+    """x with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; a number for every src element.
+
+    Shapes: one rank; index is nowhere longer than src, nor than x off `dim`. Dtypes: one.
+    Source: torch.scatter.
+    """
+    tensor = src if isinstance(src, TensorProxy) else None
+    _check_along("prims.scatter", x, dim, index, tensor)
+    _check_one_dtype("prims.scatter", x, tensor)
+    return like(x)
+
+
+def _check_one_dtype(op: str, x: TensorProxy, src: TensorProxy | None) -> None:
+    check(
+        src is None or src.dtype == x.dtype,
+        lambda: f"{op}: Expected self.dtype to be equal to src.dtype, but they are {x} and {src}",
+        RuntimeError,
+    )
+
+
+scatter = make_prim("scatter", "scatter", meta=_scatter_meta)
+
+REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+
+
+def _scatter_reduce_meta(
+    x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
+) -> TensorProxy:
+    """x with the elements of src that scatter puts in one place reduced together, and with x's own if include_self.
+
+    Shapes, Dtypes: as scatter. Source: torch.scatter_reduce.
+    """
+    op = "prims.scatter_reduce"
+    check_tensor(op, src=src)
+    check(
+        reduce in REDUCTIONS,
+        lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
+        RuntimeError,
+    )
+    _check_along(op, x, dim, index, src)
+    _check_one_dtype(op, x, src)
+    return like(x)
+
+
+scatter_reduce = make_prim("scatter_reduce", "scatter_reduce", meta=_scatter_reduce_meta)
+
+
+def _masked_scatter_meta(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
+    """x with the elements where mask is true replaced by source's, in order.
+
+    Shapes: mask has x's. Dtypes: mask is bool; source has x's. Source: torch.masked_scatter.
+    """
+    op = "prims.masked_scatter"
+    check_tensor(op, x=x, mask=mask, source=source)
+    check(
+        mask.dtype == torch.bool,
+        lambda: f"{op}: expected mask dtype to be Bool but mask is {mask}",
+        RuntimeError,
+    )
+    check(
+        x.dtype == source.dtype,
+        lambda: f"{op}: expected self and source to have same dtypes but they are {x} and {source}",
+        RuntimeError,
+    )
+    return like(x)
+
+
+masked_scatter = make_prim("masked_scatter", "masked_scatter", meta=_masked_scatter_meta)
+
+
+def _masked_scatter_backward_meta(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
+    """The elements of g where mask is true, in order, then zeros, as `shape`. Source: aten.masked_scatter_backward."""
+    check_tensor("prims.masked_scatter_backward", g=g, mask=mask)
+    return like(g, shape=shape)
+
+
+masked_scatter_backward = make_prim(
+    "masked_scatter_backward", "masked_scatter_backward", meta=_masked_scatter_backward_meta
+)
+
+
+def _embedding_backward_meta(
+    g: TensorProxy, indices: TensorProxy, rows: Dim, padding_idx: int, scale_by_frequency: bool
+) -> TensorProxy:
+    """The gradient of a table of `rows` rows from g, that of its rows at `indices`.
+
+    padding_idx's row gets none (-1 is no row); a row's is divided by how often indices have it with `scale_by_frequency`.
+    Source: aten.embedding_dense_backward.
+    """
+    check_tensor("prims.embedding_backward", g=g)
+    check_index("prims.embedding_backward", indices)
+    return like(g, shape=(rows, g.shape[-1]))
+
+
+embedding_backward = make_prim("embedding_backward", "embedding_backward", meta=_embedding_backward_meta)
+
+
+def _searchsorted_meta(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
+    """Where each value would be put in its ascending row of `sorted`, before equal ones, after them if `right`.
+
+    Shapes: sorted is 1-d or has the dims of values but the last; out has values'. Dtypes: out has `dtype`.
+    Source: torch.searchsorted.
+    """
+    check_tensor("prims.searchsorted", sorted=sorted, values=values)
+    check(
+        sorted.ndim == 1 or (sorted.ndim == values.ndim and all(map(same, sorted.shape[:-1], values.shape[:-1]))),
+        lambda: "prims.searchsorted: boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries "
+        f"tensor and input value tensor must match, but we got boundaries {sorted} and input value {values}",
+        RuntimeError,
+    )
+    return like(values, dtype=dtype)
+
+
+searchsorted = make_prim("searchsorted", "searchsorted", meta=_searchsorted_meta)
+
+
+# gradient rules
+
+
+@register_grad(index)
+def _index_grad(x: TensorProxy, indices: Indices) -> TensorProxy:
+    out = index(x, indices)
+    g = get_grad(out)
+    put_grad(x, index_put(_zeros(x.shape, g), indices, g, True))
+    return out
+
+
+@register_grad(index_put)
+def _index_put_grad(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
+    out = index_put(x, indices, values, accumulate)
+    g = get_grad(out)
+    if needs_grad(x):
+        put_grad(x, g if accumulate else index_put(g, indices, _zeros((), g)))
+    if needs_grad(values):
+        put_grad(values, index_sum(g, indices, values.shape) if has_mask(indices) else index(g, indices))
+    return out
+
+
+@register_grad(index_sum)
+def _index_sum_grad(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
+    out = index_sum(g, indices, shape)
+    put_grad(g, index_put(_zeros(g.shape, g), indices, get_grad(out), True))
+    return out
+
+
+def scatter_add(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) -> TensorProxy:
+    """x with src added where scatter would put it."""
+    return scatter_reduce(x, dim, index, src, "sum")
+
+
+@register_grad(gather)
+def _gather_grad(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+    out = gather(x, dim, index)
+    g = get_grad(out)
+    put_grad(x, scatter_add(_zeros(x.shape, g), dim, index, g))
+    return out
+
+
+@register_grad(scatter)
+def _scatter_grad(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
+    out = scatter(x, dim, index, src)
+    g = get_grad(out)
+    if needs_grad(x):
+        put_grad(x, scatter(g, dim, index, 0))
+    if needs_grad(src):
+        _check_src_gradient("scatter", index, src)
+        put_grad(src, gather(g, dim, index))
+    return out
+
+
+def _check_src_gradient(op: str, index: TensorProxy, src: TensorProxy) -> None:
+    check(
+        len(index.shape) == len(src.shape) and all(map(same, index.shape, src.shape)),
+        lambda: f"{op}: the gradient of src needs src and index to have one shape, but they are {src} and {index}",
+        RuntimeError,
+    )
+
+
+class _Reduced(NamedTuple):
+    """One scatter_reduce, and the gradient of its result."""
+
+    g: TensorProxy
+    x: TensorProxy
+    dim: int
+    index: TensorProxy
+    src: TensorProxy
+    out: TensorProxy
+    include_self: bool
+
+
+@register_grad(scatter_reduce)
+def _scatter_reduce_grad(
+    x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
+) -> TensorProxy:
+    out = scatter_reduce(x, dim, index, src, reduce, include_self)
+    _check_src_gradient("scatter_reduce", index, src)
+    of_x, of_src = _REDUCE_GRADS[reduce](_Reduced(get_grad(out), x, dim, index, src, out, include_self))
+    if needs_grad(x):
+        put_grad(x, of_x() if include_self else scatter(of_x(), dim, index, 0))
+    if needs_grad(src):
+        put_grad(src, of_src())
+    return out
+
+
+Thunks = tuple[Callable[[], TensorProxy], Callable[[], TensorProxy]]
+
+
+def _sum_grads(call: _Reduced) -> Thunks:
+    return lambda: call.g, lambda: gather(call.g, call.dim, call.index)
+
+
+def _mean_grads(call: _Reduced) -> Thunks:
+    g, x, dim, index, src, _, include_self = call
+    count = full(x.shape, 1 if include_self else 0, x.dtype, x.device)
+    count = scatter_add(count, dim, index, full(src.shape, 1, x.dtype, x.device))
+    share = g / (count == 0).where(1, count)
+    return lambda: share, lambda: gather(share, dim, index)
+
+
+def _extremum_grads(call: _Reduced) -> Thunks:
+    """Ties share the gradient; x counts where it equals the result, included or not, as in torch."""
+    g, x, dim, index, src, out, _ = call
+    from_x = (x == out).to(x.dtype)
+    from_src = (src == gather(out, dim, index)).to(x.dtype)
+    share = g / scatter_add(from_x, dim, index, from_src)
+    return lambda: from_x * share, lambda: from_src * gather(share, dim, index)
+
+
+def _prod_grads(call: _Reduced) -> Thunks:
+    """A zero in src takes the product of the others in its place; where there are two, all get 0."""
+    g, x, dim, index, src, out, include_self = call
+    zero = src == 0
+
+    def of_x() -> TensorProxy:
+        return g * scatter_reduce(full(x.shape, 1, x.dtype, x.device), dim, index, src, "prod")
+
+    def of_src() -> TensorProxy:
+        zeros = gather(scatter_add(_zeros(x.shape, x), dim, index, zero.to(x.dtype)), dim, index)
+        only = zero & (zeros == 1)
+        others = scatter_reduce(x, dim, index, only.where(1, src), "prod", include_self)
+        return only.where(gather(g * others, dim, index), gather(g * out, dim, index) / zero.where(1, src))
+
+    return of_x, of_src
+
+
+_REDUCE_GRADS: dict[str, Callable[[_Reduced], Thunks]] = {
+    "sum": _sum_grads,
+    "mean": _mean_grads,
+    "prod": _prod_grads,
+    "amax": _extremum_grads,
+    "amin": _extremum_grads,
+}
+
+
+@register_grad(masked_scatter)
+def _masked_scatter_grad(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
+    out = masked_scatter(x, mask, source)
+    g = get_grad(out)
+    if needs_grad(x):
+        put_grad(x, mask.where(0, g))
+    if needs_grad(source):
+        put_grad(source, masked_scatter_backward(g, mask, source.shape))
+    return out
+
+
+@register_grad(embedding_backward)
+def _embedding_backward_grad(
+    g: TensorProxy, indices: TensorProxy, rows: Dim, padding_idx: int, scale_by_frequency: bool
+) -> TensorProxy:
+    out = embedding_backward(g, indices, rows, padding_idx, scale_by_frequency)
+    check(
+        not scale_by_frequency,
+        lambda: "embedding_backward: no second gradient with scale_grad_by_freq",
+        NotImplementedError,
+    )
+    again = index(get_grad(out), (indices,))
+    put_grad(g, again if padding_idx < 0 else (indices == padding_idx).unsqueeze(-1).where(0, again))
+    return out

@@ -1,1 +1,112 @@
-"""Random prims. They draw from torch's default generator in the order in which they are called."""
+"""Random prims: each draws from torch's default generator of its device."""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge.ir import Dim, Tag, TensorProxy, check, current_trace
+from forge.prims.core import check_tensor, like, make_prim
+
+
+def _bernoulli_meta(shape: Sequence[Dim], p: float, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """1 with probability `p`, else 0."""
+    check(
+        not isinstance(p, (int, float)) or 0 <= p <= 1,
+        lambda: f"prims.bernoulli: bernoulli_ expects p to be in [0, 1], but got p={p}",
+        RuntimeError,
+    )
+    return current_trace().tensor(shape, dtype, device)
+
+
+bernoulli = make_prim("bernoulli", "bernoulli", meta=_bernoulli_meta, tags=[Tag.RANDOM])
+
+
+def _uniform_meta(
+    shape: Sequence[Dim], low: float, high: float, dtype: torch.dtype, device: torch.device
+) -> TensorProxy:
+    """Uniform in [low, high). Dtypes: floating point."""
+    _check_float("prims.uniform", dtype)
+    check(
+        not (isinstance(low, (int, float)) and isinstance(high, (int, float))) or low <= high,
+        lambda: f"prims.uniform: uniform_ expects to return a [from, to) range, but found from={low} > to={high}",
+        RuntimeError,
+    )
+    return current_trace().tensor(shape, dtype, device)
+
+
+def _check_float(op: str, dtype: torch.dtype) -> None:
+    check(
+        dtype.is_floating_point or dtype.is_complex,
+        lambda: f"{op}: the dtype is {dtype}, for which it is not implemented; it must be floating point",
+        NotImplementedError,
+    )
+
+
+uniform = make_prim("uniform", "uniform", meta=_uniform_meta, tags=[Tag.RANDOM])
+
+
+def _normal_meta(
+    shape: Sequence[Dim], mean: float, std: float, dtype: torch.dtype, device: torch.device
+) -> TensorProxy:
+    """Normally distributed. Dtypes: floating point."""
+    _check_float("prims.normal", dtype)
+    check(
+        not isinstance(std, (int, float)) or std >= 0,
+        lambda: f"prims.normal: normal expects std >= 0.0, but found std {std}",
+        RuntimeError,
+    )
+    return current_trace().tensor(shape, dtype, device)
+
+
+normal = make_prim("normal", "normal", meta=_normal_meta, tags=[Tag.RANDOM])
+
+
+def _randint_meta(shape: Sequence[Dim], low: Dim, high: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """Integers, uniform in [low, high)."""
+    check(
+        not (isinstance(low, int) and isinstance(high, int)) or low < high,
+        lambda: f"prims.randint: random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
+        RuntimeError,
+    )
+    return current_trace().tensor(shape, dtype, device)
+
+
+randint = make_prim("randint", "randint", meta=_randint_meta, tags=[Tag.RANDOM])
+
+
+def _randperm_meta(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """The integers below n in random order."""
+    check(
+        not isinstance(n, int) or n >= 0,
+        lambda: f"prims.randperm: n must be non-negative, got {n}",
+        RuntimeError,
+    )
+    return current_trace().tensor((n,), dtype, device)
+
+
+randperm = make_prim("randperm", "randperm", meta=_randperm_meta, tags=[Tag.RANDOM])
+
+
+def _multinomial_meta(x: TensorProxy, num_samples: int, replacement: bool) -> TensorProxy:
+    """Indices drawn from each row of weights.
+
+    Shapes: x is (n,) or (rows, n); out is (num_samples,) or (rows, num_samples). Source: torch.multinomial.
+    """
+    op = "prims.multinomial"
+    check_tensor(op, x=x)
+    check(x.ndim in (1, 2), lambda: f"{op}: prob_dist must be 1 or 2 dim, but x is {x}", RuntimeError)
+    check(
+        x.dtype.is_floating_point,
+        lambda: f"{op}: multinomial only supports floating-point dtypes for input, but x is {x}",
+        RuntimeError,
+    )
+    check(num_samples > 0, lambda: f"{op}: cannot sample n_sample <= 0 samples, got {num_samples}", RuntimeError)
+    check(
+        replacement or not isinstance(x.shape[-1], int) or num_samples <= x.shape[-1],
+        lambda: f"{op}: cannot sample n_sample > prob_dist.size(-1) samples without replacement: {num_samples} from {x}",
+        RuntimeError,
+    )
+    return like(x, shape=(*x.shape[:-1], num_samples), dtype=torch.int64)
+
+
+multinomial = make_prim("multinomial", "multinomial", meta=_multinomial_meta, tags=[Tag.RANDOM])

@@ -215,14 +215,13 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
     return output
 
 
-def _alias(entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, aliased: bool | None) -> None:
+def _alias(entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View) -> None:
     base = args[0]
-    sure = aliased or entry.view is View.ALWAYS
     single = isinstance(output, TensorProxy)
     for index, view in enumerate([output] if single else output):
-        if not isinstance(view, TensorProxy) or view.name == base.name:
+        if not isinstance(view, TensorProxy) or view.name == base.name or how is View.NEVER:
             continue
-        if sure:
+        if how is View.ALWAYS:
             memory.alias(view, base, view_step(entry, args[1:], kwargs, None if single else index))
         else:
             memory.share(view, base, entry.symbol.id)

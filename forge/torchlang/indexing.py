@@ -1,1 +1,325 @@
-"""Indexing functions of torch, x[...] and x[...] = y."""
+"""Functions of torch that read and write at places that keys, index tensors and masks name."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge import clang, prims
+from forge.ir import Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import check_dim
+from forge.torchlang.core import View, torchsymbol
+
+TensorOrNumber = TensorProxy | Number
+
+
+# keys
+
+
+def _getitem_view(args: tuple, kwargs: dict) -> View:
+    return View.ALWAYS if clang.is_basic(args[1]) else View.NEVER
+
+
+def _getitem_back(x: TensorProxy, new: TensorProxy, key: Any) -> TensorProxy:
+    return clang.with_item(x, key, new)
+
+
+@torchsymbol(operator.getitem, Tensor.__getitem__, view=_getitem_view, invert=_getitem_back)
+def getitem(input: TensorProxy, key: Any) -> TensorProxy:
+    """input[key]: ints, slices, None and Ellipsis make a view, index tensors a copy.
+
+    Raises: NotImplementedError for a mask.
+    """
+    return clang.getitem(input, key)
+
+
+def with_item(input: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+    """A copy of input with input[key] = value."""
+    out = input.clone()
+    out[key] = value
+    return out
+
+
+@torchsymbol(with_item, id="operator.setitem", inplace=(operator.setitem, Tensor.__setitem__))
+def setitem(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
+    """input with input[key] replaced by `value`, which is converted and broadcast."""
+    return clang.with_item(input, key, value)
+
+
+@torchsymbol(torch.index_put, Tensor.index_put, inplace=(torch.index_put_, Tensor.index_put_))
+def index_put(
+    input: TensorProxy, indices: Sequence[TensorProxy | None], values: TensorProxy, accumulate: bool = False
+) -> TensorProxy:
+    """input with input[indices] replaced by (with `accumulate`, increased by) values."""
+    return prims.index_put(input, tuple(indices), values, accumulate)
+
+
+@torchsymbol(torch.ops.aten.index, torch.ops.aten.index.Tensor, id="torch.ops.aten.index")
+def aten_index(self: TensorProxy, indices: Sequence[TensorProxy | None]) -> TensorProxy:
+    """self[indices], where None takes a whole dim."""
+    check(
+        not prims.has_mask(indices),
+        lambda: "aten.index: the shape of the result of a mask depends on data, which is not known while tracing",
+        NotImplementedError,
+    )
+    return prims.index(self, tuple(indices))
+
+
+# along a dim
+
+
+@torchsymbol(torch.index_select, Tensor.index_select)
+def index_select(input: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+    """The slices along `dim` that the vector `index` names."""
+    return clang.index_select(input, dim, index)
+
+
+@torchsymbol(torch.index_add, Tensor.index_add, inplace=Tensor.index_add_)
+def index_add(
+    input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, *, alpha: Number = 1
+) -> TensorProxy:
+    """input with alpha * the slices of `source` added to those that `index` names."""
+    scaled = source if isinstance(alpha, int) and alpha == 1 else source * alpha
+    return clang.index_add(input, dim, index, scaled)
+
+
+@torchsymbol(torch.index_copy, Tensor.index_copy, inplace=Tensor.index_copy_)
+def index_copy(input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
+    """input with the slices that `index` names replaced by those of `source`."""
+    return clang.index_copy(input, dim, index, source)
+
+
+@torchsymbol(torch.index_fill, Tensor.index_fill, inplace=Tensor.index_fill_)
+def index_fill(input: TensorProxy, dim: int, index: TensorProxy, value: TensorOrNumber) -> TensorProxy:
+    """input with the slices that `index` names filled with `value`."""
+    return clang.index_fill(input, dim, index, value)
+
+
+@torchsymbol(torch.gather, Tensor.gather)
+def gather(input: TensorProxy, dim: int, index: TensorProxy, *, sparse_grad: bool = False) -> TensorProxy:
+    """out[i][j][k] = input[i][index[i][j][k]][k] for dim=1."""
+    check(
+        not sparse_grad,
+        lambda: "gather: sparse_grad=True is not supported; see forge/torchlang/indexing.py",
+        NotImplementedError,
+    )
+    return clang.gather(input, dim, index)
+
+
+@torchsymbol(torch.take_along_dim, Tensor.take_along_dim)
+def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = None) -> TensorProxy:
+    """As gather, with input and indices broadcast off `dim`; both flattened without `dim`."""
+    check(
+        indices.dtype == torch.int64,
+        lambda: f"take_along_dim: dtype of indices should be Long but got {indices}",
+        RuntimeError,
+    )
+    if dim is None:
+        return clang.gather(clang.reshape(input, (-1,)), 0, clang.reshape(indices, (-1,)))
+    check(
+        input.ndim == indices.ndim,
+        lambda: "take_along_dim: input and indices should have the same number of dimensions, "
+        f"but got {input} and {indices}",
+        RuntimeError,
+    )
+    dim = check_dim("take_along_dim", dim, input.ndim)
+    free = [tuple(length for i, length in enumerate(x.shape) if i != dim) for x in (input, indices)]
+    shape = clang.broadcast_shapes("take_along_dim", *free)
+    wide = [
+        clang.expand_to(x, (*shape[:dim], x.shape[dim], *shape[dim:])) if x.ndim else x for x in (input, indices)
+    ]
+    return clang.gather(wide[0], dim, wide[1])
+
+
+@torchsymbol(torch.take, Tensor.take)
+def take(input: TensorProxy, index: TensorProxy) -> TensorProxy:
+    """The elements of flattened input at `index`."""
+    check(
+        index.dtype == torch.int64,
+        lambda: f"take(): Expected a long tensor for index, but got {index}",
+        RuntimeError,
+    )
+    return prims.index(clang.reshape(input, (-1,)), (index,))
+
+
+_LEGACY_REDUCE = {"add": "sum", "multiply": "prod"}
+
+
+@torchsymbol(torch.scatter, Tensor.scatter, inplace=Tensor.scatter_)
+def scatter(
+    input: TensorProxy,
+    dim: int,
+    index: TensorProxy,
+    src: TensorOrNumber | None = None,
+    *,
+    value: Number | None = None,
+    reduce: str | None = None,
+) -> TensorProxy:
+    """input with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; with `reduce`, src is added or multiplied in."""
+    src = value if src is None else src
+    check(src is not None, lambda: "scatter: missing the argument 'src' or 'value'", TypeError)
+    dim = check_dim("scatter", dim, input.ndim)
+    if reduce is None:
+        return prims.scatter(input, dim, index, src)
+    check(
+        reduce in _LEGACY_REDUCE,
+        lambda: f"scatter: reduce argument must be either add or multiply, got {reduce}",
+        RuntimeError,
+    )
+    if not isinstance(src, TensorProxy):
+        src = prims.full(index.shape, src, input.dtype, input.device)
+    return prims.scatter_reduce(input, dim, index, src, _LEGACY_REDUCE[reduce])
+
+
+@torchsymbol(torch.scatter_add, Tensor.scatter_add, inplace=Tensor.scatter_add_)
+def scatter_add(input: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) -> TensorProxy:
+    """input with src added where scatter would put it."""
+    return prims.scatter_add(input, check_dim("scatter_add", dim, input.ndim), index, src)
+
+
+@torchsymbol(torch.scatter_reduce, Tensor.scatter_reduce, inplace=Tensor.scatter_reduce_)
+def scatter_reduce(
+    input: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, *, include_self: bool = True
+) -> TensorProxy:
+    """input with what scatter would put in one place reduced: "sum", "prod", "mean", "amax" or "amin"."""
+    dim = check_dim("scatter_reduce", dim, input.ndim)
+    return prims.scatter_reduce(input, dim, index, src, reduce, include_self)
+
+
+# masks
+
+
+@torchsymbol(torch.masked_fill, Tensor.masked_fill, inplace=Tensor.masked_fill_)
+def masked_fill(input: TensorProxy, mask: TensorProxy, value: TensorOrNumber) -> TensorProxy:
+    """`value` where mask is true, else input."""
+    return clang.masked_fill(input, mask, value)
+
+
+@register_grad(masked_fill)
+def _masked_fill_grad(input: TensorProxy, mask: TensorProxy, value: TensorOrNumber) -> TensorProxy:
+    out = masked_fill(input, mask, value)
+    g = get_grad(out)
+    if needs_grad(input):
+        put_grad(input, clang.masked_fill(g, mask, 0))
+    if needs_grad(value):
+        put_grad(value, clang.where(mask, g, 0).sum())
+    return out
+
+
+@torchsymbol(torch.masked_scatter, Tensor.masked_scatter, inplace=Tensor.masked_scatter_)
+def masked_scatter(input: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
+    """input with the elements where mask is true replaced by source's, in order."""
+    return prims.masked_scatter(*clang.broadcast("masked_scatter", input, mask), source)
+
+
+# slices as functions: the views' inverses
+
+
+@torchsymbol(torch.select_scatter, Tensor.select_scatter)
+def select_scatter(input: TensorProxy, src: TensorProxy, dim: int, index: int) -> TensorProxy:
+    """input with input.select(dim, index) replaced by src."""
+    dim = check_dim("select_scatter", dim, input.ndim)
+    shape = (*input.shape[:dim], *input.shape[dim + 1 :])
+    check(
+        len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
+        lambda: f"select_scatter: expected src to have a size equal to the slice of self. src size = "
+        f"{list(src.shape)}, slice size = {list(shape)}",
+        RuntimeError,
+    )
+    return clang.with_item(input, (*[slice(None)] * dim, index), src)
+
+
+@torchsymbol(torch.slice_scatter, Tensor.slice_scatter)
+def slice_scatter(
+    input: TensorProxy, src: TensorProxy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TensorProxy:
+    """input with input[start:end:step] along `dim` replaced by src."""
+    dim = check_dim("slice_scatter", dim, input.ndim)
+    bounds = clang.slice_bounds(input.shape[dim], start, end, step)
+    start, stop, step = bounds
+    shape = (*input.shape[:dim], (stop - start + step - 1) // step, *input.shape[dim + 1 :])
+    check(
+        len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
+        lambda: f"slice_scatter: expected src to have a size equal to the slice of self. src size = "
+        f"{list(src.shape)}, slice size = {list(shape)}",
+        RuntimeError,
+    )
+    return prims.slice_scatter(input, clang.convert(src, input.dtype), dim, *bounds)
+
+
+# whole-tensor writes
+
+
+def _copied(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return torch.empty_like(self).copy_(src, non_blocking)
+
+
+@torchsymbol(_copied, id="torch.Tensor.copy_", inplace=Tensor.copy_)
+def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
+    """src in self's shape, dtype and device."""
+    if src.device != self.device:
+        src = prims.device_put(src, self.device, non_blocking)
+    return clang.expand(clang.convert(src, self.dtype), self.shape)
+
+
+@torchsymbol(torch.fill, inplace=(torch.fill_, Tensor.fill_))
+def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
+    """`value` in input's shape and dtype. Shapes: value is 0-d."""
+    if not isinstance(value, TensorProxy):
+        return prims.full(input.shape, value, input.dtype, input.device)
+    check(
+        value.ndim == 0,
+        lambda: f"fill: fill_ only supports 0-dimension value tensor but got tensor {value}",
+        RuntimeError,
+    )
+    return clang.expand(clang.convert(value, input.dtype), input.shape)
+
+
+@torchsymbol(torch.zeros_like, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
+def zero(self: TensorProxy) -> TensorProxy:
+    """0 in self's shape and dtype."""
+    return prims.full(self.shape, 0, self.dtype, self.device)
+
+
+# places
+
+
+@torchsymbol(torch.searchsorted)
+def searchsorted(
+    sorted_sequence: TensorProxy,
+    input: TensorOrNumber,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: TensorProxy | None = None,
+) -> TensorProxy:
+    """Where each value would be put in an ascending row, before equal ones; after them if `right`."""
+    check(
+        side in (None, "left", "right") and not (side == "left" and right),
+        lambda: f"searchsorted: side is {side!r} with right={right}; it can only be 'left' or 'right', and not opposites",
+        RuntimeError,
+    )
+    if sorter is not None:
+        sorted_sequence = clang.gather(sorted_sequence, sorted_sequence.ndim - 1, sorter)
+    if not isinstance(input, TensorProxy):
+        input = prims.full((), input, sorted_sequence.dtype, sorted_sequence.device)
+    dtype = torch.int32 if out_int32 else torch.int64
+    return prims.searchsorted(sorted_sequence, input, right or side == "right", dtype)
+
+
+@torchsymbol(torch.bucketize)
+def bucketize(
+    input: TensorOrNumber, boundaries: TensorProxy, *, out_int32: bool = False, right: bool = False
+) -> TensorProxy:
+    """The bucket between ascending boundaries in which each value is."""
+    check(
+        boundaries.ndim == 1,
+        lambda: f"bucketize: boundaries tensor must be 1 dimension, but got {boundaries}",
+        RuntimeError,
+    )
+    if not isinstance(input, TensorProxy):
+        input = prims.full((), input, boundaries.dtype, boundaries.device)
+    return prims.searchsorted(boundaries, input, right, torch.int32 if out_int32 else torch.int64)

@@ -1,13 +1,17 @@
-"""Functions of torch that move elements."""
+"""Functions of torch that show a tensor's elements in another shape or order."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forge import clang
-from forge.ir import TensorProxy
+from forge import clang, prims
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check
+from forge.prims.core import check_dim, check_dims, known
 from forge.torchlang.core import View, torchsymbol
+
+Format = torch.memory_format
 
 
 def varargs(first: Any, rest: tuple) -> tuple:
@@ -15,17 +19,504 @@ def varargs(first: Any, rest: tuple) -> tuple:
     return tuple(first) if isinstance(first, (tuple, list)) else (first, *rest)
 
 
+def _sizes(args: tuple, named: Any, op: str) -> tuple:
+    """The sizes of x.view(2, 3), x.view((2, 3)) or x.view(size=(2, 3))."""
+    check(bool(args) or named is not None, lambda: f"{op}: missing the argument 'size'", TypeError)
+    return varargs(args[0], args[1:]) if args else tuple(named)
+
+
 def _reshape_back(x: TensorProxy, new: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
     return clang.reshape(new, x.shape)
 
 
+def _row_major(x: TensorProxy) -> bool:
+    """Whether x is known to lie in memory in row-major order."""
+    if x.strides is None:
+        return False
+    expected: Dim = 1
+    for length, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):
+        if not known(length == 1) and not known(stride == expected):
+            return False
+        expected = expected * length
+    return True
+
+
+def _view_if_row_major(args: tuple, kwargs: dict) -> View:
+    return View.ALWAYS if _row_major(args[0]) else View.MAYBE
+
+
+# another shape
+
+
 @torchsymbol(Tensor.view, view=View.ALWAYS, invert=_reshape_back)
-def view(self: TensorProxy, *shape: Any) -> TensorProxy:
+def view(self: TensorProxy, *shape: Any, size: Sequence[Dim] | None = None, dtype: Any = None) -> TensorProxy:
     """The same memory with another shape."""
-    return clang.reshape(self, varargs(shape[0], shape[1:]))
+    check(
+        dtype is None and not (shape and isinstance(shape[0], torch.dtype)),
+        lambda: "Tensor.view(dtype) is not supported; see forge/torchlang/shape.py",
+        NotImplementedError,
+    )
+    return clang.reshape(self, _sizes(shape, size, "view"))
 
 
-@torchsymbol(Tensor.transpose, torch.transpose, view=View.ALWAYS, invert=lambda x, new, a, b: clang.transpose(new, a, b))
+@torchsymbol(Tensor.reshape, view=_view_if_row_major, invert=_reshape_back)
+def tensor_reshape(self: TensorProxy, *args: Any, shape: Sequence[Dim] | None = None) -> TensorProxy:
+    """The elements in row-major order with another shape."""
+    return clang.reshape(self, _sizes(args, shape, "reshape"))
+
+
+@torchsymbol(torch.reshape, view=_view_if_row_major, invert=_reshape_back)
+def reshape(input: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
+    """The elements in row-major order with another shape."""
+    return clang.reshape(input, shape)
+
+
+@torchsymbol(Tensor.view_as, view=View.ALWAYS, invert=_reshape_back)
+def view_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
+    """The same memory with other's shape."""
+    return clang.reshape(self, other.shape)
+
+
+@torchsymbol(Tensor.reshape_as, view=_view_if_row_major, invert=_reshape_back)
+def reshape_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
+    """The elements with other's shape."""
+    return clang.reshape(self, other.shape)
+
+
+@torchsymbol(torch.flatten, Tensor.flatten, view=_view_if_row_major, invert=_reshape_back)
+def flatten(input: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
+    """The dims from start_dim to end_dim as one; a 0-d tensor becomes 1-d."""
+    return clang.flatten(input, start_dim, end_dim)
+
+
+@torchsymbol(torch.ravel, Tensor.ravel, view=_view_if_row_major, invert=_reshape_back)
+def ravel(input: TensorProxy) -> TensorProxy:
+    """All elements in one dim."""
+    return clang.reshape(input, (-1,))
+
+
+@torchsymbol(torch.unflatten, Tensor.unflatten, view=View.ALWAYS, invert=_reshape_back)
+def unflatten(input: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
+    """One dim split into several, the length of one of which may be -1."""
+    return clang.unflatten(input, dim, sizes)
+
+
+@torchsymbol(torch.unsqueeze, Tensor.unsqueeze, view=View.ALWAYS, invert=_reshape_back)
+def unsqueeze(input: TensorProxy, dim: int) -> TensorProxy:
+    """A dim of length 1 before `dim`."""
+    return clang.unsqueeze(input, dim)
+
+
+@torchsymbol(torch.squeeze, Tensor.squeeze, view=View.ALWAYS, invert=_reshape_back)
+def squeeze(input: TensorProxy, dim: int | Sequence[int] | None = None) -> TensorProxy:
+    """Without those of `dim` (all by default) whose length is 1."""
+    return clang.squeeze(input, None if dim is None else clang.as_tuple(dim))
+
+
+@torchsymbol(Tensor.expand, view=View.ALWAYS)
+def expand(self: TensorProxy, *sizes: Any, size: Sequence[Dim] | None = None, implicit: bool = False) -> TensorProxy:
+    """Broadcast to a shape, where -1 keeps a length."""
+    return clang.expand(self, _sizes(sizes, size, "expand"))
+
+
+@torchsymbol(Tensor.expand_as, view=View.ALWAYS)
+def expand_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
+    """Broadcast to other's shape."""
+    return clang.expand(self, other.shape)
+
+
+@torchsymbol(torch.broadcast_to, Tensor.broadcast_to, view=View.ALWAYS)
+def broadcast_to(input: TensorProxy, size: Sequence[Dim]) -> TensorProxy:
+    """Broadcast to a shape."""
+    return clang.expand(input, size)
+
+
+@torchsymbol(torch.functional.broadcast_tensors)
+def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
+    """The tensors, broadcast together."""
+    tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
+    shape = clang.broadcast_shapes("broadcast_tensors", *[tensor.shape for tensor in tensors]) if tensors else ()
+    return tuple(clang.expand(tensor, shape) for tensor in tensors)
+
+
+@torchsymbol(torch.functional.meshgrid)
+def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, ...]:
+    """Coordinate grids of vectors: "ij" (the default) for matrix order, "xy" with the first two dims exchanged."""
+    tensors = varargs(tensors[0], tensors[1:])
+    check(
+        indexing in (None, "ij", "xy"),
+        lambda: f"meshgrid: indexing must be one of 'xy' or 'ij', but received: {indexing}",
+        RuntimeError,
+    )
+    for tensor in tensors:
+        check(
+            tensor.ndim < 2,
+            lambda tensor=tensor: f"meshgrid: Expected 0D or 1D tensor in the tensor list but got: {tensor}",
+            RuntimeError,
+        )
+    order = list(range(len(tensors)))
+    if indexing == "xy" and len(tensors) > 1:
+        order[:2] = [1, 0]
+    vectors = [clang.reshape(tensor, (-1,)) for tensor in tensors]
+    shape = tuple(vectors[i].shape[0] for i in order)
+    return tuple(
+        prims.broadcast_in_dim(vector, shape, (order.index(i),)) for i, vector in enumerate(vectors)
+    )
+
+
+def _atleast(rank: int) -> Symbol:
+    def body(*tensors: Any) -> TensorProxy | tuple[TensorProxy, ...]:
+        if len(tensors) == 1 and not isinstance(tensors[0], (tuple, list)):
+            return _padded(tensors[0], rank)
+        return tuple(_padded(tensor, rank) for tensor in varargs(tensors[0], tensors[1:]))
+
+    body.__name__, body.__doc__ = f"atleast_{rank}d", f"Dims of length 1 added to make {rank}, as numpy does."
+    return torchsymbol(getattr(torch.functional, body.__name__), view=View.ALWAYS, invert=_reshape_back)(body)
+
+
+def _padded(x: TensorProxy, rank: int) -> TensorProxy:
+    while x.ndim < rank:
+        x = clang.unsqueeze(x, x.ndim if x.ndim == 2 else 0)
+    return x
+
+
+atleast_1d, atleast_2d, atleast_3d = _atleast(1), _atleast(2), _atleast(3)
+
+
+# another order of dims
+
+
+@torchsymbol(
+    torch.transpose,
+    Tensor.transpose,
+    torch.swapdims,
+    Tensor.swapdims,
+    view=View.ALWAYS,
+    invert=lambda x, new, dim0, dim1: clang.transpose(new, dim0, dim1),
+)
 def transpose(input: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
     """Two dims exchanged."""
     return clang.transpose(input, dim0, dim1)
+
+
+@torchsymbol(
+    torch.swapaxes,
+    Tensor.swapaxes,
+    view=View.ALWAYS,
+    invert=lambda x, new, axis0, axis1: clang.transpose(new, axis0, axis1),
+)
+def swapaxes(input: TensorProxy, axis0: int, axis1: int) -> TensorProxy:
+    """Two dims exchanged."""
+    return clang.transpose(input, axis0, axis1)
+
+
+def _inverse(dims: Sequence[int], ndim: int) -> tuple[int, ...]:
+    dims = [dim % ndim for dim in dims]
+    return tuple(sorted(range(len(dims)), key=dims.__getitem__))
+
+
+def _permute_back(x: TensorProxy, new: TensorProxy, *args: Any, dims: Sequence[int] | None = None) -> TensorProxy:
+    return clang.permute(new, _inverse(_sizes(args, dims, "permute"), x.ndim))
+
+
+@torchsymbol(Tensor.permute, view=View.ALWAYS, invert=_permute_back)
+def tensor_permute(self: TensorProxy, *args: Any, dims: Sequence[int] | None = None) -> TensorProxy:
+    """Dim i is dim dims[i] of self."""
+    return clang.permute(self, _sizes(args, dims, "permute"))
+
+
+@torchsymbol(torch.permute, view=View.ALWAYS, invert=_permute_back)
+def permute(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
+    """Dim i is dim dims[i] of input."""
+    return clang.permute(input, dims)
+
+
+def _move(name: str) -> Symbol:
+    def body(
+        input: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]
+    ) -> TensorProxy:
+        return clang.movedim(input, source, destination)
+
+    def invert(
+        x: TensorProxy, new: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]
+    ) -> TensorProxy:
+        return clang.movedim(new, destination, source)
+
+    body.__name__, body.__doc__ = name, "The dims `source` moved to `destination`, the others in order."
+    return torchsymbol(getattr(torch, name), getattr(Tensor, name), view=View.ALWAYS, invert=invert)(body)
+
+
+movedim, moveaxis = _move("movedim"), _move("moveaxis")
+
+
+def _t(x: TensorProxy) -> TensorProxy:
+    check(x.ndim <= 2, lambda: f"t() expects a tensor with <= 2 dimensions, but self is {x}", RuntimeError)
+    return clang.transpose(x, 0, 1) if x.ndim == 2 else x
+
+
+def _reversed_dims(x: TensorProxy) -> TensorProxy:
+    return clang.permute(x, tuple(reversed(range(x.ndim))))
+
+
+def _matrices_transposed(x: TensorProxy) -> TensorProxy:
+    check(
+        x.ndim >= 2,
+        lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}",
+        RuntimeError,
+    )
+    return clang.transpose(x, -2, -1)
+
+
+def _own_inverse(
+    name: str, meaning: Callable[[TensorProxy], TensorProxy], *functions: Callable, id: str | None = None
+) -> Symbol:
+    """A view without arguments that undoes itself."""
+
+    def body(input: TensorProxy) -> TensorProxy:
+        return meaning(input)
+
+    body.__name__, body.__doc__ = name, "Dims in reverse order: of all, or of the last two."
+    invert = lambda x, new: meaning(new)  # noqa: E731
+    return torchsymbol(*functions, id=id, view=View.ALWAYS, invert=invert)(body)
+
+
+t = _own_inverse("t", _t, torch.t, Tensor.t)
+T = _own_inverse("T", _reversed_dims, Tensor.T.__get__, id="torch.Tensor.T")
+mT = _own_inverse("mT", _matrices_transposed, Tensor.mT.__get__, id="torch.Tensor.mT")
+
+
+def _real_adjoint(x: TensorProxy) -> TensorProxy:
+    check(
+        not x.dtype.is_complex,
+        lambda: f"the adjoint of a complex tensor is not supported ({x}); see forge/torchlang/shape.py",
+        NotImplementedError,
+    )
+    return x if x.ndim == 0 else _matrices_transposed(x)
+
+
+H = _own_inverse("H", _real_adjoint, Tensor.H.__get__, id="torch.Tensor.H")
+mH = _own_inverse("mH", _real_adjoint, Tensor.mH.__get__, id="torch.Tensor.mH")
+adjoint = _own_inverse("adjoint", _real_adjoint, torch.adjoint, Tensor.adjoint)
+
+
+# parts
+
+
+@torchsymbol(torch.select, Tensor.select, view=View.ALWAYS)
+def select(input: TensorProxy, dim: int, index: Dim) -> TensorProxy:
+    """input[index] along `dim`, which goes."""
+    return clang.select(input, dim, index)
+
+
+def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple[int, Dim, Dim]:
+    """The dim, start and length of a narrow, counted from the front."""
+    check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.", RuntimeError)
+    check(
+        not isinstance(start, TensorProxy),
+        lambda: f"{op} with a tensor as start depends on data; see forge/torchlang/shape.py",
+        NotImplementedError,
+    )
+    dim = check_dim(op, dim, x.ndim)
+    check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}", RuntimeError)
+    check(
+        not known(start > x.shape[dim]) and not known(start < -x.shape[dim]),
+        lambda: f"{op}: Dimension out of range (expected to be in range of [{-x.shape[dim]}, {x.shape[dim]}], "
+        f"but start is {start})",
+        IndexError,
+    )
+    if not known(start >= 0):
+        start = start + x.shape[dim] if known(start < 0) else torch.sym_ite(start < 0, start + x.shape[dim], start)
+    check(
+        not known(start + length > x.shape[dim]),
+        lambda: f"{op}: start ({start}) + length ({length}) exceeds dimension size ({x.shape[dim]}) of {x}",
+        RuntimeError,
+    )
+    return dim, start, length
+
+
+def _narrow_back(x: TensorProxy, new: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
+    dim, start, length = _narrow("narrow", x, dim, start, length)
+    return prims.slice_scatter(x, new, dim, start, start + length)
+
+
+@torchsymbol(torch.narrow, Tensor.narrow, view=View.ALWAYS, invert=_narrow_back)
+def narrow(input: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
+    """`length` elements from `start` along `dim`."""
+    return clang.narrow_in_dim(input, *_narrow("narrow", input, dim, start, length))
+
+
+def _slice_back(
+    x: TensorProxy, new: TensorProxy, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
+) -> TensorProxy:
+    dim = check_dim("slice", dim, x.ndim)
+    return prims.slice_scatter(x, new, dim, *clang.slice_bounds(x.shape[dim], start, end, step))
+
+
+@torchsymbol(torch.ops.aten.slice, torch.ops.aten.slice.Tensor, id="torch.ops.aten.slice", view=View.ALWAYS, invert=_slice_back)
+def aten_slice(
+    self: TensorProxy, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
+) -> TensorProxy:
+    """self[start:end:step] along `dim`."""
+    return clang.slice_in_dim(self, check_dim("slice", dim, self.ndim), start, end, step)
+
+
+@torchsymbol(torch.diagonal, Tensor.diagonal, view=View.ALWAYS)
+def diagonal(input: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) -> TensorProxy:
+    """The elements whose index along dim2 is the one along dim1 plus `offset`, as the last dim."""
+    return clang.diagonal(input, offset, dim1, dim2)
+
+
+@torchsymbol(Tensor.unfold, view=View.ALWAYS)
+def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> TensorProxy:
+    """Every window of `size` elements along `dimension`, one each `step`, as a last dim."""
+    if self.ndim == 0:
+        self = clang.reshape(self, (1,))
+    dim = check_dim("unfold", dimension, self.ndim)
+    check(
+        not known(size > self.shape[dim]),
+        lambda: f"unfold: maximum size for tensor at dimension {dim} is {self.shape[dim]} but size is {size}",
+        RuntimeError,
+    )
+    check(not known(step <= 0), lambda: f"unfold: step is {step} but must be > 0", RuntimeError)
+    return prims.windows(self, dim, size, step)
+
+
+# copies in other orders
+
+
+def _flipped(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str = "flip") -> TensorProxy:
+    given = varargs(args[0], args[1:]) if args else clang.as_tuple(dims)
+    return clang.flip(x, given)
+
+
+@torchsymbol(Tensor.flip)
+def tensor_flip(self: TensorProxy, *args: Any, dims: Sequence[int] | int | None = None) -> TensorProxy:
+    """The order of the elements along `dims` reversed."""
+    return _flipped(self, args, dims)
+
+
+@torchsymbol(torch.flip)
+def flip(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
+    """The order of the elements along `dims` reversed."""
+    return clang.flip(input, dims)
+
+
+def _flip_one(name: str, dim: int) -> Symbol:
+    def body(input: TensorProxy) -> TensorProxy:
+        check(input.ndim > dim, lambda: f"{name}: Input must be >= {dim + 1}-d, but it is {input}", RuntimeError)
+        return clang.flip(input, (dim,))
+
+    body.__name__, body.__doc__ = name, f"The order of the elements along dim {dim} reversed."
+    return torchsymbol(getattr(torch, name), getattr(Tensor, name))(body)
+
+
+fliplr, flipud = _flip_one("fliplr", 1), _flip_one("flipud", 0)
+
+
+@torchsymbol(torch.roll, Tensor.roll)
+def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[int] = ()) -> TensorProxy:
+    """The elements moved on along `dims`, those that leave the end put in front; all flattened without dims."""
+    shifts, dims = clang.as_tuple(shifts), clang.as_tuple(dims)
+    if not dims:
+        check(len(shifts) == 1, lambda: f"roll: shifts and dimensions must align: {shifts} and {dims}", RuntimeError)
+        return clang.reshape(clang.roll(clang.reshape(input, (-1,)), shifts[0], 0), input.shape)
+    check(
+        len(shifts) == len(dims),
+        lambda: f"roll: shifts and dimensions must align. shifts: {len(shifts)}, dims: {len(dims)}",
+        RuntimeError,
+    )
+    for shift, dim in zip(shifts, dims, strict=True):
+        input = clang.roll(input, shift, dim)
+    return input
+
+
+@torchsymbol(torch.rot90, Tensor.rot90)
+def rot90(input: TensorProxy, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorProxy:
+    """Turned by k * 90 degrees in the plane of two dims, from the first to the second."""
+    check(
+        len(dims) == 2,
+        lambda: f"rot90: expected total rotation dims == 2, but got dims = {len(dims)}",
+        RuntimeError,
+    )
+    check(
+        input.ndim >= 2,
+        lambda: f"rot90: expected total dims >= 2, but got total dims = {input.ndim}",
+        RuntimeError,
+    )
+    first, second = check_dims("rot90", dims, input.ndim)
+    if k % 4 == 0:
+        return prims.clone(input)
+    if k % 4 == 2:
+        return clang.flip(input, (first, second))
+    if k % 4 == 1:
+        return clang.transpose(clang.flip(input, (second,)), first, second)
+    return clang.flip(clang.transpose(input, first, second), (second,))
+
+
+@torchsymbol(torch.tril, Tensor.tril, inplace=Tensor.tril_)
+def tril(input: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
+    """Zeros above a diagonal of the last two dims."""
+    return clang.tril(input, diagonal)
+
+
+@torchsymbol(torch.triu, Tensor.triu, inplace=Tensor.triu_)
+def triu(input: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
+    """Zeros below a diagonal of the last two dims."""
+    return clang.triu(input, diagonal)
+
+
+@torchsymbol(torch.diag_embed, Tensor.diag_embed)
+def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorProxy:
+    """The last dim as the diagonal of the dims dim1 and dim2 of a larger tensor, zeros elsewhere."""
+    ndim = input.ndim + 1
+    first, second = check_dim("diag_embed", dim1, ndim), check_dim("diag_embed", dim2, ndim)
+    check(
+        first != second,
+        lambda: f"diag_embed: diagonal dimensions cannot be identical {dim1}, {dim2}",
+        RuntimeError,
+    )
+    side = input.shape[-1] + abs(offset)
+    shape = list(input.shape[:-1])
+    for dim in sorted((first, second)):
+        shape.insert(dim, side)
+    return prims.diagonal_backward(input, tuple(shape), offset, first, second)
+
+
+@torchsymbol(torch.diag, Tensor.diag, view=lambda args, kwargs: View.ALWAYS if args[0].ndim == 2 else View.NEVER)
+def diag(input: TensorProxy, diagonal: int = 0) -> TensorProxy:
+    """A matrix's diagonal, or a matrix with a vector as its diagonal."""
+    check(
+        input.ndim in (1, 2),
+        lambda: f"diag(): Supports 1D or 2D tensors, but input is {input}",
+        RuntimeError,
+    )
+    return prims.diagonal(input, diagonal, 0, 1) if input.ndim == 2 else diag_embed(input, diagonal, 0, 1)
+
+
+# the same elements
+
+
+@torchsymbol(Tensor.contiguous, view=View.MAYBE)
+def contiguous(self: TensorProxy, memory_format: Format = torch.contiguous_format) -> TensorProxy:
+    """Laid out in memory in `memory_format`; self where it is already."""
+    return prims.contiguous(self, memory_format)
+
+
+@torchsymbol(torch.clone, Tensor.clone)
+def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) -> TensorProxy:
+    """A copy in memory of its own."""
+    return prims.clone(input, memory_format)
+
+
+@torchsymbol(
+    torch.detach,
+    Tensor.detach,
+    Tensor.data.__get__,
+    torch._C._autograd._get_data_attr,
+    view=View.ALWAYS,
+    invert=lambda x, new: new,
+    tags=[Tag.NOT_DIFFERENTIABLE],
+)
+def detach(input: TensorProxy) -> TensorProxy:
+    """The same values, through which no gradient flows."""
+    return prims.detach(input)

@@ -4,22 +4,56 @@ from typing import Any
 
 import torch
 
-from forge import prims
-from forge.executors.torchex.core import run_prim, run_prims
+from forge import clang, prims, torchlang
+from forge.executors.executor import decline
+from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang
 from forge.torchlang import torch_function_of
+
+aten = torch.ops.aten
 
 run_prims(
     {
         prims.reshape: torch.reshape,
         prims.permute: torch.permute,
         prims.squeeze: torch.squeeze,
+        prims.slice: aten.slice.Tensor,
+        prims.slice_backward: aten.slice_backward.default,
+        prims.slice_scatter: torch.slice_scatter,
         prims.cat: torch.cat,
         prims.flip: torch.flip,
-        prims.clone: torch.Tensor.clone,
         prims.contiguous: torch.Tensor.contiguous,
         prims.detach: torch.Tensor.detach,
+        prims.diagonal: torch.diagonal,
+        prims.diagonal_backward: aten.diagonal_backward.default,
+        prims.windows: torch.Tensor.unfold,
+        prims.windows_backward: aten.unfold_backward.default,
     }
 )
+run_clang(
+    {
+        clang.cat: torch.cat,
+        clang.flatten: torch.flatten,
+        clang.select: torch.select,
+        clang.stack: torch.stack,
+        clang.transpose: torch.transpose,
+        clang.tril: torch.tril,
+        clang.triu: torch.triu,
+        clang.unsqueeze: torch.unsqueeze,
+    }
+)
+# another executor may lay a tensor out in another way than eager did: reshape views where it can, and never fails
+run_torchlang(
+    torchlang.view,
+    torch.Tensor.reshape,
+    checker=lambda self, *shape, **named: not named or decline("Tensor.reshape has no argument 'size'"),
+)
+run_torchlang(torchlang.view_as, torch.Tensor.reshape_as)
+
+
+@run_prim(prims.clone)
+def clone(x: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+    """torch.clone names the format."""
+    return torch.clone(x, memory_format=memory_format)
 
 
 @run_prim(prims.broadcast_in_dim)
@@ -29,18 +63,6 @@ def broadcast_in_dim(x: torch.Tensor, shape: tuple, dims: tuple) -> torch.Tensor
         if dim not in dims:
             x = x.unsqueeze(dim)
     return x.expand(shape)
-
-
-@run_prim(prims.slice)
-def slice_in_dim(x: torch.Tensor, dim: int, start: int, stop: int, step: int = 1) -> torch.Tensor:
-    """x[start:stop:step] along dim."""
-    return torch.ops.aten.slice(x, dim, start, stop, step)
-
-
-@run_prim(prims.slice_backward)
-def slice_backward(g: torch.Tensor, shape: tuple, dim: int, start: int, stop: int, step: int = 1) -> torch.Tensor:
-    """Zeros with g in the slice."""
-    return torch.ops.aten.slice_backward(g, shape, dim, start, stop, step)
 
 
 @run_prim(prims.pad)
@@ -56,7 +78,6 @@ def view_scatter(
 ) -> torch.Tensor:
     """A clone of x with y copied into its view."""
     out = x.clone()
-    function = view.op or torch_function_of(view)
-    shown = function(out, *args, **kwargs)
+    shown = torch_function_of(view)(out, *args, **kwargs)
     (shown if index is None else shown[index]).copy_(y)
     return out
