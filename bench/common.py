@@ -1,0 +1,170 @@
+"""What the benchmarks share: the systems they compare, the models, and how time is measured."""
+
+import builtins
+import gc
+import itertools
+import statistics
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import forge
+
+# systems
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to run a function or module: `prepare` gives what is called in its place."""
+
+    name: str
+    prepare: Callable[[Callable], Callable]
+
+
+_numbers = itertools.count()
+
+
+def _call(*args: Any, **kwargs: Any) -> Any:
+    return target(*args, **kwargs)  # noqa: F821
+
+
+def entry(function: Callable) -> Callable:
+    """`function` behind a code object with a name of its own.
+
+    Dynamo keeps its cache, its limit of recompilations and what it learnt of changing sizes by code object and name:
+    without this, two models of one class, or two systems, would disturb each other.
+    """
+    code = _call.__code__.replace(co_name=f"call_{next(_numbers)}")
+    return types.FunctionType(code, {"__builtins__": builtins.__dict__, "__name__": __name__, "target": function})
+
+
+def _dynamo(backend: str) -> Callable[[Callable], Callable]:
+    return lambda function: torch.compile(entry(function), backend=backend)
+
+
+def systems(*, inductor: bool = True) -> list[System]:
+    """Eager first, then bare Dynamo, torch.compile, Thunder (where it imports) and forge."""
+    found = [System("eager", lambda function: function), System("bare Dynamo", _dynamo("eager"))]
+    if inductor:
+        found.append(System("torch.compile", _dynamo("inductor")))
+    thunder = _thunder()
+    if thunder is not None:
+        found.append(System("Thunder", thunder))
+    return [*found, System("forge", forge.jit)]
+
+
+def _thunder() -> Callable | None:
+    try:
+        import thunder
+    except Exception as reason:  # it is not installed, or does not import with this torch
+        print(f"Thunder is left out: {type(reason).__name__}: {reason}")
+        return None
+    return thunder.jit
+
+
+# models
+
+
+class MLP(nn.Module):
+    """Linear layers of one width with ReLU between; returns the loss where a target is given."""
+
+    def __init__(self, layers: int = 20, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x if target is None else nn.functional.mse_loss(x, target)
+
+
+def llama(layers: int) -> nn.Module:
+    """A tiny Llama."""
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def token_ids(batch: int = 2, length: int = 16) -> dict[str, torch.Tensor]:
+    """The arguments of a Llama, labels included."""
+    ids = torch.randint(128, (batch, length))
+    return {"input_ids": ids, "labels": ids}
+
+
+def inference(model: Callable, inputs: dict[str, Any]) -> Callable[[], Any]:
+    """One forward without gradients."""
+
+    def run() -> Any:
+        with torch.no_grad():
+            return model(**inputs)
+
+    return run
+
+
+def training_step(model: Callable, parameters: Sequence[nn.Parameter], inputs: dict[str, Any]) -> Callable[[], Any]:
+    """Forward, loss, backward; no optimizer."""
+    parameters = list(parameters)
+
+    def run() -> Any:
+        for parameter in parameters:
+            parameter.grad = None
+        output = model(**inputs)
+        loss = output if isinstance(output, torch.Tensor) else output.loss
+        loss.backward()
+        return loss
+
+    return run
+
+
+# time
+
+
+def seconds_per_call(run: Callable[[], Any], repetitions: int) -> float:
+    """The mean of a batch of calls, without garbage collection."""
+    gc.disable()
+    start = time.perf_counter()
+    for _ in range(repetitions):
+        run()
+    elapsed = time.perf_counter() - start
+    gc.enable()
+    return elapsed / repetitions
+
+
+def in_turn(runs: dict[str, Callable[[], Any]], *, rounds: int, batch_seconds: float = 0.03) -> dict[str, list[float]]:
+    """Seconds per call of each, a batch at a time, one after the other in every round."""
+    for run in runs.values():
+        for _ in range(5):
+            run()
+    longest = max(seconds_per_call(run, 3) for run in runs.values())
+    repetitions = max(1, int(batch_seconds / longest))
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        gc.collect()
+        for name, run in runs.items():
+            found[name].append(seconds_per_call(run, repetitions))
+    return found
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median over rounds of ours over theirs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def show_table(rows: list[Sequence[str]]) -> None:
+    """Columns, aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
