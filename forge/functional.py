@@ -88,8 +88,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
             )
         return _pytree.tree_unflatten(list(gradients), spec)
 
-    detached = _pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs)
-    return (detached, pullback, *aux)
+    return (_detached(outputs), pullback, *_detached(aux))
 
 
 def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
@@ -125,7 +124,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
         )
         gradients = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
         found = _pytree.tree_unflatten(list(gradients), spec)
-        shown = (value.detach(), *aux) if has_aux else value.detach()
+        shown = (value.detach(), *_detached(aux)) if has_aux else value.detach()
         return shown, found[0] if isinstance(argnums, int) else tuple(found)
 
     return run
@@ -144,6 +143,10 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
         return (gradients, *value[1:]) if has_aux else gradients
 
     return run
+
+
+def _detached(tree: Any) -> Any:
+    return _pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
