@@ -1,13 +1,18 @@
 """Reductions with torch's dims, keepdim and accumulation dtypes."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from forge import prims
 from forge.clang.core import canonical_dims, clangop, convert
+from forge.clang.elementwise import widen
 from forge.clang.promotion import category
-from forge.ir import Symbol, TensorProxy, check
+from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.prims.core import known
+
+Dims = int | Sequence[int] | None
 
 
 def keep_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
@@ -16,84 +21,180 @@ def keep_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) -> Te
     return prims.broadcast_in_dim(reduced, shape, tuple(dim for dim in range(x.ndim) if dim not in dims))
 
 
+def spread(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
+    """A value reduced over `dims` of x, with or without those dims, repeated to x's shape."""
+    if not dims:
+        return reduced
+    if keepdim:
+        return prims.broadcast_in_dim(reduced, x.shape, tuple(range(x.ndim)))
+    return prims.restore_dims(reduced, x, dims)
+
+
+def count(x: TensorProxy, dims: tuple[int, ...]) -> Dim:
+    """The number of elements over `dims`."""
+    total: Dim = 1
+    for dim in dims:
+        total = total * x.shape[dim]
+    return total
+
+
 def _reduce(prim: Symbol, x: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
     out = prim(x, dims)
     return keep_dims(out, x, dims) if keepdim and dims else out
 
 
+def _summable(x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
+    return convert(x, dtype or (torch.int64 if category(x.dtype) < 2 else x.dtype))
+
+
 @clangop()
-def sum(
-    x: TensorProxy, dims: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> TensorProxy:
+def sum(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
     """The sum over `dims` (all by default). Dtypes: integers and bools are summed as int64 unless `dtype` is given."""
     dims = canonical_dims("sum", dims, x.ndim)
-    x = convert(x, dtype or (torch.int64 if category(x.dtype) < 2 else x.dtype))
-    return _reduce(prims.sum, x, dims, keepdim)
+    return _reduce(prims.sum, _summable(x, dtype), dims, keepdim)
+
+
+@register_grad(sum)
+def _sum_grad(
+    x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorProxy:
+    out = sum(x, dims, keepdim, dtype)
+    g = convert(get_grad(out), x.dtype)  # before it is spread
+    put_grad(x, spread(g, x, canonical_dims("sum", dims, x.ndim), keepdim))
+    return out
 
 
 @clangop()
-def prod(
-    x: TensorProxy, dims: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> TensorProxy:
+def prod(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
     """The product over `dims` (all by default). Dtypes: as sum."""
     dims = canonical_dims("prod", dims, x.ndim)
-    x = convert(x, dtype or (torch.int64 if category(x.dtype) < 2 else x.dtype))
-    return _reduce(prims.prod, x, dims, keepdim)
+    return _reduce(prims.prod, _summable(x, dtype), dims, keepdim)
 
 
 @clangop()
-def mean(
-    x: TensorProxy, dims: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> TensorProxy:
+def mean(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
     """The mean over `dims` (all by default). Dtypes: floating point; half precision is summed in float32."""
     dtype = dtype or x.dtype
     check(
         category(dtype) > 1,
-        lambda: f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
-        f"Got: {dtype} (input is {x}); pass dtype= or convert it first",
+        lambda: (
+            f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. "
+            f"Got: {dtype} (input is {x}); pass dtype= or convert it first"
+        ),
         RuntimeError,
     )
     dims = canonical_dims("mean", dims, x.ndim)
-    count = 1
-    for dim in dims:
-        count = count * x.shape[dim]
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    total = sum(convert(x, wide), dims, keepdim)
-    return convert(total / count, dtype)
+    total = sum(widen(convert(x, dtype)), dims, keepdim)
+    return convert(total / count(x, dims), dtype)
+
+
+@register_grad(mean)
+def _mean_grad(
+    x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorProxy:
+    out = mean(x, dims, keepdim, dtype)
+    dims = canonical_dims("mean", dims, x.ndim)
+    share = convert(get_grad(out) / count(x, dims), x.dtype)  # before it is spread
+    put_grad(x, spread(share, x, dims, keepdim))
+    return out
 
 
 @clangop()
-def amax(x: TensorProxy, dims: int | Sequence[int] | None = None, keepdim: bool = False) -> TensorProxy:
+def amax(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
     """The maximum over `dims` (all by default)."""
     return _reduce(prims.amax, x, canonical_dims("amax", dims, x.ndim), keepdim)
 
 
 @clangop()
-def amin(x: TensorProxy, dims: int | Sequence[int] | None = None, keepdim: bool = False) -> TensorProxy:
+def amin(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
     """The minimum over `dims` (all by default)."""
     return _reduce(prims.amin, x, canonical_dims("amin", dims, x.ndim), keepdim)
 
 
 @clangop()
-def any(x: TensorProxy, dims: int | Sequence[int] | None = None, keepdim: bool = False) -> TensorProxy:
+def any(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
     """Whether any element over `dims` (all by default) is not 0. Dtypes: out is bool, uint8 of uint8."""
-    return _reduce(prims.any, x, canonical_dims("any", dims, x.ndim), keepdim)
+    out = _reduce(prims.any, x, canonical_dims("any", dims, x.ndim), keepdim)
+    return convert(out, torch.uint8) if x.dtype == torch.uint8 else out
 
 
 @clangop()
-def all(x: TensorProxy, dims: int | Sequence[int] | None = None, keepdim: bool = False) -> TensorProxy:
+def all(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
     """Whether no element over `dims` (all by default) is 0. Dtypes: as any."""
-    return _reduce(prims.all, x, canonical_dims("all", dims, x.ndim), keepdim)
+    out = _reduce(prims.all, x, canonical_dims("all", dims, x.ndim), keepdim)
+    return convert(out, torch.uint8) if x.dtype == torch.uint8 else out
 
 
 @clangop()
-def var(
-    x: TensorProxy, dims: int | Sequence[int] | None = None, *, correction: float = 1, keepdim: bool = False
-) -> TensorProxy:
+def var(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
     """The variance over `dims`: the sum of squared distances to the mean over count - correction."""
-    dims = canonical_dims("var", dims, x.ndim)
-    count = 1
-    for dim in dims:
-        count = count * x.shape[dim]
+    return convert(_var(widen(x), canonical_dims("var", dims, x.ndim), correction, keepdim), x.dtype)
+
+
+def _var(x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool) -> TensorProxy:
     distance = x - mean(x, dims, True)
-    return sum(distance * distance, dims, keepdim) / torch.sym_max(count - correction, 0)
+    return sum(distance * distance, dims, keepdim) / _freedom(x, dims, correction)
+
+
+def _freedom(x: TensorProxy, dims: tuple[int, ...], correction: float) -> Dim | float:
+    return torch.sym_max(count(x, dims) - correction, 0)
+
+
+@register_grad(var)
+def _var_grad(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
+    out = var(x, dims, correction=correction, keepdim=keepdim)
+    put_grad(x, _var_gradient(get_grad(out), x, canonical_dims("var", dims, x.ndim), correction, keepdim))
+    return out
+
+
+def _var_gradient(
+    g: TensorProxy, x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool
+) -> TensorProxy:
+    """The gradient of x from the gradient g of its variance."""
+    return spread(g * 2 / _freedom(x, dims, correction), x, dims, keepdim) * (x - mean(x, dims, True))
+
+
+@clangop()
+def std(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
+    """The square root of the variance over `dims`."""
+    dims = canonical_dims("std", dims, x.ndim)
+    return convert(_var(widen(x), dims, correction, keepdim).sqrt(), x.dtype)
+
+
+@register_grad(std)
+def _std_grad(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
+    out = std(x, dims, correction=correction, keepdim=keepdim)
+    g = get_grad(out)
+    g = (out == 0).where(0, g / (out * 2))
+    put_grad(x, _var_gradient(g, x, canonical_dims("std", dims, x.ndim), correction, keepdim))
+    return out
+
+
+@clangop()
+def logsumexp(x: TensorProxy, dims: Dims, keepdim: bool = False) -> TensorProxy:
+    """log(sum(e^x)) over `dims`, without overflow. Dtypes: integers become the default float dtype."""
+    dims = canonical_dims("logsumexp", dims, x.ndim)
+    x = convert(x, torch.get_default_dtype()) if category(x.dtype) < 2 else x
+    wide = widen(x)
+    if known(count(x, dims) == 0):
+        return sum(wide.exp(), dims, keepdim).log().to(x.dtype)
+    largest = amax(wide, dims, True)
+    largest = (largest.abs() == math.inf).where(0, largest)
+    out = sum((wide - largest).exp(), dims, keepdim).log()
+    shift = largest if keepdim or not dims else prims.squeeze(largest, dims)
+    return convert(out + shift, x.dtype)
+
+
+@register_grad(logsumexp)
+def _logsumexp_grad(x: TensorProxy, dims: Dims, keepdim: bool = False) -> TensorProxy:
+    out = logsumexp(x, dims, keepdim)
+    dims = canonical_dims("logsumexp", dims, x.ndim)
+    weights = (x - spread(out, x, dims, keepdim)).exp()
+    put_grad(x, spread(get_grad(out), x, dims, keepdim) * weights)
+    return out
+
+
+@clangop()
+def place_along_dim(g: TensorProxy, indices: TensorProxy, dim: int, shape: Sequence[Dim]) -> TensorProxy:
+    """Zeros of `shape` with g at `indices` along `dim`. Source: aten.value_selecting_reduction_backward."""
+    return prims.scatter(prims.full(tuple(shape), 0, g.dtype, g.device), dim, indices, g)

@@ -97,9 +97,7 @@ def _binary(
             check_dtype(op, tensor, accepts)
         if len(tensors) == 2:
             check_same_shape(op, a, b)
-            check(
-                a.dtype == b.dtype, lambda: f"{op}: a is {a} and b is {b}, but must have one dtype", TypeError
-            )
+            check(a.dtype == b.dtype, lambda: f"{op}: a is {a} and b is {b}, but must have one dtype", TypeError)
         device = check_same_device(op, a, b)
         out = like(tensors[0], dtype=result)
         out.device = device
@@ -477,7 +475,10 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     copysign: lambda a, b, out, g: (lambda: g * (out.sign() * a.sign()), lambda: zeros_like(g)),
     igamma: lambda a, b, out, g: (None, lambda: g * _igamma_slope(a, b)),
     igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),
-    zeta: lambda a, b, out, g: (None, lambda: g * -a * ((a + 1).zeta(b) if isinstance(a, TensorProxy) else zeta(a + 1, b))),
+    zeta: lambda a, b, out, g: (
+        None,
+        lambda: g * -a * ((a + 1).zeta(b) if isinstance(a, TensorProxy) else zeta(a + 1, b)),
+    ),
 }
 
 for _prim, _derivative in binary_derivatives.items():

@@ -2,14 +2,26 @@
 
 import torch
 
-from forge.ir import Symbol, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_dim, check_dims, check_tensor, known, like, make_prim
-from forge.prims.elementwise import ANY, NUMERIC, REAL, Accepts, check_dtype
-from forge.prims.shape import broadcast_in_dim, flip
+from forge.prims.creation import full
+from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype
+from forge.prims.indexing import scatter_reduce
+from forge.prims.shape import broadcast_in_dim, flip, pad, reshape, slice
 
 
 def _reduced_shape(x: TensorProxy, dims: tuple[int, ...]) -> list:
     return [length for dim, length in enumerate(x.shape) if dim not in dims]
+
+
+def check_not_empty(op: str, x: TensorProxy, dims: tuple[int, ...]) -> None:
+    """Raises IndexError, as torch does, when a reduction without an identity has nothing to reduce."""
+    for dim in dims:
+        check(
+            x.ndim == 0 or not known(x.shape[dim] == 0),
+            lambda dim=dim: f"{op}: Expected reduction dim {dim} to have non-zero size, but x is {x}",
+            IndexError,
+        )
 
 
 def _reduction(
@@ -22,12 +34,7 @@ def _reduction(
         check_dtype(op, x, accepts)
         dims = check_dims(op, dims, x.ndim)
         if not identity:
-            for dim in dims:
-                check(
-                    x.ndim == 0 or not known(x.shape[dim] == 0),
-                    lambda dim=dim: f"{op}: Expected reduction dim {dim} to have non-zero size, but x is {x}",
-                    IndexError,
-                )
+            check_not_empty(op, x, dims)
         return like(x, shape=_reduced_shape(x, dims), dtype=result)
 
     meta.__doc__ = f"{meaning} over `dims`.\n\nDtypes: {accepts.value}; out has {result or 'the same'}."
@@ -47,11 +54,12 @@ def _arg_extremum(name: str, meaning: str) -> Symbol:
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
         check_tensor(op, x=x)
-        check_dtype(op, x, REAL)
+        check_dtype(op, x, COUNTING)
         dim = check_dim(op, dim, x.ndim)
+        check_not_empty(op, x, (dim,))
         return like(x, shape=_reduced_shape(x, (dim,)), dtype=torch.int64)
 
-    meta.__doc__ = f"the index of {meaning} along `dim`.\n\nDtypes: x is real; out is int64."
+    meta.__doc__ = f"the index of {meaning} along `dim`.\n\nDtypes: x is real, not bool; out is int64."
     return make_prim(name, name, meta=meta)
 
 
@@ -59,21 +67,141 @@ argmax = _arg_extremum("argmax", "a maximum")
 argmin = _arg_extremum("argmin", "a minimum")
 
 
-def _scan(name: str, meaning: str) -> Symbol:
+def _scan(name: str, meaning: str, accepts: Accepts) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
         check_tensor(op, x=x)
-        check_dtype(op, x, NUMERIC)
+        check_dtype(op, x, accepts)
         check_dim(op, dim, x.ndim)
         return like(x)
 
-    meta.__doc__ = f"the {meaning} of the elements so far along `dim`.\n\nDtypes: any but bool; out has the same."
+    meta.__doc__ = f"the {meaning} of the elements so far along `dim`.\n\nDtypes: {accepts.value}; out has the same."
     return make_prim(name, name, meta=meta)
 
 
-cumsum = _scan("cumsum", "sum")
-cumprod = _scan("cumprod", "product")
+cumsum = _scan("cumsum", "sum", NUMERIC)
+cumprod = _scan("cumprod", "product", NUMERIC)
+logcumsumexp = _scan("logcumsumexp", "logarithm of the sum of the exponentials", FLOAT)
+
+
+def _cumprod_backward_meta(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
+    """The gradient of cumprod. Source: aten.cumprod_backward."""
+    check_tensor("prims.cumprod_backward", g=g, x=x, out=out)
+    return like(x)
+
+
+cumprod_backward = make_prim(
+    "cumprod_backward", "cumprod_backward", meta=_cumprod_backward_meta, tags=[Tag.NOT_DIFFERENTIABLE]
+)
+
+# values with their indices
+
+
+def _pair(x: TensorProxy, shape: list | tuple) -> tuple[TensorProxy, TensorProxy]:
+    return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
+
+
+def _selection(name: str, meaning: str, accepts: Accepts = REAL) -> Symbol:
+    op = f"prims.{name}"
+
+    def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
+        check_tensor(op, x=x)
+        check_dtype(op, x, accepts)
+        dim = check_dim(op, dim, x.ndim)
+        check_not_empty(op, x, (dim,))
+        return _pair(x, _reduced_shape(x, (dim,)))
+
+    meta.__doc__ = f"{meaning} along `dim` and its index.\n\nDtypes: {accepts.value}; indices are int64."
+    return make_prim(name, name, meta=meta)
+
+
+max_dim = _selection("max_dim", "the maximum, nan if there is one,")
+min_dim = _selection("min_dim", "the minimum, nan if there is one,")
+median = _selection("median", "the lower median, nan if there is one,", COUNTING)
+nanmedian = _selection("nanmedian", "the lower median of what is not nan", COUNTING)
+mode = _selection("mode", "the most frequent value")
+
+
+def _kthvalue_meta(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy]:
+    """The k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
+    check_tensor("prims.kthvalue", x=x)
+    dim = check_dim("prims.kthvalue", dim, x.ndim)
+    length = x.shape[dim] if x.ndim else 1
+    check(
+        known(k >= 1) and not known(k > length),
+        lambda: f"kthvalue: selected number k out of range for dimension {dim}: k is {k}, x is {x}",
+        RuntimeError,
+    )
+    return _pair(x, _reduced_shape(x, (dim,)))
+
+
+kthvalue = make_prim("kthvalue", "kthvalue", meta=_kthvalue_meta)
+
+
+def _topk_meta(
+    x: TensorProxy, k: int, dim: int, largest: bool = True, sorted: bool = True
+) -> tuple[TensorProxy, TensorProxy]:
+    """The k largest (or smallest) elements along `dim` and their indices. Source: torch.topk."""
+    check_tensor("prims.topk", x=x)
+    check_dtype("prims.topk", x, COUNTING)
+    dim = check_dim("prims.topk", dim, x.ndim)
+    length = x.shape[dim] if x.ndim else 1
+    check(
+        not known(k < 0) and not known(k > length),
+        lambda: f"topk: selected index k out of range: k is {k}, dimension {dim} of {x} has length {length}",
+        RuntimeError,
+    )
+    return _pair(x, [k if i == dim else length for i, length in enumerate(x.shape)])
+
+
+topk = make_prim("topk", "topk", meta=_topk_meta)
+
+
+def _sort_meta(
+    x: TensorProxy, dim: int, descending: bool = False, stable: bool = False
+) -> tuple[TensorProxy, TensorProxy]:
+    """The elements in order along `dim` and their indices. Source: torch.sort."""
+    check_tensor("prims.sort", x=x)
+    check_dtype("prims.sort", x, REAL)
+    check_dim("prims.sort", dim, x.ndim)
+    return _pair(x, x.shape)
+
+
+sort = make_prim("sort", "sort", meta=_sort_meta)
+
+
+def _extremum_scan(name: str, meaning: str) -> Symbol:
+    op = f"prims.{name}"
+
+    def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
+        check_tensor(op, x=x)
+        check_dtype(op, x, REAL)
+        check_dim(op, dim, x.ndim)
+        return _pair(x, x.shape)
+
+    meta.__doc__ = (
+        f"the {meaning} of the elements so far along `dim` and its index.\n\nDtypes: real; indices are int64."
+    )
+    return make_prim(name, name, meta=meta)
+
+
+cummax = _extremum_scan("cummax", "maximum")
+cummin = _extremum_scan("cummin", "minimum")
+
+
+def _histc_meta(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
+    """How many elements lie in each of `bins` equal parts of [min, max]. Source: torch.histc.
+
+    Dtypes: x is floating point; out has the same.
+    """
+    check_tensor("prims.histc", x=x)
+    check(bins > 0, lambda: f"histc: bins must be > 0, but is {bins}", RuntimeError)
+    check(min <= max, lambda: f"histc: max must be larger than min, but they are {min} and {max}", RuntimeError)
+    return like(x, shape=(bins,))
+
+
+histc = make_prim("histc", "histc", meta=_histc_meta, tags=[Tag.NOT_DIFFERENTIABLE])
 
 
 # gradient rules
@@ -89,6 +217,34 @@ def restore_dims(reduced: TensorProxy, x: TensorProxy, dims: tuple[int, ...]) ->
 def _sum_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     out = sum(x, dims)
     put_grad(x, restore_dims(get_grad(out), x, dims))
+    return out
+
+
+def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
+    """The product of the elements before (or after) each one along the last dim."""
+    x = flip(x, (x.ndim - 1,)) if backwards else x
+    edge = ((0, 0),) * (x.ndim - 1)
+    shifted = pad(slice(x, x.ndim - 1, 0, x.shape[-1] - 1), (*edge, (1, 0)), 1)
+    product = cumprod(shifted, x.ndim - 1)
+    return flip(product, (x.ndim - 1,)) if backwards else product
+
+
+@register_grad(prod)
+def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    """Each element's gradient is the product of the others: no division, which zeros forbid."""
+    out = prod(x, dims)
+    g = get_grad(out)
+    if not dims:
+        put_grad(x, g)
+    elif not known(x.numel() == 0):
+        kept = [dim for dim in range(x.ndim) if dim not in dims]
+        rows = x.permute((*kept, *dims))
+        flat = reshape(rows, (*out.shape, x.numel() // out.numel())) if len(dims) > 1 else rows
+        others = reshape(_product_before(flat, False) * _product_before(flat, True), rows.shape)
+        back = sorted(range(x.ndim), key=[*kept, *dims].__getitem__)
+        put_grad(x, others.permute(back) * restore_dims(g, x, dims))
+    else:
+        put_grad(x, restore_dims(g, x, dims))
     return out
 
 
@@ -108,9 +264,70 @@ _register_extremum(amax)
 _register_extremum(amin)
 
 
+def _register_selection(prim: Symbol, *, reduces: bool) -> None:
+    """The gradient goes to where the value came from."""
+
+    @register_grad(prim)
+    def rule(x: TensorProxy, *options: object) -> tuple[TensorProxy, TensorProxy]:
+        values, indices = prim(x, *options)
+        g = get_grad(values)
+        dim = options[1] if prim in (kthvalue, topk) else options[0]
+        if reduces and x.ndim:
+            g, indices_of = g.unsqueeze(dim), indices.unsqueeze(dim)
+        else:
+            indices_of = indices
+        put_grad(x, g.place_along_dim(indices_of, dim, x.shape))
+        return values, indices
+
+
+for _prim in (max_dim, min_dim, median, nanmedian, mode, kthvalue):
+    _register_selection(_prim, reduces=True)
+for _prim in (topk, sort):
+    _register_selection(_prim, reduces=False)
+
+
+def _register_extremum_scan(prim: Symbol) -> None:
+    @register_grad(prim)
+    def rule(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
+        values, indices = prim(x, dim)
+        g = get_grad(values)
+        zeros = full(x.shape, 0, g.dtype, g.device)
+        put_grad(x, scatter_reduce(zeros, dim, indices, g, "sum"))
+        return values, indices
+
+
+_register_extremum_scan(cummax)
+_register_extremum_scan(cummin)
+
+
+def _reversed_scan(prim: Symbol, g: TensorProxy, dim: int) -> TensorProxy:
+    return flip(prim(flip(g, (dim,)), dim), (dim,)) if g.ndim else prim(g, dim)
+
+
 @register_grad(cumsum)
 def _cumsum_grad(x: TensorProxy, dim: int) -> TensorProxy:
     out = cumsum(x, dim)
+    put_grad(x, _reversed_scan(cumsum, get_grad(out), dim))
+    return out
+
+
+@register_grad(cumprod)
+def _cumprod_grad(x: TensorProxy, dim: int) -> TensorProxy:
+    out = cumprod(x, dim)
+    put_grad(x, cumprod_backward(get_grad(out), x, dim, out))
+    return out
+
+
+@register_grad(logcumsumexp)
+def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
+    """Positive and negative gradients apart, in logarithms."""
+    out = logcumsumexp(x, dim)
     g = get_grad(out)
-    put_grad(x, flip(cumsum(flip(g, (dim,)), dim), (dim,)) if x.ndim else g)
+    log_of_size = g.abs().log()
+    infinity = float("inf")
+
+    def part(chosen: TensorProxy) -> TensorProxy:
+        return (_reversed_scan(logcumsumexp, chosen.where(log_of_size, -infinity) - out, dim) + x).exp()
+
+    put_grad(x, part(g > 0) - part(g < 0))
     return out

@@ -108,7 +108,9 @@ def _unary(name: str) -> Symbol:
     return named(name, *_UNARY.get(name, ()), more=_MORE.get(name, ()))(body)
 
 
-for _name in """abs acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil cos cosh digamma
+for (
+    _name
+) in """abs acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil cos cosh digamma
 erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log log10 log1p log2 log_ndtr
 logical_not ndtri reciprocal rsqrt sigmoid sign signbit sin sinh sqrt square tan tanh trunc""".split():
     globals()[_name] = _unary(_name)
@@ -468,7 +470,9 @@ def where(
     check_tensor("where", condition=condition)
     check(
         input is not None and other is not None,
-        lambda: "where: torch.where(condition) alone has a shape that depends on data; use torch.where(condition, a, b)",
+        lambda: (
+            "where: torch.where(condition) alone has a shape that depends on data; use torch.where(condition, a, b)"
+        ),
         NotImplementedError,
     )
     return clang.where(condition, input, other)
@@ -482,9 +486,7 @@ def tensor_where(self: TensorProxy, condition: TensorProxy, other: TensorOrNumbe
 
 
 @named("clamp", "clip")
-def clamp(
-    input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None
-) -> TensorProxy:
+def clamp(input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None) -> TensorProxy:
     """input, but min where it is smaller and max where it is larger; max where min > max."""
     check_tensor("clamp", input=input)
     check(

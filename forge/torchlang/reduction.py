@@ -1,1 +1,466 @@
-"""Reductions and scans of torch."""
+"""Reductions and scans of torch, sorting and selection.
+
+NumPy's names `axis` and `keepdims` are accepted where torch accepts them. What torch returns as a named tuple is one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge import clang, prims
+from forge.ir import (
+    Number,
+    Symbol,
+    Tag,
+    TensorProxy,
+    check,
+    get_grad,
+    put_grad,
+    register_grad,
+)
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.elementwise import check_tensor, named, spellings
+
+Dims = int | Sequence[int] | None
+
+
+def _summing(name: str) -> Symbol:
+    """sum, mean, nansum, nanmean: over some dims or all, in a dtype."""
+    target = {"sum": clang.sum, "mean": clang.mean, "nansum": _nansum, "nanmean": _nanmean}[name]
+
+    def body(
+        input: TensorProxy,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        axis: Dims = None,
+        keepdims: bool = False,
+    ) -> TensorProxy:
+        check_tensor(name, input=input)
+        return target(input, axis if dim is None else dim, keepdim or keepdims, dtype)
+
+    body.__name__, body.__doc__ = name, target.__doc__
+    return named(name)(body)
+
+
+def _nansum(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
+    """The sum of what is not nan over `dims` (all by default)."""
+    return clang.sum(clang.where(clang.isnan(x), 0, x), dims, keepdim, dtype)
+
+
+def _nanmean(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
+    """The mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
+    prims.check_dtype("nanmean", x, prims.FLOAT)
+    numbers = clang.sum(clang.logical_not(clang.isnan(x)), dims, keepdim)
+    return clang.div(_nansum(x, dims, keepdim, dtype), numbers)
+
+
+sum = _summing("sum")
+mean = _summing("mean")
+nansum = _summing("nansum")
+nanmean = _summing("nanmean")
+
+
+@named("prod")
+def prod(
+    input: TensorProxy,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    axis: int | None = None,
+    keepdims: bool = False,
+) -> TensorProxy:
+    """The product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is given."""
+    check_tensor("prod", input=input)
+    return clang.prod(input, axis if dim is None else dim, keepdim or keepdims, dtype)
+
+
+@torchsymbol(Tensor.sum_to_size)
+def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
+    """self summed over what broadcasting to its shape would repeat."""
+    shape = tuple(size[0]) if size and isinstance(size[0], (tuple, list)) else size
+    offset = self.ndim - len(shape)
+    check(
+        offset >= 0
+        and all(
+            prims.known(wanted == 1) or prims.same(length, wanted)
+            for length, wanted in zip(self.shape[offset:], shape, strict=True)
+        ),
+        lambda: f"sum_to_size: size {list(shape)} is not expandable to size {list(self.shape)} of {self}",
+        RuntimeError,
+    )
+    shrinks = [d for d, n in enumerate(shape, offset) if prims.known(n == 1) and not prims.known(self.shape[d] == 1)]
+    dims = (*range(offset), *shrinks)
+    return clang.reshape(clang.sum(self, dims, dtype=self.dtype), shape) if dims else self
+
+
+def _extremes(name: str) -> Symbol:
+    target = getattr(clang, name)
+
+    def body(
+        input: TensorProxy, dim: Dims = (), keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
+    ) -> TensorProxy:
+        check_tensor(name, input=input)
+        return target(input, dim if axis is None else axis, keepdim or keepdims)
+
+    body.__name__, body.__doc__ = name, target.__doc__
+    return named(name)(body)
+
+
+amax = _extremes("amax")
+amin = _extremes("amin")
+
+
+def _quantifier(name: str) -> Symbol:
+    target = getattr(clang, name)
+
+    def body(
+        input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
+    ) -> TensorProxy:
+        check_tensor(name, input=input)
+        dim = axis if dim is None else dim
+        if isinstance(dim, (tuple, list)) and not dim:  # over no dim, where other reductions take () for all
+            return prims.clone(input) if input.dtype in (torch.bool, torch.uint8) else clang.ne(input, 0)
+        return target(input, dim, keepdim or keepdims)
+
+    body.__name__, body.__doc__ = name, target.__doc__
+    return named(name)(body)
+
+
+any = _quantifier("any")
+all = _quantifier("all")
+
+
+@named("count_nonzero")
+def count_nonzero(input: TensorProxy, dim: Dims = None) -> TensorProxy:
+    """The number of elements that are not 0."""
+    check_tensor("count_nonzero", input=input)
+    return clang.sum(clang.as_bool(input), dim)
+
+
+@named("logsumexp")
+def logsumexp(
+    input: TensorProxy, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, keepdims: bool = False
+) -> TensorProxy:
+    """log(sum(e^input)) over dim, without overflow."""
+    check_tensor("logsumexp", input=input)
+    return clang.logsumexp(input, axis if dim is None else dim, keepdim or keepdims)
+
+
+# variance
+
+
+def _spread_arguments(
+    dim: Any, unbiased: bool | None, keepdim: bool, correction: Number | None, axis: Dims, keepdims: bool
+) -> tuple[Dims, Number, bool]:
+    """(dims, correction, keepdim) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…, keepdim=…)."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    return (axis if dim is None else dim), correction, keepdim or keepdims
+
+
+def _check_floating(op: str, input: TensorProxy) -> None:
+    check_tensor(op, input=input)
+    check(
+        input.dtype.is_floating_point,
+        lambda: f"{op}: std and var only support floating point and complex dtypes, but input is {input}",
+        NotImplementedError if input.dtype.is_complex else RuntimeError,
+    )
+
+
+def _variance(name: str) -> Symbol:
+    target = getattr(clang, name)
+
+    def body(
+        input: TensorProxy,
+        dim: Any = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: Number | None = None,
+        axis: Dims = None,
+        keepdims: bool = False,
+    ) -> TensorProxy:
+        _check_floating(name, input)
+        dims, correction, keepdim = _spread_arguments(dim, unbiased, keepdim, correction, axis, keepdims)
+        return target(input, dims, correction=correction, keepdim=keepdim)
+
+    body.__name__, body.__doc__ = name, target.__doc__
+    return named(name)(body)
+
+
+var = _variance("var")
+std = _variance("std")
+
+
+def _with_mean(name: str, spread: Symbol) -> Symbol:
+    def body(
+        input: TensorProxy,
+        dim: Any = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: Number | None = None,
+        axis: Dims = None,
+        keepdims: bool = False,
+    ) -> tuple[TensorProxy, TensorProxy]:
+        _check_floating(name, input)
+        dims, correction, keepdim = _spread_arguments(dim, unbiased, keepdim, correction, axis, keepdims)
+        return (
+            spread(input, dims, correction=correction, keepdim=keepdim),
+            clang.mean(input, dims, keepdim),
+        )
+
+    body.__name__, body.__doc__ = name, f"({spread.name}, mean) over dim."
+    return named(name)(body)
+
+
+var_mean = _with_mean("var_mean", clang.var)
+std_mean = _with_mean("std_mean", clang.std)
+
+
+# extremes with their places
+
+
+def _dim_of(dim: Any, axis: int | None) -> Any:
+    return axis if dim is None else dim
+
+
+def _kept(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
+    """The outputs of a reduction over one dim, with that dim back at length 1 where it is to be kept."""
+    if not keepdim or input.ndim == 0:
+        return list(pair)
+    return [clang.keep_dims(each, input, (prims.check_dim("keepdim", dim, input.ndim),)) for each in pair]
+
+
+def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symbol:
+    result = getattr(torch.return_types, name)
+
+    def body(
+        input: TensorProxy,
+        dim: int | TensorProxy | None = None,
+        keepdim: bool = False,
+        *,
+        other: TensorProxy | None = None,
+        axis: int | None = None,
+        keepdims: bool = False,
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
+        check_tensor(name, input=input)
+        dim, other = (None, dim) if isinstance(dim, TensorProxy) else (_dim_of(dim, axis), other)
+        if other is not None:
+            return of_two(input, other)
+        if dim is None:
+            check(
+                not prims.known(input.numel() == 0),
+                lambda: (
+                    f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}. "
+                    "Specify the reduction dim with the 'dim' argument."
+                ),
+                RuntimeError,
+            )
+            return over_all(input)
+        return result(_kept(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim or keepdims))
+
+    body.__name__ = name
+    body.__doc__ = f"The {name}imum of all; (values, indices) along a dim; the larger or smaller of two tensors."
+    return named(name)(body)
+
+
+max = _extremum("max", prims.max_dim, clang.amax, clang.maximum)
+min = _extremum("min", prims.min_dim, clang.amin, clang.minimum)
+
+
+@named("aminmax")
+def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
+    """(the minimum, the maximum) over a dim or all."""
+    check_tensor("aminmax", input=input)
+    return torch.return_types.aminmax((clang.amin(input, dim, keepdim), clang.amax(input, dim, keepdim)))
+
+
+def _arg_extremum(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(
+        input: TensorProxy,
+        dim: int | None = None,
+        keepdim: bool = False,
+        *,
+        axis: int | None = None,
+        keepdims: bool = False,
+    ) -> TensorProxy:
+        check_tensor(name, input=input)
+        dim, keepdim = _dim_of(dim, axis), keepdim or keepdims
+        if dim is not None:
+            dim = prims.check_dim(name, dim, input.ndim)
+            return _kept((prim(input, dim),), input, dim, keepdim)[0]
+        check(
+            not prims.known(input.numel() == 0),
+            lambda: f"{name}(): Expected reduction dim to be specified for input.numel() == 0: {input}",
+            IndexError,
+        )
+        out = prim(clang.reshape(input, (-1,)), 0)
+        return clang.reshape(out, (1,) * input.ndim) if keepdim else out
+
+    body.__name__, body.__doc__ = name, f"The index of the {name[3:]}imum along dim, or in the flattened input."
+    return named(name)(body)
+
+
+argmax = _arg_extremum("argmax")
+argmin = _arg_extremum("argmin")
+
+
+def _middle(name: str) -> Symbol:
+    prim, result = getattr(prims, name), getattr(torch.return_types, name)
+
+    def body(
+        input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
+        check_tensor(name, input=input)
+        dim = _dim_of(dim, axis)
+        if dim is None:
+            return prim(clang.reshape(input, (-1,)), 0)[0]
+        return result(_kept(prim(input, prims.check_dim(name, dim, input.ndim)), input, dim, keepdim))
+
+    body.__name__, body.__doc__ = name, f"The {name} of all, or (values, indices) along a dim."
+    symbol = named(name)(body)
+
+    @register_grad(symbol)
+    def rule(
+        input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
+        dim = _dim_of(dim, axis)
+        if dim is not None:
+            out = symbol(input, dim, keepdim)
+            indices = out[1] if keepdim or input.ndim == 0 else clang.unsqueeze(out[1], dim)
+            g = get_grad(out[0])
+            g = g if keepdim or input.ndim == 0 else clang.unsqueeze(g, dim)
+            put_grad(input, clang.place_along_dim(g, indices, dim, input.shape))
+            return out
+        out = symbol(input)
+        winners = (input == out) | (clang.isnan(input) & clang.isnan(out))  # they share the gradient, as in torch
+        put_grad(input, clang.where(winners, get_grad(out) / clang.sum(winners), 0))
+        return out
+
+    return symbol
+
+
+median = _middle("median")
+nanmedian = _middle("nanmedian")
+
+
+@named("mode")
+def mode(
+    input: TensorProxy, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
+) -> tuple[TensorProxy, TensorProxy]:
+    """(the most frequent values, their indices) along dim."""
+    check_tensor("mode", input=input)
+    dim = prims.check_dim("mode", dim if axis is None else axis, input.ndim)
+    return torch.return_types.mode(_kept(prims.mode(input, dim), input, dim, keepdim))
+
+
+@named("kthvalue")
+def kthvalue(
+    input: TensorProxy, k: int, dim: int = -1, keepdim: bool = False, *, axis: int | None = None
+) -> tuple[TensorProxy, TensorProxy]:
+    """(the k-th smallest values, their indices) along dim."""
+    check_tensor("kthvalue", input=input)
+    dim = prims.check_dim("kthvalue", dim if axis is None else axis, input.ndim)
+    return torch.return_types.kthvalue(_kept(prims.kthvalue(input, k, dim), input, dim, keepdim))
+
+
+# sorting
+
+
+@named("topk")
+def topk(
+    input: TensorProxy, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, axis: int | None = None
+) -> tuple[TensorProxy, TensorProxy]:
+    """(the k largest or smallest values, their indices) along dim."""
+    check_tensor("topk", input=input)
+    dim = prims.check_dim("topk", dim if axis is None else axis, input.ndim)
+    return torch.return_types.topk(prims.topk(input, k, dim, largest, sorted))
+
+
+@named("sort")
+def sort(
+    input: TensorProxy, dim: Any = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
+) -> tuple[TensorProxy, TensorProxy]:
+    """(the values in order, their indices) along dim."""
+    check_tensor("sort", input=input)
+    dim = prims.check_dim("sort", dim if axis is None else axis, input.ndim)
+    return torch.return_types.sort(prims.sort(input, dim, descending, bool(stable)))
+
+
+@named("argsort")
+def argsort(
+    input: TensorProxy, dim: int = -1, descending: bool = False, *, stable: bool = False, axis: int | None = None
+) -> TensorProxy:
+    """The indices that sort input along dim."""
+    check_tensor("argsort", input=input)
+    dim = prims.check_dim("argsort", dim if axis is None else axis, input.ndim)
+    return prims.sort(input, dim, descending, stable)[1]
+
+
+@named("msort")
+def msort(input: TensorProxy) -> TensorProxy:
+    """The values in order along the first dim."""
+    check_tensor("msort", input=input)
+    return prims.sort(input, prims.check_dim("msort", 0, input.ndim))[0]
+
+
+# scans
+
+
+def _running(name: str) -> Symbol:
+    prim = getattr(prims, name)
+
+    def body(
+        input: TensorProxy, dim: int | None = None, *, dtype: torch.dtype | None = None, axis: int | None = None
+    ) -> TensorProxy:
+        check_tensor(name, input=input)
+        dim = prims.check_dim(name, _dim_of(dim, axis), input.ndim)
+        default = torch.int64 if clang.category(input.dtype) < 2 else input.dtype
+        return prim(clang.convert(input, dtype or default), dim)
+
+    body.__name__, body.__doc__ = name, prim.__doc__
+    return named(name)(body)
+
+
+cumsum = _running("cumsum")
+cumprod = _running("cumprod")
+
+
+@named("logcumsumexp")
+def logcumsumexp(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> TensorProxy:
+    """The logarithm of the running sum of e^input along dim. Dtypes: floating point."""
+    check_tensor("logcumsumexp", input=input)
+    return prims.logcumsumexp(input, prims.check_dim("logcumsumexp", _dim_of(dim, axis), input.ndim))
+
+
+def _running_extremum(name: str) -> Symbol:
+    prim, result = getattr(prims, name), getattr(torch.return_types, name)
+
+    def body(input: TensorProxy, dim: int | None = None, *, axis: int | None = None) -> tuple[TensorProxy, TensorProxy]:
+        check_tensor(name, input=input)
+        return result(prim(input, prims.check_dim(name, _dim_of(dim, axis), input.ndim)))
+
+    body.__name__, body.__doc__ = name, prim.__doc__
+    return named(name)(body)
+
+
+cummax = _running_extremum("cummax")
+cummin = _running_extremum("cummin")
+
+
+@torchsymbol(*spellings("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
+def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
+    """How many elements lie in each of `bins` equal parts of [min, max], or of their own range where those are equal."""
+    check_tensor("histc", input=input)
+    prims.check_dtype("histc", input, prims.REAL)
+    return prims.histc(input, bins, min, max)

@@ -32,11 +32,18 @@ def _log_add(name: str, log_one_plus: Symbol, power: Symbol) -> Symbol:
         prims.check_dtype(name, a, prims.FLOAT)
         dtype = a.dtype
         a, b = clang.widen(a), clang.widen(b)
-        tail = log_one_plus(power(-clang.abs(a - b)) + 1) if name == "logaddexp2" else log_one_plus(power(-clang.abs(a - b)))
+        tail = (
+            log_one_plus(power(-clang.abs(a - b)) + 1)
+            if name == "logaddexp2"
+            else log_one_plus(power(-clang.abs(a - b)))
+        )
         out = clang.where(clang.isinf(a) & (a == b), a, clang.maximum(a, b) + tail)
         return clang.convert(out, dtype)
 
-    body.__name__, body.__doc__ = name, "The logarithm of the sum of two powers, without overflow. Dtypes: floating point."
+    body.__name__, body.__doc__ = (
+        name,
+        "The logarithm of the sum of two powers, without overflow. Dtypes: floating point.",
+    )
     symbol = named(name)(body)
 
     @register_grad(symbol)
@@ -64,8 +71,10 @@ def _times_log(name: str, logarithm: Symbol, argument: object) -> Symbol:
         a, b = clang.prepare(name, input, other, kind=clang.Promotion.INT_TO_FLOAT)
         if not isinstance(b, TensorProxy):
             b = prims.full((), b, a.dtype, a.device)
-        product = clang.where(clang.eq(a, 0), 0.0, a * logarithm(b)) if isinstance(a, TensorProxy) else (
-            logarithm(b) * a if a != 0 else clang.where(clang.isnan(b), b, 0.0)
+        product = (
+            clang.where(clang.eq(a, 0), 0.0, a * logarithm(b))
+            if isinstance(a, TensorProxy)
+            else (logarithm(b) * a if a != 0 else clang.where(clang.isnan(b), b, 0.0))
         )
         return clang.where(clang.isnan(b), b, product)
 

@@ -1,21 +1,26 @@
-"""How torch runs the activation family: eager's forward kernels, and its own backward kernels for gradients."""
+"""How torch runs the activation family: by its built-in functions, where torch.nn.functional wraps them in Python."""
+
+from typing import Any
 
 import torch
 
 from forge import torchlang
-from forge.executors.torchex.core import run_torchlang, torchex
-from forge.ir import TensorProxy, get_grad, put_grad
-from forge.prims.core import like
+from forge.executors.executor import Decision, decline
+from forge.executors.torchex.core import run_torchlang
 
-aten = torch.ops.aten
-
-silu_backward = torchex.register_operator("silu_backward", meta=lambda g, x: like(x), fn=aten.silu_backward)
+for _name in "silu mish hardswish hardsigmoid hardtanh leaky_relu relu6 elu".split():
+    run_torchlang(getattr(torchlang, _name), getattr(torch._C._nn, _name))
 
 
-def _silu_grad(input: TensorProxy) -> TensorProxy:
-    out = torchlang.silu(input)
-    put_grad(input, silu_backward(get_grad(out), input))
-    return out
+def _runs_as_what_it_calls(*args: Any, **kwargs: Any) -> Decision:
+    return decline("torch runs the functions that this one calls")
 
 
-run_torchlang(torchlang.silu, grad_transform=_silu_grad)
+for _symbol in (
+    torchlang.functional_softmax,
+    torchlang.functional_log_softmax,
+    torchlang.softmin,
+    torchlang.softsign,
+    torchlang.tanhshrink,
+):
+    run_torchlang(_symbol, checker=_runs_as_what_it_calls)

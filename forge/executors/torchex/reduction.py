@@ -1,11 +1,53 @@
 """How torch runs the reduction family."""
 
+from collections.abc import Callable
+
 import torch
 
-from forge import prims
-from forge.executors.torchex.core import run_prim, run_prims
+from forge import clang, prims
+from forge.executors.torchex.core import run_prim, run_prims, torchex
 
-run_prims({prims.argmax: torch.argmax, prims.argmin: torch.argmin, prims.cumsum: torch.cumsum, prims.cumprod: torch.cumprod})
+aten = torch.ops.aten
+
+run_prims(
+    {
+        prims.argmax: torch.argmax,
+        prims.argmin: torch.argmin,
+        prims.cummax: torch.cummax,
+        prims.cummin: torch.cummin,
+        prims.cumprod: torch.cumprod,
+        prims.cumprod_backward: aten.cumprod_backward.default,
+        prims.histc: torch.histc,
+        prims.kthvalue: torch.kthvalue,
+        prims.logcumsumexp: torch.logcumsumexp,
+        prims.max_dim: torch.max,
+        prims.median: torch.median,
+        prims.min_dim: torch.min,
+        prims.mode: torch.mode,
+        prims.nanmedian: torch.nanmedian,
+        prims.topk: torch.topk,
+    }
+)
+
+
+@run_prim(prims.cumsum)
+def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The dtype stays, where torch.cumsum of integers is int64."""
+    return torch.cumsum(x, dim, dtype=x.dtype)
+
+
+@run_prim(prims.sort)
+def sort(x: torch.Tensor, dim: int, descending: bool = False, stable: bool = False) -> tuple:
+    """torch.sort names its options."""
+    return torch.sort(x, dim=dim, descending=descending, stable=stable)
+
+
+def place_along_dim(g: torch.Tensor, indices: torch.Tensor, dim: int, shape: tuple) -> torch.Tensor:
+    """What eager's autograd runs for max, sort, topk and the like."""
+    return aten.value_selecting_reduction_backward(g, dim, indices, shape, True)
+
+
+torchex.register_implementation(clang.place_along_dim, place_along_dim)
 
 
 @run_prim(prims.sum)
@@ -22,7 +64,7 @@ def prod(x: torch.Tensor, dims: tuple) -> torch.Tensor:
     return x
 
 
-def _over_dims(function: object) -> object:
+def _over_dims(function: Callable) -> Callable:
     def run(x: torch.Tensor, dims: tuple) -> torch.Tensor:
         return function(x, dims) if dims else x
 

@@ -7,3 +7,5 @@ from forge.torchlang.nn.embedding import *  # noqa: F403
 from forge.torchlang.nn.loss import *  # noqa: F403
 from forge.torchlang.nn.norm import *  # noqa: F403
 from forge.torchlang.nn.pooling import *  # noqa: F403
+from forge.torchlang.nn.resample import *  # noqa: F403
+from forge.torchlang.nn.softmax import *  # noqa: F403

@@ -1,28 +1,528 @@
-"""Activation functions."""
+"""Activation functions, and the backward operators that eager's autograd runs for them.
+
+A gradient rule calls the backward operator, which is a symbol like any other: torch runs it whole, a fusion executor may
+take its decomposition. Rules save what eager saves.
+"""
+
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge import clang
-from forge.ir import TensorProxy, get_grad, put_grad, register_grad
+from forge import clang, prims
+from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.torchlang import elementwise
 from forge.torchlang.core import torchsymbol
+from forge.torchlang.elementwise import check_tensor
+
+aten = torch.ops.aten
+_nn = torch._C._nn
+
+
+def _wide(op: str, input: TensorProxy) -> TensorProxy:
+    """A floating point input, in the precision that torch computes in."""
+    check_tensor(op, input=input)
+    prims.check_dtype(op, input, prims.FLOAT)
+    return clang.widen(input)
+
+
+def _backward_wide(grad_output: TensorProxy, self: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    return clang.widen(grad_output), clang.widen(self)
+
+
+# relu and its limits
 
 
 @torchsymbol(torch.relu, Tensor.relu, F.relu, inplace=(torch.relu_, Tensor.relu_), inplace_position=1)
 def relu(input: TensorProxy) -> TensorProxy:
     """max(input, 0)."""
+    check_tensor("relu", input=input)
+    check(input.dtype != torch.bool, lambda: f"relu: Boolean inputs not supported for relu: {input}", RuntimeError)
     return clang.maximum(input, 0)
+
+
+@torchsymbol(aten.threshold_backward.default)
+def threshold_backward(grad_output: TensorProxy, self: TensorProxy, threshold: Number) -> TensorProxy:
+    """The gradient where self > threshold, else 0. Source: aten.threshold_backward."""
+    return clang.where(self <= threshold, 0, grad_output)
 
 
 @register_grad(relu)
 def _relu_grad(input: TensorProxy) -> TensorProxy:
     out = relu(input)
-    put_grad(input, clang.where(out > 0, get_grad(out), 0))
+    put_grad(input, threshold_backward(get_grad(out), out, 0))
     return out
 
 
-@torchsymbol(F.silu, inplace_position=1)
+@torchsymbol(torch.threshold, F.threshold, inplace=torch.threshold_, inplace_position=3)
+def threshold(input: TensorProxy, threshold: Number, value: Number) -> TensorProxy:
+    """input where it is above threshold, else value."""
+    check_tensor("threshold", input=input)
+    out = clang.where(input <= threshold, value, input)
+    return clang.convert(out, input.dtype)
+
+
+def _register_threshold(symbol: Symbol) -> None:
+    @register_grad(symbol)
+    def rule(input: TensorProxy, threshold: Number, value: Number) -> TensorProxy:
+        out = symbol(input, threshold, value)
+        put_grad(input, threshold_backward(get_grad(out), input, threshold))
+        return out
+
+
+_register_threshold(threshold)
+
+
+@torchsymbol(F.hardtanh, _nn.hardtanh, inplace=_nn.hardtanh_, inplace_position=3)
+def hardtanh(input: TensorProxy, min_val: Number = -1.0, max_val: Number = 1.0) -> TensorProxy:
+    """input limited to [min_val, max_val]."""
+    check_tensor("hardtanh", input=input)
+    check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}", RuntimeError)
+    if clang.category(input.dtype) == 1:
+        min_val, max_val = int(min_val), int(max_val)
+    return clang.minimum(clang.maximum(input, min_val), max_val)
+
+
+@torchsymbol(aten.hardtanh_backward.default)
+def hardtanh_backward(grad_output: TensorProxy, self: TensorProxy, min_val: Number, max_val: Number) -> TensorProxy:
+    """The gradient strictly between the limits, else 0."""
+    return clang.where((self <= min_val) | (self >= max_val), 0, grad_output)
+
+
+@register_grad(hardtanh)
+def _hardtanh_grad(input: TensorProxy, min_val: Number = -1.0, max_val: Number = 1.0) -> TensorProxy:
+    out = hardtanh(input, min_val, max_val)
+    put_grad(input, hardtanh_backward(get_grad(out), input, min_val, max_val))
+    return out
+
+
+@torchsymbol(F.relu6, _nn.relu6, inplace=_nn.relu6_, inplace_position=1)
+def relu6(input: TensorProxy) -> TensorProxy:
+    """input limited to [0, 6]."""
+    check_tensor("relu6", input=input)
+    return clang.minimum(clang.maximum(input, 0), 6)
+
+
+@register_grad(relu6)
+def _relu6_grad(input: TensorProxy) -> TensorProxy:
+    out = relu6(input)
+    put_grad(input, hardtanh_backward(get_grad(out), input, 0, 6))
+    return out
+
+
+@torchsymbol(F.leaky_relu, _nn.leaky_relu, inplace=_nn.leaky_relu_, inplace_position=2)
+def leaky_relu(input: TensorProxy, negative_slope: Number = 0.01) -> TensorProxy:
+    """input, times negative_slope where it is negative."""
+    x = _wide("leaky_relu", input)
+    return clang.convert(clang.where(x > 0, x, x * negative_slope), input.dtype)
+
+
+@torchsymbol(aten.leaky_relu_backward.default)
+def leaky_relu_backward(
+    grad_output: TensorProxy, self: TensorProxy, negative_slope: Number, self_is_result: bool
+) -> TensorProxy:
+    """The gradient, times negative_slope where self is not positive."""
+    g, x = _backward_wide(grad_output, self)
+    return clang.convert(clang.where(x > 0, g, g * negative_slope), self.dtype)
+
+
+@register_grad(leaky_relu)
+def _leaky_relu_grad(input: TensorProxy, negative_slope: Number = 0.01) -> TensorProxy:
+    out = leaky_relu(input, negative_slope)
+    put_grad(input, leaky_relu_backward(get_grad(out), input, negative_slope, False))
+    return out
+
+
+@torchsymbol(torch.prelu, Tensor.prelu)
+def prelu(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
+    """input, times weight where it is negative. Shapes: weight has one element, or one for each of input's channels."""
+    check_tensor("prelu", input=input, weight=weight)
+    return clang.where(input > 0, input, _weight_of_channels(input, weight) * input)
+
+
+def _weight_of_channels(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
+    check(
+        weight.ndim <= 1,
+        lambda: f"prelu: Expected `weight` to be a scalar or 1D tensor, but it is {weight}",
+        RuntimeError,
+    )
+    if weight.ndim == 0 or prims.known(weight.shape[0] == 1):
+        return weight
+    channels = input.shape[1] if input.ndim > 1 else 1
+    check(
+        input.ndim > 0 and prims.same(weight.shape[0], channels),
+        lambda: (
+            f"prelu: Mismatch of parameter numbers and input channel size: {weight} has {weight.shape[0]} "
+            f"parameters, {input} has {channels} channels"
+        ),
+        RuntimeError,
+    )
+    return clang.reshape(weight, (weight.shape[0],) + (1,) * (input.ndim - 2)) if input.ndim > 1 else weight
+
+
+@register_grad(prelu)
+def _prelu_grad(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
+    out = prelu(input, weight)
+    g = get_grad(out)
+    positive = input > 0
+    if needs_grad(input):
+        put_grad(input, clang.where(positive, g, _weight_of_channels(input, weight) * g))
+    if needs_grad(weight):
+        slope = clang.where(positive, 0, input * g)
+        if weight.ndim and input.ndim > 1 and not prims.known(weight.shape[0] == 1):
+            slope = slope.sum(tuple(dim for dim in range(input.ndim) if dim != 1))
+        put_grad(weight, clang.sum(slope) if weight.ndim == 0 else slope)
+    return out
+
+
+# exponential units
+
+
+def _elu(x: TensorProxy, alpha: Number, scale: Number, input_scale: Number) -> TensorProxy:
+    negative = clang.expm1(x * input_scale if input_scale != 1 else x) * (alpha * scale)
+    return clang.where(x > 0, x * scale if scale != 1 else x, negative)
+
+
+@torchsymbol(F.elu, inplace_position=2)
+def elu(input: TensorProxy, alpha: Number = 1.0) -> TensorProxy:
+    """input, alpha * (e^input - 1) where it is negative."""
+    return clang.convert(_elu(_wide("elu", input), alpha, 1, 1), input.dtype)
+
+
+@torchsymbol(_nn.elu, inplace=_nn.elu_)
+def scaled_elu(input: TensorProxy, alpha: Number = 1.0, scale: Number = 1, input_scale: Number = 1) -> TensorProxy:
+    """scale * input, scale * alpha * (e^(input_scale * input) - 1) where it is negative."""
+    return clang.convert(_elu(_wide("elu", input), alpha, scale, input_scale), input.dtype)
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+@torchsymbol(torch.selu, F.selu, inplace=torch.selu_, inplace_position=1)
+def selu(input: TensorProxy) -> TensorProxy:
+    """elu with the constants of self-normalizing networks."""
+    return clang.convert(_elu(_wide("selu", input), _SELU_ALPHA, _SELU_SCALE, 1), input.dtype)
+
+
+@torchsymbol(torch.celu, F.celu, inplace=torch.celu_, inplace_position=2)
+def celu(input: TensorProxy, alpha: Number = 1.0) -> TensorProxy:
+    """input, alpha * (e^(input / alpha) - 1) where it is negative."""
+    check(alpha != 0, lambda: "celu: ZeroDivisionError: alpha cannot be 0 for CELU", RuntimeError)
+    return clang.convert(_elu(_wide("celu", input), alpha, 1, 1 / alpha), input.dtype)
+
+
+@torchsymbol(aten.elu_backward.default)
+def elu_backward(
+    grad_output: TensorProxy,
+    alpha: Number,
+    scale: Number,
+    input_scale: Number,
+    is_result: bool,
+    self_or_result: TensorProxy,
+) -> TensorProxy:
+    """The gradient of the exponential units, of their input or of their result."""
+    g, x = _backward_wide(grad_output, self_or_result)
+    factor = alpha * scale
+    slope = (x + factor) * input_scale if is_result else clang.exp(x * input_scale) * (factor * input_scale)
+    return clang.convert(clang.where(x <= 0, g * slope, g * scale), self_or_result.dtype)
+
+
+def _register_elu(symbol: Symbol, constants: Any) -> None:
+    @register_grad(symbol)
+    def rule(input: TensorProxy, *options: Any, **named: Any) -> TensorProxy:
+        out = symbol(input, *options, **named)
+        put_grad(input, elu_backward(get_grad(out), *constants(*options, **named), False, input))
+        return out
+
+
+_register_elu(elu, lambda alpha=1.0: (alpha, 1, 1))
+_register_elu(scaled_elu, lambda alpha=1.0, scale=1, input_scale=1: (alpha, scale, input_scale))
+_register_elu(selu, lambda: (_SELU_ALPHA, _SELU_SCALE, 1))
+_register_elu(celu, lambda alpha=1.0: (alpha, 1, 1 / alpha))
+
+
+# smooth units
+
+
+@torchsymbol(_nn.gelu, inplace=_nn.gelu_)
+def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
+    """input times the area under the normal density up to it, or its approximation by tanh."""
+    x = _wide("gelu", input)
+    check(
+        approximate in ("none", "tanh"),
+        lambda: f"gelu: approximate argument must be either none or tanh, but it is {approximate!r}",
+        RuntimeError,
+    )
+    if approximate == "none":
+        area = clang.erf(x * math.sqrt(0.5)) + 1
+    else:
+        area = clang.tanh((x * x * x * 0.044715 + x) * math.sqrt(2 / math.pi)) + 1
+    return clang.convert(x * 0.5 * area, input.dtype)
+
+
+@torchsymbol(aten.gelu_backward.default)
+def gelu_backward(grad_output: TensorProxy, self: TensorProxy, *, approximate: str = "none") -> TensorProxy:
+    """The gradient of gelu."""
+    g, x = _backward_wide(grad_output, self)
+    if approximate == "none":
+        area = (clang.erf(x * math.sqrt(0.5)) + 1) * 0.5
+        slope = area + x * (clang.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)))
+    else:
+        scale = math.sqrt(2 / math.pi)
+        inner = clang.tanh((x * x * x * 0.044715 + x) * scale)
+        slope = (inner + 1) * 0.5 + x * 0.5 * (1 - inner * inner) * ((x * x * (3 * 0.044715) + 1) * scale)
+    return clang.convert(g * slope, self.dtype)
+
+
+@register_grad(gelu)
+def _gelu_grad(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
+    out = gelu(input, approximate=approximate)
+    put_grad(input, gelu_backward(get_grad(out), input, approximate=approximate))
+    return out
+
+
+@torchsymbol(F.silu, _nn.silu, inplace=_nn.silu_, inplace_position=1)
 def silu(input: TensorProxy) -> TensorProxy:
     """input * sigmoid(input)."""
-    return input * clang.sigmoid(input)
+    x = _wide("silu", input)
+    return clang.convert(x * clang.sigmoid(x), input.dtype)
+
+
+@torchsymbol(aten.silu_backward.default)
+def silu_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
+    """The gradient of silu."""
+    g, x = _backward_wide(grad_output, self)
+    s = clang.sigmoid(x)
+    return clang.convert(g * (s * (x * (1 - s) + 1)), self.dtype)
+
+
+@torchsymbol(F.mish, _nn.mish, inplace=_nn.mish_, inplace_position=1)
+def mish(input: TensorProxy) -> TensorProxy:
+    """input * tanh(log(1 + e^input))."""
+    x = _wide("mish", input)
+    return clang.convert(x * clang.tanh(_log_one_plus_exp(x)), input.dtype)
+
+
+def _log_one_plus_exp(x: TensorProxy) -> TensorProxy:
+    """log(1 + e^x) without overflow."""
+    return clang.maximum(x, 0) + clang.log1p(clang.exp(-clang.abs(x)))
+
+
+@torchsymbol(aten.mish_backward.default)
+def mish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
+    """The gradient of mish."""
+    g, x = _backward_wide(grad_output, self)
+    inner = clang.tanh(_log_one_plus_exp(x))
+    return clang.convert(g * (inner + x * clang.sigmoid(x) * (1 - inner * inner)), self.dtype)
+
+
+@torchsymbol(F.hardswish, _nn.hardswish, inplace=_nn.hardswish_, inplace_position=1)
+def hardswish(input: TensorProxy) -> TensorProxy:
+    """input * relu6(input + 3) / 6."""
+    x = _wide("hardswish", input)
+    return clang.convert(x * clang.minimum(clang.maximum(x + 3, 0), 6) / 6, input.dtype)
+
+
+@torchsymbol(aten.hardswish_backward.default)
+def hardswish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
+    """The gradient of hardswish."""
+    g, x = _backward_wide(grad_output, self)
+    inside = g * (x / 3 + 0.5)
+    return clang.convert(clang.where(x <= -3, 0.0, clang.where(x < 3, inside, g)), self.dtype)
+
+
+@torchsymbol(F.hardsigmoid, _nn.hardsigmoid, inplace=_nn.hardsigmoid_, inplace_position=1)
+def hardsigmoid(input: TensorProxy) -> TensorProxy:
+    """relu6(input + 3) / 6."""
+    x = _wide("hardsigmoid", input)
+    return clang.convert(clang.minimum(clang.maximum(x + 3, 0), 6) / 6, input.dtype)
+
+
+@torchsymbol(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
+    """The gradient of hardsigmoid."""
+    g, x = _backward_wide(grad_output, self)
+    return clang.convert(clang.where((x > -3) & (x < 3), g * (1 / 6), 0.0), self.dtype)
+
+
+def _register_unary(symbol: Symbol, backward: Symbol) -> None:
+    """The rule of a function of one tensor with a backward operator of its gradient and its input."""
+
+    @register_grad(symbol)
+    def rule(input: TensorProxy) -> TensorProxy:
+        out = symbol(input)
+        put_grad(input, backward(get_grad(out), input))
+        return out
+
+
+_register_unary(silu, silu_backward)
+_register_unary(mish, mish_backward)
+_register_unary(hardswish, hardswish_backward)
+_register_unary(hardsigmoid, hardsigmoid_backward)
+
+
+@torchsymbol(_nn.softplus)
+def softplus(input: TensorProxy, beta: Number = 1, threshold: Number = 20) -> TensorProxy:
+    """log(1 + e^(beta * input)) / beta; input where beta * input is above threshold."""
+    x = _wide("softplus", input)
+    scaled = x * beta
+    return clang.convert(clang.where(scaled > threshold, x, clang.log1p(clang.exp(scaled)) / beta), input.dtype)
+
+
+@torchsymbol(aten.softplus_backward.default)
+def softplus_backward(grad_output: TensorProxy, self: TensorProxy, beta: Number, threshold: Number) -> TensorProxy:
+    """The gradient of softplus."""
+    g, x = _backward_wide(grad_output, self)
+    scaled = x * beta
+    return clang.convert(clang.where(scaled > threshold, g, g * clang.sigmoid(scaled)), self.dtype)
+
+
+@register_grad(softplus)
+def _softplus_grad(input: TensorProxy, beta: Number = 1, threshold: Number = 20) -> TensorProxy:
+    out = softplus(input, beta, threshold)
+    put_grad(input, softplus_backward(get_grad(out), input, beta, threshold))
+    return out
+
+
+@torchsymbol(_nn.log_sigmoid)
+def logsigmoid(input: TensorProxy) -> TensorProxy:
+    """log(sigmoid(input))."""
+    x = _wide("logsigmoid", input)
+    return clang.convert(clang.minimum(x, 0) - clang.log1p(clang.exp(-clang.abs(x))), input.dtype)
+
+
+@register_grad(logsigmoid)
+def _logsigmoid_grad(input: TensorProxy) -> TensorProxy:
+    out = logsigmoid(input)
+    put_grad(input, get_grad(out) * clang.sigmoid(-input))
+    return out
+
+
+@torchsymbol(aten.tanh_backward.default)
+def tanh_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
+    """The gradient of tanh from its result."""
+    g, out = _backward_wide(grad_output, output)
+    return clang.convert(g * (1 - out * out), output.dtype)
+
+
+@torchsymbol(aten.sigmoid_backward.default)
+def sigmoid_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
+    """The gradient of sigmoid from its result."""
+    g, out = _backward_wide(grad_output, output)
+    return clang.convert(g * (out * (1 - out)), output.dtype)
+
+
+def _register_from_result(symbol: Symbol, backward: Symbol) -> None:
+    """The rule of a function with a backward operator of its gradient and its result."""
+
+    @register_grad(symbol)
+    def rule(input: TensorProxy) -> TensorProxy:
+        out = symbol(input)
+        put_grad(input, backward(get_grad(out), clang.conj(out)))
+        return out
+
+
+_register_from_result(elementwise.tanh, tanh_backward)
+_register_from_result(elementwise.sigmoid, sigmoid_backward)
+
+
+# shrinking units
+
+
+@torchsymbol(torch.hardshrink, Tensor.hardshrink)
+def hardshrink(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
+    """input, 0 where |input| <= lambd."""
+    check_tensor("hardshrink", input=input)
+    prims.check_dtype("hardshrink", input, prims.FLOAT)
+    return clang.where((input >= -lambd) & (input <= lambd), 0.0, input)
+
+
+@torchsymbol(_nn.softshrink)
+def softshrink(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
+    """input moved towards 0 by lambd."""
+    x = _wide("softshrink", input)
+    check(
+        lambd >= 0,
+        lambda: f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}",
+        RuntimeError,
+    )
+    out = clang.where(x > lambd, x - lambd, clang.where(x < -lambd, x + lambd, x * 0))
+    return clang.convert(out, input.dtype)
+
+
+@torchsymbol(aten.hardshrink_backward.default)
+def hardshrink_backward(grad_out: TensorProxy, self: TensorProxy, lambd: Number) -> TensorProxy:
+    """The gradient, 0 where |self| <= lambd."""
+    return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_out)
+
+
+@torchsymbol(aten.softshrink_backward.default)
+def softshrink_backward(grad_output: TensorProxy, self: TensorProxy, lambd: Number) -> TensorProxy:
+    """The gradient, 0 where |self| <= lambd."""
+    return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_output)
+
+
+def _register_shrink(symbol: Symbol, backward: Symbol) -> None:
+    @register_grad(symbol)
+    def rule(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
+        out = symbol(input, lambd)
+        put_grad(input, backward(get_grad(out), input, lambd))
+        return out
+
+
+_register_shrink(hardshrink, hardshrink_backward)
+_register_shrink(softshrink, softshrink_backward)
+
+
+@torchsymbol(F.tanhshrink)
+def tanhshrink(input: TensorProxy) -> TensorProxy:
+    """input - tanh(input)."""
+    check_tensor("tanhshrink", input=input)
+    return clang.sub(input, elementwise.tanh(input))
+
+
+@torchsymbol(F.softsign)
+def softsign(input: TensorProxy) -> TensorProxy:
+    """input / (1 + |input|)."""
+    check_tensor("softsign", input=input)
+    return clang.div(input, clang.abs(input) + 1)
+
+
+@torchsymbol(_nn.glu, F.glu)
+def glu(input: TensorProxy, dim: int = -1) -> TensorProxy:
+    """The first half of input along dim times the sigmoid of the second."""
+    x = _wide("glu", input)
+    first, second = _halves(x, dim)
+    return clang.convert(first * clang.sigmoid(second), input.dtype)
+
+
+def _halves(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
+    check(x.ndim > 0, lambda: f"glu: glu does not support 0-dimensional tensors: {x}", RuntimeError)
+    dim = prims.check_dim("glu", dim, x.ndim)
+    length = x.shape[dim]
+    check(
+        prims.same(length % 2, 0),
+        lambda: f"glu: Halving dimension must be even, but dimension {dim} of {x} is size {length}",
+        RuntimeError,
+    )
+    return clang.slice_in_dim(x, dim, None, length // 2), clang.slice_in_dim(x, dim, length // 2, None)
+
+
+@torchsymbol(aten.glu_backward.default)
+def glu_backward(grad_output: TensorProxy, self: TensorProxy, dim: int) -> TensorProxy:
+    """The gradient of glu."""
+    g, x = _backward_wide(grad_output, self)
+    first, second = _halves(x, dim)
+    gate = clang.sigmoid(second)
+    dim = prims.check_dim("glu", dim, x.ndim)
+    joined = prims.cat([g * gate, g * first * (gate * (1 - gate))], dim)
+    return clang.convert(joined, self.dtype)
+
+
+@register_grad(glu)
+def _glu_grad(input: TensorProxy, dim: int = -1) -> TensorProxy:
+    out = glu(input, dim)
+    put_grad(input, glu_backward(get_grad(out), input, dim))
+    return out

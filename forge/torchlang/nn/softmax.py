@@ -1,0 +1,113 @@
+"""softmax, log_softmax and softmin."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forge import clang, prims
+from forge.ir import Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.elementwise import check_tensor
+
+aten = torch.ops.aten
+
+
+def _prepare(op: str, input: TensorProxy, dim: int, dtype: torch.dtype | None) -> tuple[TensorProxy, tuple[int, ...]]:
+    check_tensor(op, input=input)
+    x = clang.convert(input, dtype or input.dtype)
+    prims.check_dtype(op, x, prims.FLOAT)
+    return clang.widen(x), clang.canonical_dims(op, dim, x.ndim)
+
+
+def _shifted(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    """x without its maximum, which leaves the result the same and overflows nowhere."""
+    if any(prims.known(x.shape[dim] == 0) for dim in dims):
+        return x
+    return x - clang.amax(x, dims, True)
+
+
+@torchsymbol(torch.softmax, Tensor.softmax, torch.special.softmax)
+def softmax(
+    input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
+) -> TensorProxy:
+    """e^input over its sum along dim, computed in `dtype` where one is given."""
+    x, dims = _prepare("softmax", input, axis if dim is None else dim, dtype)
+    power = clang.exp(_shifted(x, dims))
+    return clang.convert(power / clang.sum(power, dims, True), dtype or input.dtype)
+
+
+@torchsymbol(aten._softmax_backward_data.default)
+def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype) -> TensorProxy:
+    """The gradient of softmax from its result."""
+    g, out = clang.widen(grad_output), clang.widen(output)
+    weighted = g * out
+    total = clang.sum(weighted, (dim,), True)
+    return clang.convert(weighted - out * total, input_dtype)
+
+
+@torchsymbol(torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax)
+def log_softmax(
+    input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
+) -> TensorProxy:
+    """The logarithm of softmax, computed in `dtype` where one is given."""
+    x, dims = _prepare("log_softmax", input, axis if dim is None else dim, dtype)
+    shifted = _shifted(x, dims)
+    return clang.convert(shifted - clang.log(clang.sum(clang.exp(shifted), dims, True)), dtype or input.dtype)
+
+
+@torchsymbol(aten._log_softmax_backward_data.default)
+def log_softmax_backward(
+    grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype
+) -> TensorProxy:
+    """The gradient of log_softmax from its result."""
+    g, out = clang.widen(grad_output), clang.widen(output)
+    return clang.convert(g - clang.exp(out) * clang.sum(g, (dim,), True), input_dtype)
+
+
+def _register(symbol: Symbol, backward: Symbol) -> None:
+    @register_grad(symbol)
+    def rule(
+        input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None, *, axis: int | None = None
+    ) -> TensorProxy:
+        dim = axis if dim is None else dim
+        out = symbol(input, dim, dtype)
+        put_grad(input, backward(get_grad(out), out, dim, out.dtype))
+        return out
+
+
+_register(softmax, softmax_backward)
+_register(log_softmax, log_softmax_backward)
+
+
+# torch.nn.functional's forms guess a missing dim and have an argument more; they run as the functions above
+
+
+def _implicit_dim(ndim: int) -> int:
+    return 0 if ndim in (0, 1, 3) else 1
+
+
+@torchsymbol(F.softmax)
+def functional_softmax(
+    input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> TensorProxy:
+    """torch.softmax; a missing dim is guessed from the rank."""
+    check_tensor("softmax", input=input)
+    return softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
+
+
+@torchsymbol(F.log_softmax)
+def functional_log_softmax(
+    input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> TensorProxy:
+    """torch.log_softmax; a missing dim is guessed from the rank."""
+    check_tensor("log_softmax", input=input)
+    return log_softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
+
+
+@torchsymbol(F.softmin)
+def softmin(
+    input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> TensorProxy:
+    """torch.softmax of -input."""
+    check_tensor("softmin", input=input)
+    return softmax(clang.neg(input), _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
