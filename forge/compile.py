@@ -1,20 +1,21 @@
 """From a recorded program to a function: the passes, in order. Every stage is kept."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from forge.executors import claim
-from forge.executors.claim import Claim, choose
+from forge.executors.claim import Claim, Reasons, choose
 from forge.executors.executor import Executor, resolve_executors
 from forge.frontend.autograd import Region
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.transforms import cse, dce, delete_last_used, hoist
-from forge.transforms.grad import Joint, backward, differentiate
+from forge.transforms.grad import Choice, Joint, backward, differentiate
 from forge.transforms.opaque import opaque_rule
 from forge.transforms.split import Split, recompute, simplify_backward, split
 
@@ -35,6 +36,7 @@ class Compiled:
         self.backward_traces: list[Trace] = []
         self.claims: list[Claim] = []
         self.backward_claims: list[Claim] = []
+        self.declined: dict[str, Reasons] = {}
         self.opaque_calls: list[str] = []
         self.seconds: dict[str, float] = {}
 
@@ -73,7 +75,7 @@ def compile_program(program: Program, options: Options, *, grad: bool, eager: Ca
     joint = None
     if grad and wanted:
         with compiled.timed("gradients"):
-            joint = differentiate(trace, [proxy.name for proxy in wanted], _executor_rule(options))
+            joint = differentiate(trace, [proxy.name for proxy in wanted], _chooser(options, compiled.declined))
     if joint is not None and not joint.active.isdisjoint(trace.output_names):
         compiled.call = _compile_training(joint, program, options, compiled)
     else:
@@ -112,25 +114,37 @@ def _run_now(program: Trace, options: Options) -> tuple[torch.Tensor, ...]:
 
 
 def _generate(
-    trace: Trace, options: Options, stages: list[Trace], claims: list[Claim], *, own_inputs: bool = False
+    trace: Trace,
+    options: Options,
+    stages: list[Trace],
+    claims: list[Claim],
+    *,
+    declined: Mapping[str, Reasons] = MappingProxyType({}),
+    own_inputs: bool = False,
 ) -> Callable:
     """Claims a trace, ends each value's life at its last use, and compiles it."""
-    claimed, made = claim(trace, options.executors)
+    claimed, made = claim(trace, options.executors, declined)
     claims.extend(made)
     final = delete_last_used(claimed, own_inputs=own_inputs)
     stages += [claimed, final]
     return final.python_callable()
 
 
-def _executor_rule(options: Options) -> Callable[[BoundSymbol], Callable | None]:
-    """The gradient rule that comes before a symbol's own: the claiming executor's, or an opaque call's."""
+def _chooser(options: Options, declined: dict[str, Reasons]) -> Callable[[BoundSymbol], Choice]:
+    """How the executor that will claim a call wants it differentiated; an opaque call has its own rule.
 
-    def rule(bound: BoundSymbol) -> Callable | None:
-        chosen = choose(bound, options.executors, [])
-        own = chosen[1].grad_transform if chosen else None
-        return own or opaque_rule(bound)
+    Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
+    """
 
-    return rule
+    def choice(bound: BoundSymbol) -> Choice:
+        reasons: Reasons = []
+        chosen = choose(bound, options.executors, reasons)
+        declined.update((name, reasons) for name in bound.outputs if reasons)
+        if chosen is None:
+            return Choice(opaque_rule(bound))
+        return Choice(chosen[1].grad_transform, whole=chosen[1].grad == "recompute")
+
+    return choice
 
 
 def _compile_training(joint: Joint, program: Program, options: Options, compiled: Compiled) -> Callable:
@@ -142,7 +156,7 @@ def _compile_training(joint: Joint, program: Program, options: Options, compiled
         parts = split(joint.forward, full)
     compiled.traces += [joint.forward, parts.forward]
     with compiled.timed("claim and generate"):
-        forward = _generate(parts.forward, options, compiled.traces, compiled.claims)
+        forward = _generate(parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined)
 
     def backward_for(present: tuple[bool, ...]) -> Callable:
         chosen = [output for i, output in flowing.items() if present[i]]

@@ -84,9 +84,7 @@ def explain(jitted: Any) -> Explanation:
 def _row(graph: int, phase: str, claim: Claim) -> Row:
     bound = claim.bound
     line = source_line(bound.source) if bound.source else None
-    return Row(
-        graph, phase, bound.symbol.id, claim.executor, tuple(claim.declined), tuple(bound.outputs), line
-    )
+    return Row(graph, phase, bound.symbol.id, claim.executor, tuple(claim.declined), tuple(bound.outputs), line)
 
 
 def _counted(count: int, noun: str) -> str:

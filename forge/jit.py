@@ -97,7 +97,7 @@ def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_function(*args: Any, **kwargs: Any) -> Any:
-    return target(*args, **kwargs)  # noqa: F821: a global of the entry made from this code
+    return target(*args, **kwargs)  # noqa: F821  a global of the entry made from this code
 
 
 def compile_graph(
@@ -129,7 +129,9 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     """
     wanted = {"executors": None, "transforms": (), "strict": False, **(options.pop("options", None) or {})}
     for name in (*options, *wanted):
-        check(name in _BACKEND_OPTIONS, lambda name=name: f"forge: {unknown('option', name, _BACKEND_OPTIONS)}", TypeError)
+        check(
+            name in _BACKEND_OPTIONS, lambda name=name: f"forge: {unknown('option', name, _BACKEND_OPTIONS)}", TypeError
+        )
     return compile_graph(graph, example_inputs, options=Options(**wanted))
 
 

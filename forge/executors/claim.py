@@ -1,6 +1,7 @@
 """The claim pass: every call of a trace is given to an executor, at the highest level first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from forge import clang
 from forge.executors.executor import Executor, FusionExecutor, Implementation, OperatorExecutor
@@ -10,22 +11,27 @@ from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
 
 
+Reasons = list[tuple[str, str]]
+
+
 class Claim:
     """Who runs one call, and who declined it and why."""
 
     __slots__ = ("bound", "declined", "executor", "level")
 
-    def __init__(self, bound: BoundSymbol, executor: str, declined: list[tuple[str, str]], level: int) -> None:
+    def __init__(self, bound: BoundSymbol, executor: str, declined: Reasons, level: int) -> None:
         self.bound = bound
         self.executor = executor
-        self.declined = declined
+        self.declined = list(dict.fromkeys(declined))
         self.level = level
 
 
-def claim(trace: Trace, executors: Sequence[Executor]) -> tuple[Trace, list[Claim]]:
+def claim(
+    trace: Trace, executors: Sequence[Executor], earlier: Mapping[str, Reasons] = MappingProxyType({})
+) -> tuple[Trace, list[Claim]]:
     """The trace with every call an executor's, and who claimed what.
 
-    Fusion executors are offered regions before anything is claimed singly, in the order given. Raises
+    `earlier` holds, by output name, why calls that were taken apart before this pass had been declined. Fusion executors are offered regions before anything is claimed singly, in the order given. Raises
     NotImplementedError naming a prim that nobody claims, with the reasons.
     """
     new = trace.derive("claim")
@@ -36,24 +42,23 @@ def claim(trace: Trace, executors: Sequence[Executor]) -> tuple[Trace, list[Clai
             trace = fuse_regions(trace, executor)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            _claim(bound, operators, new, claims, [], 0)
+            known = [reason for name in bound.outputs for reason in earlier.get(name, ())]
+            _claim(bound, operators, new, claims, known, 0)
     return new, claims
 
 
 def choose(
-    bound: BoundSymbol, executors: Sequence[Executor], declined: list[tuple[str, str]]
+    bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons
 ) -> tuple[Executor, Implementation] | None:
     """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
     for executor in executors:
         if not isinstance(executor, OperatorExecutor):
             continue
-        implementation = executor.implementations.get(bound.symbol.id)
-        if implementation is None:
-            continue
-        decision = implementation.decide(bound)
-        if decision:
-            return executor, implementation
-        declined.append((executor.name, decision.reason))
+        for implementation in executor.candidates(bound.symbol):
+            decision = implementation.decide(bound)
+            if decision:
+                return executor, implementation
+            declined.append((implementation.name or executor.name, decision.reason))
     return None
 
 
@@ -62,7 +67,7 @@ def _claim(
     executors: Sequence[OperatorExecutor],
     new: Trace,
     claims: list[Claim],
-    inherited: list[tuple[str, str]],
+    inherited: Reasons,
     level: int,
 ) -> None:
     if bound.symbol.op is not None:  # an executor's operator already, or an opaque call

@@ -75,32 +75,46 @@ Decision = bool | Declined
 Checker = Callable[..., Decision]
 
 
+GRADS = ("decompose", "recompute", "none")
+
+
 class Implementation:
     """How an executor runs a symbol.
 
     `op` is called in the symbol's place with its arguments; or `execution_transform`, called with the symbol's
     arguments while a trace is recorded, calls the executor's operators. `checker` is asked first, with the arguments.
-    `grad_transform` is a gradient rule (forge/ir/grad_rules.py) used in place of the symbol's own.
+    `grad_transform` is a gradient rule (forge/ir/grad_rules.py) used in place of the symbol's own. Without one, `grad`
+    says how a gradient comes about: "decompose" by the symbol's decomposition, which takes the call apart where the
+    backward reads a value from inside it; "recompute" by the decomposition too, but the call stays whole and the
+    backward computes those values again; "none" declines where a gradient is needed.
     """
 
-    __slots__ = ("checker", "execution_transform", "grad_transform", "op", "symbol")
+    __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "name", "op", "symbol")
 
     def __init__(
         self,
         symbol: Symbol,
         op: Symbol | None,
-        checker: Checker | None,
-        execution_transform: Callable | None,
-        grad_transform: Callable | None,
+        checker: Checker | None = None,
+        execution_transform: Callable | None = None,
+        grad_transform: Callable | None = None,
+        *,
+        grad: str = "decompose",
+        name: str | None = None,
     ) -> None:
+        check(grad in GRADS, lambda: f"{symbol.id}: grad is {grad!r}, but must be one of {', '.join(GRADS)}")
         self.symbol = symbol
         self.op = op
         self.checker = checker
         self.execution_transform = execution_transform
         self.grad_transform = grad_transform
+        self.grad = grad
+        self.name = name
 
     def decide(self, bound: BoundSymbol) -> Decision:
         """True, or Declined with the reason."""
+        if self.grad == "none" and self.grad_transform is None and Tag.DIFFERENTIATED in bound.tags:
+            return decline("it has no gradient, and one is needed")
         if self.checker is None:
             return True
         decision = self.checker(*bound.args, **bound.kwargs)
@@ -150,7 +164,9 @@ class OperatorExecutor(Executor):
             (meta is None) != (like is None),
             lambda: f"{self.name}.register_operator({name!r}): give exactly one of meta and like",
         )
-        symbol = Symbol(name, f"{self.name}.{name}", meta=meta or _meta_of(like), tags=frozenset(tags), executor=self, op=fn)
+        symbol = Symbol(
+            name, f"{self.name}.{name}", meta=meta or _meta_of(like), tags=frozenset(tags), executor=self, op=fn
+        )
         self._operators[name] = symbol
         return symbol
 
@@ -162,6 +178,7 @@ class OperatorExecutor(Executor):
         checker: Checker | None = None,
         execution_transform: Callable | None = None,
         grad_transform: Callable | None = None,
+        grad: str = "decompose",
     ) -> None:
         """Says that this executor runs `symbol`: by `op` (an operator, or a plain function called with the symbol's
         arguments) or by an `execution_transform`; where `checker` accepts the arguments; with its own gradient.
@@ -180,7 +197,14 @@ class OperatorExecutor(Executor):
         )
         if op is not None and not isinstance(op, Symbol):
             op = Symbol(symbol.name, f"{self.name}.{symbol.id}", meta=_never, tags=symbol.tags, executor=self, op=op)
-        self.implementations[symbol.id] = Implementation(symbol, op, checker, execution_transform, grad_transform)
+        self.implementations[symbol.id] = Implementation(
+            symbol, op, checker, execution_transform, grad_transform, grad=grad
+        )
+
+    def candidates(self, symbol: Symbol) -> Sequence[Implementation]:
+        """The implementations of a symbol, in the order in which they are asked."""
+        found = self.implementations.get(symbol.id)
+        return () if found is None else (found,)
 
     _register_implementation = register_implementation
 
@@ -265,7 +289,9 @@ def _resolve(executor: str | Executor) -> Executor:
     available = executor.is_available()
     check(
         bool(available),
-        lambda: f"forge.jit: executor {executor.name!r} is not available: {getattr(available, 'reason', 'no reason given')}",
+        lambda: (
+            f"forge.jit: executor {executor.name!r} is not available: {getattr(available, 'reason', 'no reason given')}"
+        ),
         RuntimeError,
     )
     return executor

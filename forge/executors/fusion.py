@@ -48,13 +48,17 @@ def _fuse(
             if proxy.name not in made:
                 inputs.setdefault(proxy.name, proxy)
     outputs = tuple(proxy for name, proxy in made.items() if read_later.get(name, -1) >= end)
-    region = trace.derive(f"region of {executor.name}", run, name="region", inputs=list(inputs.values()), output=outputs)
+    region = trace.derive(
+        f"region of {executor.name}", run, name="region", inputs=list(inputs.values()), output=outputs
+    )
     region.boxed = False  # a region of a backward takes its inputs one by one
     function = executor.fuse(region)
     if isinstance(function, Declined):
         return None
     name = f"fusion{number}"
-    symbol = Symbol(name, f"{executor.name}.{name}", meta=lambda *args: outputs, executor=executor, op=_named(function, name))
+    symbol = Symbol(
+        name, f"{executor.name}.{name}", meta=lambda *args: outputs, executor=executor, op=_named(function, name)
+    )
     return BoundSymbol(symbol, tuple(inputs.values()), {}, outputs, run, source=run[0].source)
 
 

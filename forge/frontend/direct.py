@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from forge import torchlang
 from forge.frontend.program import Program, finish
-from forge.ir import Trace, recording
+from forge.ir import TensorProxy, Trace, recording
+from forge.ir.pytree import leaves
 
 
 def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "computation") -> Program:
@@ -36,8 +38,20 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
                 leaf = trace.add_input(proxy)
             stand_ins.append(leaf)
         proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
-        result = function(*proxy_args, **proxy_kwargs)
+        with _Factories():
+            result = function(*proxy_args, **proxy_kwargs)
         return finish(trace, result, trace.memory)
+
+
+class _Factories(TorchFunctionMode):
+    """Records torch functions that are given no tensor (torch.arange): without a proxy they would run at once."""
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        given = leaves((args, kwargs))
+        if torchlang.find(function) is None or any(isinstance(leaf, (torch.Tensor, TensorProxy)) for leaf in given):
+            return function(*args, **kwargs)
+        return torchlang.language.call_torch_function(function, args, kwargs)
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:

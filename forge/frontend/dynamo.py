@@ -140,7 +140,16 @@ class _Interpreter:
             return _on_numbers(target, args, kwargs, example)
         if target in ("item", "__int__", "__float__", "__bool__") and isinstance(example, NUMBER_TYPES):
             return self.item(args[0], example)
-        if target in ("size", "dim", "numel", "element_size", "stride", "storage_offset", "is_contiguous", "get_device"):
+        if target in (
+            "size",
+            "dim",
+            "numel",
+            "element_size",
+            "stride",
+            "storage_offset",
+            "is_contiguous",
+            "get_device",
+        ):
             return _ask(self, target, node, args, kwargs, example)
         if target is operator.getitem and not isinstance(args[0], TensorProxy):
             return args[0][args[1]]

@@ -60,8 +60,10 @@ def finish(trace: Trace, result: Any, memory: Memory) -> Program:
         plan = tree_map(lambda leaf: _Planned(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
     trace.output = tuple(finisher.values)
     mutated = [inputs[storage.root.name] for storage in written]
-    simple = not writes and isinstance(result, (tuple, list)) and all(
-        isinstance(each, _Planned) and each.is_value for each in plan
+    simple = (
+        not writes
+        and isinstance(result, (tuple, list))
+        and all(isinstance(each, _Planned) and each.is_value for each in plan)
     )
     if simple and [each.base.name for each in plan] == [value.name for value in finisher.values]:
         return Program(trace, None, mutated)

@@ -19,6 +19,8 @@ class Tag(Enum):
     NOT_DIFFERENTIABLE = auto()  # no gradient flows through it, as in eager
     NO_GRAD = auto()  # this call ran under torch.no_grad
     RECOMPUTE = auto()  # this call belongs to a checkpointed region
+    DIFFERENTIATED = auto()  # gradients flow through this call
+    WHOLE = auto()  # this call is not taken apart: the backward computes again what it reads from inside
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
 
 

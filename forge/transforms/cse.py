@@ -19,18 +19,19 @@ def call_key(bound: BoundSymbol) -> tuple | None:
         return None
     while len(bound.subsymbols) == 1 and bound.subsymbols[0].output is bound.output:
         bound = bound.subsymbols[0]
-    return bound.symbol.id, _key(bound.args), _key(bound.kwargs), Tag.RECOMPUTE in bound.tags
+    return bound.symbol.id, argument_key(bound.args), argument_key(bound.kwargs), Tag.RECOMPUTE in bound.tags
 
 
-def _key(value: Any) -> Any:
+def argument_key(value: Any) -> Any:
+    """Hashable, and equal for arguments that mean the same: 1, 1.0 and True differ."""
     if isinstance(value, Proxy):
         return ("%", value.name)
     if isinstance(value, (tuple, list)):
-        return tuple([_key(item) for item in value])
+        return tuple([argument_key(item) for item in value])
     if isinstance(value, dict):
-        return tuple(sorted((name, _key(item)) for name, item in value.items()))
+        return tuple(sorted((name, argument_key(item)) for name, item in value.items()))
     if isinstance(value, slice):
-        return ("slice", _key(value.start), _key(value.stop), _key(value.step))
+        return ("slice", argument_key(value.start), argument_key(value.stop), argument_key(value.step))
     if isinstance(value, SYMBOLIC_TYPES):
         return ("$", str(value.node.expr))
     if isinstance(value, (bool, int, float, complex)):

@@ -7,7 +7,7 @@ joint program.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge import clang, prims
 from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, check, recording
@@ -15,7 +15,16 @@ from forge.ir.grad_rules import RuleCall, grad_rule, run_rule
 from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
 
-ExecutorRule = Callable[[BoundSymbol], Callable | None]
+
+class Choice(NamedTuple):
+    """How the executor that will claim a call wants it differentiated: by its own rule; taken apart where the backward
+    reads a value from inside it, or kept whole, such values being computed again."""
+
+    rule: Callable | None = None
+    whole: bool = False
+
+
+Choose = Callable[[BoundSymbol], Choice]
 
 
 class RuleRun:
@@ -41,13 +50,13 @@ class Joint:
         self.active = active
 
 
-def differentiate(trace: Trace, wanted: Sequence[str], executor_rule: ExecutorRule = lambda bound: None) -> Joint:
+def differentiate(trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound: Choice()) -> Joint:
     """Runs the gradient rules of every call on a path from the inputs `wanted`.
 
     Raises NotImplementedError naming a prim that has no rule.
     """
     new = trace.derive("forward")
-    walker = _Forward(new, set(wanted), executor_rule)
+    walker = _Forward(new, set(wanted), choose)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             new.bound_symbols.extend(walker.visit(bound))
@@ -55,10 +64,10 @@ def differentiate(trace: Trace, wanted: Sequence[str], executor_rule: ExecutorRu
 
 
 class _Forward:
-    def __init__(self, trace: Trace, active: set[str], executor_rule: ExecutorRule) -> None:
+    def __init__(self, trace: Trace, active: set[str], choose: Choose) -> None:
         self.trace = trace
         self.active = active
-        self.executor_rule = executor_rule
+        self.choose = choose
         self.runs: list[RuleRun] = []
 
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
@@ -67,13 +76,24 @@ class _Forward:
             return [bound]
         if self.active.isdisjoint(bound.inputs) or not any(_differentiable(out) for out in tensors(bound.output)):
             return [bound]
-        rule = self.executor_rule(bound) or grad_rule(bound.symbol)
+        bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
+        choice = self.choose(bound)
+        calls = self.differentiate(bound, choice.rule or grad_rule(bound.symbol))
+        if choice.whole and calls != [bound]:
+            inside = [_tagged(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
+            return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.WHOLE})]
+        return calls
+
+    def differentiate(self, bound: BoundSymbol, rule: Callable | None) -> list[BoundSymbol]:
+        """By a rule, or by the decomposition's."""
         if rule is not None:
             return self.apply(rule, bound)
         check(
             bool(bound.subsymbols),
-            lambda: f"{bound.symbol.id} has no gradient rule: register one with @register_grad beside its definition "
-            "in forge/prims, or detach its input",
+            lambda: (
+                f"{bound.symbol.id} has no gradient rule: register one with @register_grad beside its definition "
+                "in forge/prims, or detach its input"
+            ),
             NotImplementedError,
         )
         children = [call for sub in bound.subsymbols for call in self.visit(sub)]
@@ -99,6 +119,11 @@ class _Forward:
         if len(forward) == 1 and forward[0].symbol is bound.symbol:
             return [bound]
         return [bound.replace(subsymbols=forward)] if bound.symbol.body is not None else forward
+
+
+def _tagged(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
+    """The call, and those inside it, with one more tag."""
+    return bound.replace(tags=bound.tags | {tag}, subsymbols=[_tagged(sub, tag) for sub in bound.subsymbols])
 
 
 def _differentiable(proxy: TensorProxy) -> bool:
@@ -129,9 +154,7 @@ def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy
             walker.gradients.setdefault(name, []).append(seed)
         for run in reversed(joint.runs):
             walker.visit(run)
-        trace.output = tuple(
-            walker.take(proxy) if isinstance(proxy, TensorProxy) else None for proxy in wanted
-        )
+        trace.output = tuple(walker.take(proxy) if isinstance(proxy, TensorProxy) else None for proxy in wanted)
     return trace
 
 

@@ -34,7 +34,9 @@ def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_l
     kept = [proxy for name, proxy in made.items() if name in read and isinstance(proxy, TensorProxy)]
     if not kept or sum(proxy.numel() * proxy.element_size() for proxy in kept) > byte_limit:
         return trace
-    program = trace.derive("hoisted", live_calls(hoisted, [proxy.name for proxy in kept]), inputs=[], output=tuple(kept))
+    program = trace.derive(
+        "hoisted", live_calls(hoisted, [proxy.name for proxy in kept]), inputs=[], output=tuple(kept)
+    )
     new = trace.derive("hoist", rest)
     new.constants.update(zip([proxy.name for proxy in kept], run(program), strict=True))
     return new

@@ -35,9 +35,7 @@ def opaque_rule(bound: BoundSymbol) -> Callable | None:
         output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
         graph = Proxy(trace.fresh_name("graph"))
         names = tuple(argument.name for argument in wanted)
-        positions = tuple(
-            i for i, leaf in enumerate(leaves([args, kwargs])) if getattr(leaf, "name", None) in names
-        )
+        positions = tuple(i for i, leaf in enumerate(leaves([args, kwargs])) if getattr(leaf, "name", None) in names)
         trace.record(BoundSymbol(_forward, (function, args, kwargs, positions), {}, (output, graph)))
         outputs = [leaf for leaf in tensors(output) if leaf.dtype.is_floating_point or leaf.dtype.is_complex]
         gradients = tuple(get_grad(leaf) for leaf in outputs)
@@ -88,9 +86,7 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
 def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
     """The gradients of the inputs; zeros for one that no output depends on."""
     pairs = [
-        (output, gradient)
-        for output, gradient in zip(graph.outputs, gradients, strict=True)
-        if output.requires_grad
+        (output, gradient) for output, gradient in zip(graph.outputs, gradients, strict=True) if output.requires_grad
     ]
     if not pairs:
         return tuple(torch.zeros_like(value) for value in graph.inputs)

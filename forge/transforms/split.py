@@ -1,5 +1,7 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
+from collections.abc import Iterable, Iterator
+
 from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
 from forge.ir.pytree import names, proxies, rename
 from forge.transforms.cse import merge_calls
@@ -69,7 +71,8 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     """
     makers = {
         name: bound
-        for bound in forward
+        for call in forward
+        for bound in (_flat(call.subsymbols) if Tag.WHOLE in call.tags else [call])
         if Tag.RECOMPUTE in bound.tags and KEPT.isdisjoint(bound.all_tags)
         for name in bound.outputs
     }
@@ -93,11 +96,17 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     return backward.derive(f"{backward.stage}, recompute", calls)
 
 
+def _flat(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """The innermost calls."""
+    for bound in calls:
+        yield from _flat(bound.subsymbols) if bound.subsymbols else (bound,)
+
+
 def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
     """The calls with every composite from inside which a name is wanted replaced by its subsymbols."""
     flat = []
     for bound in calls:
-        if bound.subsymbols and _shows_inside(bound, wanted):
+        if bound.subsymbols and Tag.WHOLE not in bound.tags and _shows_inside(bound, wanted):
             flat.extend(unfold(list(bound.subsymbols), wanted))
         else:
             flat.append(bound)
@@ -106,9 +115,7 @@ def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
 
 def _shows_inside(bound: BoundSymbol, wanted: set[str]) -> bool:
     outside = set(bound.outputs)
-    return any(
-        (name in wanted and name not in outside) for sub in bound.subsymbols for name in _all_outputs(sub)
-    )
+    return any((name in wanted and name not in outside) for sub in bound.subsymbols for name in _all_outputs(sub))
 
 
 def _all_outputs(bound: BoundSymbol) -> list[str]:

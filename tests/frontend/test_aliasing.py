@@ -435,7 +435,7 @@ def test_a_caller_sees_what_eager_shows(name, requires_grad):
     try:
         expected = observe(function, copied(inputs, requires_grad))
     except RuntimeError:  # eager refuses the program under autograd; forge must not let it through
-        with pytest.raises(Exception, match="inplace|out="):
+        with pytest.raises(Exception, match=r"inplace|out="):
             jitted(*copied(inputs, requires_grad))
         return
     actual = observe(jitted, copied(inputs, requires_grad))

@@ -207,6 +207,6 @@ def test_force_eager_stance_is_obeyed():
 
 def test_bad_input_raises_torchs_own_exception_types():
     jitted = forge.jit(lambda a, b: a @ b)
-    with pytest.raises(Exception, match="size|shape") as caught:
+    with pytest.raises(Exception, match=r"size|shape") as caught:
         jitted(torch.ones(2, 3), torch.ones(2, 3))
     assert "forge" not in type(caught.value).__module__

@@ -1,0 +1,109 @@
+"""The patterns that forge ships: how real models write norms, gated units, rotary embeddings and the loss.
+
+Larger ones come first where they contain others, in the order of `ALL`: rotary embedding, residual + norm, norm, gated
+units, the causal language model's loss. `gelu_tanh` is not among them: in half precision the expression rounds after
+each step, where a kernel computes in float32. Ask for it by name.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from forge.transforms.patterns import Pattern, pattern
+
+
+def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+@pattern
+def rms_norm(x, weight, eps: float):
+    """Llama, Mistral, Qwen, T5: normalised in float32, back in x's dtype, then scaled. Shapes: x (..., H), weight (H,)."""
+    return weight * _normalized(x, eps).to(x.dtype)
+
+
+@pattern
+def rms_norm_wide(x, weight, eps: float):
+    """OLMo, Helium: scaled in float32, then back in x's dtype."""
+    return (weight * _normalized(x, eps)).to(x.dtype)
+
+
+@pattern
+def rms_norm_gemma(x, weight, eps: float):
+    """Gemma: scaled by 1 + weight in float32, then back in x's dtype."""
+    return (_normalized(x, eps) * (1.0 + weight.float())).to(x.dtype)
+
+
+def _after_residual(name: str, norm: Pattern) -> Pattern:
+    def reference(x, residual, weight, eps: float):
+        total = x + residual
+        return total, norm.reference(total, weight, eps)
+
+    reference.__name__, reference.__doc__ = name, f"(x + residual, {norm.name} of it). {norm.reference.__doc__}"
+    return Pattern(reference)
+
+
+add_rms_norm = _after_residual("add_rms_norm", rms_norm)
+add_rms_norm_wide = _after_residual("add_rms_norm_wide", rms_norm_wide)
+add_rms_norm_gemma = _after_residual("add_rms_norm_gemma", rms_norm_gemma)
+
+
+@pattern
+def rotary(x, cos, sin):
+    """Rotary embedding of halves (GPT-NeoX, Llama). Shapes: x (..., D); cos and sin broadcast against it."""
+    first, second = x.chunk(2, -1)
+    return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+@pattern
+def rotary_interleaved(x, cos, sin):
+    """Rotary embedding of neighbouring pairs (GPT-J, Cohere). Shapes: as rotary."""
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+@pattern
+def swiglu(gate, up):
+    """silu(gate) * up, from two projections or from two slices of one."""
+    return F.silu(gate) * up
+
+
+@pattern
+def geglu(gate, up):
+    """gelu(gate) * up with the tanh approximation."""
+    return F.gelu(gate, approximate="tanh") * up
+
+
+@pattern
+def geglu_exact(gate, up):
+    """gelu(gate) * up."""
+    return F.gelu(gate) * up
+
+
+@pattern
+def gelu_tanh(x):
+    """The tanh-approximated gelu written out (GPT-2's "gelu_new"). Opt-in."""
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+ALL: tuple[Pattern, ...] = (
+    rotary,
+    rotary_interleaved,
+    add_rms_norm,
+    add_rms_norm_gemma,
+    add_rms_norm_wide,
+    rms_norm,
+    rms_norm_gemma,
+    rms_norm_wide,
+    swiglu,
+    geglu,
+    geglu_exact,
+)
+
+
+def by_name(name: str) -> Pattern:
+    """A shipped pattern. Raises KeyError naming the ones there are."""
+    known = {each.name: each for each in (*ALL, gelu_tanh)}
+    if name not in known:
+        raise KeyError(f"no shipped pattern is called {name!r}; there are {', '.join(sorted(known))}")
+    return known[name]
