@@ -103,7 +103,10 @@ class Trace:
         return proxy
 
     def add_constant(self, value: torch.Tensor, name: str = "constant") -> TensorProxy:
-        """A proxy for a tensor that the program reads and is not given."""
+        """A proxy for a tensor that the program reads and is not given; the same name for the same tensor."""
+        for known, tensor in self.constants.items():
+            if tensor is value:
+                return TensorProxy(known, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
         proxy = self.tensor(value.shape, value.dtype, value.device, name=name, strides=tuple(value.stride()))
         self.constants[proxy.name] = value
         return proxy
@@ -158,4 +161,3 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"<trace {self.name}, {self.stage}, {len(self.bound_symbols)} calls>"
-

@@ -127,7 +127,7 @@ class _MethodDoors(dict):
     """A proxy's methods while torch code is traced directly: each enters through `call`."""
 
     def __missing__(self, name: str) -> Callable:
-        door = self[name] = lambda *args, **kwargs: call(name, args, kwargs, memory=current_trace().memory)
+        door = self[name] = lambda *args, **kwargs: _enter(name, args, kwargs)
         return door
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -138,9 +138,17 @@ class _MethodDoors(dict):
 
 
 language.methods = _MethodDoors()
-language.call_torch_function = lambda function, args, kwargs: call(
-    function, args, kwargs, memory=current_trace().memory
-)
+language.call_torch_function = lambda function, args, kwargs: _enter(function, args, kwargs)
+
+
+def _enter(function: Callable | str, args: tuple, kwargs: dict) -> Any:
+    """A call from code that is traced as it runs: tensors that it closes over are constants of the trace."""
+    trace = current_trace()
+
+    def lift(leaf: Any) -> Any:
+        return trace.add_constant(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return call(function, tree_map(lift, args), tree_map(lift, kwargs), memory=trace.memory)
 
 
 def all_symbols() -> dict[str, Symbol]:
@@ -159,9 +167,7 @@ def find(function: Any) -> Symbol | None:
     return entry.symbol if entry else None
 
 
-def call(
-    function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory, aliased: bool | None = None
-) -> Any:
+def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory, aliased: bool | None = None) -> Any:
     """A torch function (or a method, by name) applied to proxies: recorded, functionalized.
 
     `aliased` says whether the output shares the first argument's memory where that is known (from Dynamo's fake
@@ -208,8 +214,9 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
     handles = {proxy.name: handle for proxy, handle in zip(tensors(read_args), tensors(args), strict=True)}
     if isinstance(output, TensorProxy) and output.name in handles:
         return handles[output.name]
-    if entry.view is not View.NEVER and aliased is not False and args and isinstance(args[0], TensorProxy):
-        _alias(entry, output, args, kwargs, memory, aliased)
+    if aliased is not False and args and isinstance(args[0], TensorProxy):
+        how = entry.view if isinstance(entry.view, View) else entry.view(args, kwargs)
+        _alias(entry, output, args, kwargs, memory, View.ALWAYS if aliased and how is View.MAYBE else how)
     if isinstance(output, (tuple, list)) and memory.written:
         return tree_map(lambda leaf: handles.get(getattr(leaf, "name", None), leaf), output)
     return output
@@ -237,9 +244,7 @@ def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> Vie
 
 def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
     """A view that is inverted by copying into a clone."""
-    return ViewStep(
-        symbol, args, kwargs, index, lambda x, new: prims.view_scatter(x, new, symbol, args, kwargs, index)
-    )
+    return ViewStep(symbol, args, kwargs, index, lambda x, new: prims.view_scatter(x, new, symbol, args, kwargs, index))
 
 
 def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
@@ -260,14 +265,18 @@ def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> Non
     """Writes a result into a handle, with torch's conditions on its shape and dtype."""
     check(
         len(new.shape) == len(target.shape) and all(map(prims.same, new.shape, target.shape)),
-        lambda: f"{op}: output with shape {list(target.shape)} doesn't match the broadcast shape {list(new.shape)}: "
-        "an in-place operation cannot change its tensor's shape",
+        lambda: (
+            f"{op}: output with shape {list(target.shape)} doesn't match the broadcast shape {list(new.shape)}: "
+            "an in-place operation cannot change its tensor's shape"
+        ),
         RuntimeError,
     )
     check(
         clang.category(new.dtype) <= clang.category(target.dtype),
-        lambda: f"{op}: result type {short_dtype(new.dtype)} can't be cast to the desired output type "
-        f"{short_dtype(target.dtype)} of {target}",
+        lambda: (
+            f"{op}: result type {short_dtype(new.dtype)} can't be cast to the desired output type "
+            f"{short_dtype(target.dtype)} of {target}"
+        ),
         RuntimeError,
     )
     new = clang.convert(new, target.dtype)
@@ -277,4 +286,3 @@ def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> Non
         with trace.tagged(trace.tags - {Tag.NO_GRAD}):
             new = prims.with_data(memory.read(target), new)
     memory.write(target, new, silently=silently)
-
