@@ -122,8 +122,10 @@ def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
     )
     check(
         item is None or item is Ellipsis or isinstance(item, (int, torch.SymInt, slice)),
-        lambda: f"{op}: only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
-        f"(got {type(item).__name__})",
+        lambda: (
+            f"{op}: only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
+            f"(got {type(item).__name__})"
+        ),
         IndexError,
     )
     return item
@@ -133,8 +135,10 @@ def _list_index(op: str, x: TensorProxy, items: list) -> TensorProxy:
     numbers = list(nested_numbers(items))
     check(
         all(isinstance(number, (int, torch.SymInt)) for number in numbers),
-        lambda: f"{op}: a list of {type(numbers[0]).__name__} as an index is not supported, only of numbers; "
-        "see forge/clang/indexing.py",
+        lambda: (
+            f"{op}: a list of {type(numbers[0]).__name__} as an index is not supported, only of numbers; "
+            "see forge/clang/indexing.py"
+        ),
         NotImplementedError,
     )
     masked = bool(numbers) and all(isinstance(number, bool) for number in numbers)
@@ -151,9 +155,7 @@ def _read_slice(reading: Reading, item: slice) -> None:
     before, dim = reading.shown, reading.dim
     bounds = slice_bounds(before.shape[dim], item.start, item.stop, item.step)
     if not is_whole(before.shape[dim], bounds):
-        reading.view(
-            prims.slice(before, dim, *bounds), lambda new: prims.slice_scatter(before, new, dim, *bounds)
-        )
+        reading.view(prims.slice(before, dim, *bounds), lambda new: prims.slice_scatter(before, new, dim, *bounds))
     reading.index(None)
 
 
@@ -185,8 +187,10 @@ def _check_mask(reading: Reading, mask: TensorProxy) -> None:
     for i, (ours, wanted) in enumerate(zip(mask.shape, shape, strict=True)):
         check(
             same(ours, wanted),
-            lambda i=i: f"getitem: The shape of the mask {list(mask.shape)} at index {i} does not match the shape of "
-            f"the indexed tensor {list(reading.shown.shape)} at index {reading.dim + i}",
+            lambda i=i: (
+                f"getitem: The shape of the mask {list(mask.shape)} at index {i} does not match the shape of "
+                f"the indexed tensor {list(reading.shown.shape)} at index {reading.dim + i}"
+            ),
             IndexError,
         )
 
@@ -198,8 +202,10 @@ def getitem(x: TensorProxy, key: Any) -> TensorProxy:
     masked = any(isinstance(item, TensorProxy) and item.dtype in _MASK_DTYPES for item in items)
     check(
         not masked,
-        lambda: f"getitem: the shape of {x} indexed with a mask depends on the mask's data, which is not known while "
-        "tracing; use torch.where or masked_fill",
+        lambda: (
+            f"getitem: the shape of {x} indexed with a mask depends on the mask's data, which is not known while "
+            "tracing; use torch.where or masked_fill"
+        ),
         NotImplementedError,
     )
     reading = read_key("getitem", x, key)
@@ -213,7 +219,7 @@ def _trimmed(indices: Sequence[TensorProxy | None]) -> list[TensorProxy | None]:
     return list(indices[: last + 1])
 
 
-@clangop("setitem")
+@clangop()
 def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorProxy:
     """x with x[key] replaced by `value`, which is converted to x's dtype and broadcast."""
     reading = read_key("setitem", x, key)
@@ -235,8 +241,10 @@ def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
             known(length == 1) or same(length, wanted)
             for length, wanted in zip(reversed(value.shape), reversed(shown.shape), strict=False)
         ),
-        lambda: f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
-        f"indexing result of shape {list(shown.shape)}",
+        lambda: (
+            f"setitem: shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
+            f"indexing result of shape {list(shown.shape)}"
+        ),
         RuntimeError,
     )
     return expand_to(reshape(value, value.shape[extra:]), shown.shape)
@@ -324,8 +332,10 @@ def _index_write(
     source = unsqueeze(source, 0) if source.ndim == 0 else source
     check(
         source.ndim == x.ndim and all(map(same, source.shape, wanted)),
-        lambda: f"{op}: Source/destination tensor must have same slice shapes: source is {source}, but {x} indexed by "
-        f"{index} along dim {dim} needs shape {list(wanted)}",
+        lambda: (
+            f"{op}: Source/destination tensor must have same slice shapes: source is {source}, but {x} indexed by "
+            f"{index} along dim {dim} needs shape {list(wanted)}"
+        ),
         RuntimeError,
     )
     return prims.index_put(x, _along(dim, index), source, accumulate)

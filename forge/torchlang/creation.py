@@ -1,1 +1,359 @@
-"""Creation functions of torch."""
+"""Functions of torch that make tensors from nothing, or like another.
+
+`layout`, `pin_memory` and `memory_format` do not change a tensor's values; a `requires_grad=True` or a sparse layout
+is not supported.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge import clang, prims
+from forge.clang.creation import canonical_device, check_supported
+from forge.ir import Dim, Number, Symbol, TensorProxy, check
+from forge.torchlang.core import torchsymbol
+
+Dtype = torch.dtype | None
+Device = torch.device | str | None
+Layout = torch.layout | None
+Fill = Callable[[Sequence[Dim], torch.dtype, torch.device], TensorProxy]
+
+
+def _zeros(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    return prims.full(tuple(shape), 0, dtype, device)
+
+
+def _ones(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    return prims.full(tuple(shape), 1, dtype, device)
+
+
+def _empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    return prims.empty(tuple(shape), dtype, device)
+
+
+def _of_size(name: str, fill: Fill, meaning: str) -> Symbol:
+    """torch.zeros and kin: the size as several arguments or one."""
+
+    def body(
+        *size: Any,
+        dtype: Dtype = None,
+        layout: Layout = None,
+        device: Device = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+        memory_format: torch.memory_format | None = None,
+        **named: Any,
+    ) -> TensorProxy:
+        shape = _size(name, size, named)
+        check_supported(name, layout=layout, requires_grad=requires_grad)
+        return fill(shape, dtype or torch.get_default_dtype(), canonical_device(device))
+
+    body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
+    return torchsymbol(getattr(torch, name))(body)
+
+
+def _size(op: str, size: tuple, named: dict) -> tuple[Dim, ...]:
+    check(
+        set(named) <= {"size"} and not (named and size),
+        lambda: f"{op}: unexpected arguments {sorted(named)}",
+        TypeError,
+    )
+    return clang.lengths(size) if not named else tuple(named["size"])
+
+
+zeros = _of_size("zeros", _zeros, "A tensor of zeros.")
+ones = _of_size("ones", _ones, "A tensor of ones.")
+empty = _of_size("empty", _empty, "A tensor of unspecified values.")
+
+
+@torchsymbol(torch.full)
+def full(
+    size: Sequence[Dim],
+    fill_value: Number | TensorProxy,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> TensorProxy:
+    """A tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
+    check_supported("full", layout=layout, requires_grad=requires_grad)
+    return _filled(tuple(size), fill_value, dtype, canonical_device(device))
+
+
+def _filled(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, device: torch.device) -> TensorProxy:
+    if isinstance(value, TensorProxy):
+        return clang.expand(clang.convert(value, dtype or value.dtype), shape)
+    return prims.full(tuple(shape), value, dtype or clang.dtype_of(value), device)
+
+
+def _like(name: str, fill: Fill, meaning: str, *written: Callable) -> Symbol:
+    """torch.zeros_like and kin."""
+
+    def body(
+        input: TensorProxy,
+        *,
+        dtype: Dtype = None,
+        layout: Layout = None,
+        device: Device = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+        memory_format: torch.memory_format | None = None,
+    ) -> TensorProxy:
+        check_supported(name, layout=layout, requires_grad=requires_grad)
+        return fill(input.shape, dtype or input.dtype, input.device if device is None else canonical_device(device))
+
+    body.__name__, body.__doc__ = name, f"{meaning} Shapes and dtypes: input's."
+    return torchsymbol(getattr(torch, name), inplace=written)(body)
+
+
+zeros_like = _like("zeros_like", _zeros, "A tensor of zeros.", torch.zero_, Tensor.zero_)
+ones_like = _like("ones_like", _ones, "A tensor of ones.")
+empty_like = _like("empty_like", _empty, "A tensor of unspecified values.")
+
+
+@torchsymbol(torch.full_like)
+def full_like(
+    input: TensorProxy,
+    fill_value: Number,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> TensorProxy:
+    """A tensor filled with a value. Shapes and dtypes: input's."""
+    check_supported("full_like", layout=layout, requires_grad=requires_grad)
+    device = input.device if device is None else canonical_device(device)
+    return _filled(input.shape, fill_value, dtype or input.dtype, device)
+
+
+def _new(name: str, fill: Fill, meaning: str) -> Symbol:
+    """Tensor.new_zeros and kin."""
+
+    def body(
+        self: TensorProxy,
+        *size: Any,
+        dtype: Dtype = None,
+        layout: Layout = None,
+        device: Device = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+        **named: Any,
+    ) -> TensorProxy:
+        check_supported(name, layout=layout, requires_grad=requires_grad)
+        device = self.device if device is None else canonical_device(device)
+        return fill(_size(name, size, named), dtype or self.dtype, device)
+
+    body.__name__, body.__doc__ = name, f"{meaning} Dtypes: self's."
+    return torchsymbol(getattr(Tensor, name))(body)
+
+
+new_zeros = _new("new_zeros", _zeros, "A tensor of zeros.")
+new_ones = _new("new_ones", _ones, "A tensor of ones.")
+new_empty = _new("new_empty", _empty, "A tensor of unspecified values.")
+
+
+@torchsymbol(Tensor.new_full)
+def new_full(
+    self: TensorProxy,
+    size: Sequence[Dim],
+    fill_value: Number | TensorProxy,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> TensorProxy:
+    """A tensor filled with a value. Dtypes: self's."""
+    check_supported("new_full", layout=layout, requires_grad=requires_grad)
+    device = self.device if device is None else canonical_device(device)
+    return _filled(tuple(size), fill_value, dtype or self.dtype, device)
+
+
+# numbers
+
+
+def _numbers(op: str, data: Any, dtype: Dtype, device: Device) -> TensorProxy:
+    check(
+        not _holds_tensor(data),
+        lambda: f"{op} of tensors is not supported; use clone or torch.stack (forge/torchlang/creation.py)",
+        NotImplementedError,
+    )
+    return clang.from_numbers(data, dtype, device)
+
+
+def _holds_tensor(data: Any) -> bool:
+    if isinstance(data, (tuple, list)):
+        return any(_holds_tensor(item) for item in data)
+    return isinstance(data, TensorProxy) or hasattr(data, "__array__")
+
+
+@torchsymbol(torch.tensor)
+def tensor(
+    data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False, pin_memory: bool = False
+) -> TensorProxy:
+    """The tensor of a number or of nested sequences of numbers."""
+    check_supported("tensor", requires_grad=requires_grad)
+    return _numbers("tensor", data, dtype, device)
+
+
+@torchsymbol(Tensor.new_tensor)
+def new_tensor(
+    self: TensorProxy, data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False
+) -> TensorProxy:
+    """The tensor of a number or of nested sequences of numbers. Dtypes: self's."""
+    check_supported("new_tensor", requires_grad=requires_grad)
+    return _numbers("new_tensor", data, dtype or self.dtype, device or self.device)
+
+
+@torchsymbol(torch.as_tensor)
+def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorProxy:
+    """A tensor as it is where it has the dtype and device; else the tensor of numbers."""
+    if not isinstance(data, TensorProxy):
+        return _numbers("as_tensor", data, dtype, device)
+    if device is not None and canonical_device(device) != data.device:
+        data = prims.device_put(data, canonical_device(device))
+    return clang.convert(data, dtype or data.dtype)
+
+
+@torchsymbol(torch.scalar_tensor)
+def scalar_tensor(
+    s: Number,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> TensorProxy:
+    """A 0-d tensor. Dtypes: the default float dtype."""
+    check_supported("scalar_tensor", layout=layout, requires_grad=requires_grad)
+    return prims.full((), s, dtype or torch.get_default_dtype(), canonical_device(device))
+
+
+# sequences
+
+
+@torchsymbol(torch.arange)
+def arange(
+    start: Number,
+    end: Number | None = None,
+    step: Number = 1,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> TensorProxy:
+    """start (0 unless two bounds are given), start + step, … before end."""
+    check_supported("arange", layout=layout, requires_grad=requires_grad)
+    start, end = (0, start) if end is None else (start, end)
+    return clang.arange(start, end, step, dtype, canonical_device(device))
+
+
+@torchsymbol(torch.linspace)
+def linspace(
+    start: Number,
+    end: Number,
+    steps: int,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> TensorProxy:
+    """`steps` numbers from start to end, evenly spaced."""
+    check_supported("linspace", layout=layout, requires_grad=requires_grad)
+    _check_numbers("linspace", start, end)
+    return clang.linspace(start, end, steps, dtype or torch.get_default_dtype(), canonical_device(device))
+
+
+def _check_numbers(op: str, *values: Any) -> None:
+    check(
+        not any(isinstance(value, TensorProxy) for value in values),
+        lambda: f"{op} of tensors is not supported; see forge/torchlang/creation.py",
+        NotImplementedError,
+    )
+
+
+@torchsymbol(torch.logspace)
+def logspace(
+    start: Number,
+    end: Number,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> TensorProxy:
+    """base to the power of `steps` numbers from start to end, evenly spaced."""
+    check_supported("logspace", layout=layout, requires_grad=requires_grad)
+    _check_numbers("logspace", start, end)
+    dtype = dtype or torch.get_default_dtype()
+    wide = dtype if dtype.is_floating_point else torch.float64
+    exponents = clang.linspace(start, end, steps, wide, canonical_device(device))
+    return clang.convert(clang.pow(base, exponents), dtype)
+
+
+@torchsymbol(torch.eye)
+def eye(
+    n: Dim,
+    m: Dim | None = None,
+    *,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+) -> TensorProxy:
+    """An (n, m) matrix with ones on the diagonal; square without m."""
+    check_supported("eye", layout=layout, requires_grad=requires_grad)
+    for length in (n, m):
+        check(
+            length is None or not prims.known(length < 0),
+            lambda length=length: f"eye: n and m must be greater or equal to 0, got {length}",
+            RuntimeError,
+        )
+    device = canonical_device(device)
+    rows = prims.iota(n, 0, 1, torch.int64, device)
+    columns = prims.iota(n if m is None else m, 0, 1, torch.int64, device)
+    same = clang.unsqueeze(rows, 1) == clang.unsqueeze(columns, 0)
+    return clang.convert(same, dtype or torch.get_default_dtype())
+
+
+def _triangle(name: str, upper: bool) -> Symbol:
+    def body(
+        row: int,
+        col: int,
+        offset: int = 0,
+        *,
+        dtype: Dtype = torch.int64,
+        device: Device = None,
+        layout: Layout = None,
+        pin_memory: bool = False,
+    ) -> TensorProxy:
+        check_supported(name, layout=layout)
+        check(
+            row >= 0 and col >= 0,
+            lambda: f"{name}: row and col must be non-negative, got {row} and {col}",
+            RuntimeError,
+        )
+        return prims.triangle_indices(upper, row, col, offset, dtype or torch.int64, canonical_device(device))
+
+    body.__name__, body.__doc__ = name, "The rows and columns of a triangle's elements, row by row."
+    return torchsymbol(getattr(torch, name))(body)
+
+
+tril_indices, triu_indices = _triangle("tril_indices", False), _triangle("triu_indices", True)

@@ -120,16 +120,16 @@ def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = N
         return clang.gather(clang.reshape(input, (-1,)), 0, clang.reshape(indices, (-1,)))
     check(
         input.ndim == indices.ndim,
-        lambda: "take_along_dim: input and indices should have the same number of dimensions, "
-        f"but got {input} and {indices}",
+        lambda: (
+            "take_along_dim: input and indices should have the same number of dimensions, "
+            f"but got {input} and {indices}"
+        ),
         RuntimeError,
     )
     dim = check_dim("take_along_dim", dim, input.ndim)
     free = [tuple(length for i, length in enumerate(x.shape) if i != dim) for x in (input, indices)]
     shape = clang.broadcast_shapes("take_along_dim", *free)
-    wide = [
-        clang.expand_to(x, (*shape[:dim], x.shape[dim], *shape[dim:])) if x.ndim else x for x in (input, indices)
-    ]
+    wide = [clang.expand_to(x, (*shape[:dim], x.shape[dim], *shape[dim:])) if x.ndim else x for x in (input, indices)]
     return clang.gather(wide[0], dim, wide[1])
 
 
@@ -224,8 +224,10 @@ def select_scatter(input: TensorProxy, src: TensorProxy, dim: int, index: int) -
     shape = (*input.shape[:dim], *input.shape[dim + 1 :])
     check(
         len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
-        lambda: f"select_scatter: expected src to have a size equal to the slice of self. src size = "
-        f"{list(src.shape)}, slice size = {list(shape)}",
+        lambda: (
+            f"select_scatter: expected src to have a size equal to the slice of self. src size = "
+            f"{list(src.shape)}, slice size = {list(shape)}"
+        ),
         RuntimeError,
     )
     return clang.with_item(input, (*[slice(None)] * dim, index), src)
@@ -242,8 +244,10 @@ def slice_scatter(
     shape = (*input.shape[:dim], (stop - start + step - 1) // step, *input.shape[dim + 1 :])
     check(
         len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
-        lambda: f"slice_scatter: expected src to have a size equal to the slice of self. src size = "
-        f"{list(src.shape)}, slice size = {list(shape)}",
+        lambda: (
+            f"slice_scatter: expected src to have a size equal to the slice of self. src size = "
+            f"{list(src.shape)}, slice size = {list(shape)}"
+        ),
         RuntimeError,
     )
     return prims.slice_scatter(input, clang.convert(src, input.dtype), dim, *bounds)
@@ -277,12 +281,6 @@ def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
     return clang.expand(clang.convert(value, input.dtype), input.shape)
 
 
-@torchsymbol(torch.zeros_like, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
-def zero(self: TensorProxy) -> TensorProxy:
-    """0 in self's shape and dtype."""
-    return prims.full(self.shape, 0, self.dtype, self.device)
-
-
 # places
 
 
@@ -299,7 +297,9 @@ def searchsorted(
     """Where each value would be put in an ascending row, before equal ones; after them if `right`."""
     check(
         side in (None, "left", "right") and not (side == "left" and right),
-        lambda: f"searchsorted: side is {side!r} with right={right}; it can only be 'left' or 'right', and not opposites",
+        lambda: (
+            f"searchsorted: side is {side!r} with right={right}; it can only be 'left' or 'right', and not opposites"
+        ),
         RuntimeError,
     )
     if sorter is not None:

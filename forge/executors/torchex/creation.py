@@ -25,3 +25,18 @@ def iota(length: int, start: Any, step: Any, dtype: torch.dtype, device: torch.d
     """start + step * i, exact for integers and in double for floats."""
     counted = torch.arange(length, device=device, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
     return (counted * step + start).to(dtype)
+
+
+@run_prim(prims.tensor)
+def tensor(data: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.tensor names dtype and device."""
+    return torch.tensor(data, dtype=dtype, device=device)
+
+
+@run_prim(prims.triangle_indices)
+def triangle_indices(
+    upper: bool, rows: int, columns: int, offset: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """torch has a function for each triangle."""
+    function = torch.triu_indices if upper else torch.tril_indices
+    return function(rows, columns, offset, dtype=dtype, device=device)
