@@ -10,4 +10,5 @@ from forge.prims.memory import *  # noqa: F403
 from forge.prims.pooling import *  # noqa: F403
 from forge.prims.random import *  # noqa: F403
 from forge.prims.reduction import *  # noqa: F403
+from forge.prims.resample import *  # noqa: F403
 from forge.prims.shape import *  # noqa: F403

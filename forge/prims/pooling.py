@@ -1,1 +1,316 @@
-"""Pooling and resampling prims."""
+"""Prims over windows of the last dims: pooling, im2col and col2im. Each option has one number for each of those dims.
+
+The dims before the windows are the batch and the channels; the batch may be missing.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.prims.core import check_tensor, known, like, make_prim
+
+Lengths = tuple[Dim, ...]
+
+
+def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
+    """The number of dims that windows move over."""
+    check_tensor(op, x=x)
+    count = len(next(iter(lists.values())))
+    check(
+        x.ndim in (count + 1, count + 2),
+        lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
+        RuntimeError,
+    )
+    for name, values in lists.items():
+        check(
+            len(values) == count,
+            lambda name=name, values=values: f"{op}: {name} is {values}, but must have {count} elements",
+            RuntimeError,
+        )
+        check(
+            name == "padding" or all(not known(value <= 0) for value in values),
+            lambda name=name, values=values: f"{op}: {name} should be greater than zero, but got {values}",
+            RuntimeError,
+        )
+    for dim in range(x.ndim - count - 1, x.ndim):
+        check(
+            not known(x.shape[dim] == 0),
+            lambda: f"{op}: Expected input with non-zero sizes but for the batch, but got {x}",
+            RuntimeError,
+        )
+    return count
+
+
+def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Sequence[Dim]) -> None:
+    for kernel, pad, step in zip(kernel_size, padding, dilation, strict=True):
+        reach = (kernel - 1) * step + 1
+        check(
+            not known(pad < 0) and not known(pad > reach // 2),
+            lambda pad=pad, reach=reach: (
+                f"{op}: pad should be at least 0 and at most half of effective kernel size, "
+                f"but got pad={pad} and effective kernel size {reach}"
+            ),
+            RuntimeError,
+        )
+
+
+def windows(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
+    """How many windows fit; with ceil_mode also a last one that starts inside of the input or its left padding."""
+    spare = length + 2 * padding - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return spare // stride + 1
+    count = (spare + stride - 1) // stride + 1
+    outside = (count - 1) * stride >= length + padding
+    if isinstance(outside, bool):
+        return count - 1 if outside else count
+    return torch.sym_ite(outside, count - 1, count)
+
+
+def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: bool) -> list[Dim]:
+    count = len(lists[0])
+    lengths = [windows(x.shape[x.ndim - count + i], *[values[i] for values in lists], ceil_mode) for i in range(count)]
+    check(
+        not any(known(length < 1) for length in lengths),
+        lambda: f"{op}: Given input {x}, the calculated output size is {lengths}: Output size is too small",
+        RuntimeError,
+    )
+    return [*x.shape[: x.ndim - count], *lengths]
+
+
+# pooling
+
+
+def _max_pool_meta(
+    x: TensorProxy, kernel_size: Lengths, stride: Lengths, padding: Lengths, dilation: Lengths, ceil_mode: bool
+) -> tuple[TensorProxy, TensorProxy]:
+    """The largest value of each window, nan if there is one, and its place in the input's window dims laid out as one.
+
+    Source: torch.nn.functional.max_pool2d, return_indices=True.
+    """
+    op = "prims.max_pool"
+    _check_window(op, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation)
+    _check_half(op, kernel_size, padding, dilation)
+    shape = _pooled_shape(op, x, (kernel_size, stride, padding, dilation), ceil_mode)
+    return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
+
+
+max_pool = make_prim("max_pool", "max_pool", meta=_max_pool_meta)
+
+
+def _max_pool_backward_meta(
+    g: TensorProxy,
+    x: TensorProxy,
+    kernel_size: Lengths,
+    stride: Lengths,
+    padding: Lengths,
+    dilation: Lengths,
+    ceil_mode: bool,
+    indices: TensorProxy,
+) -> TensorProxy:
+    """The gradient of max_pool's input. Source: aten.max_pool2d_with_indices_backward."""
+    check_tensor("prims.max_pool_backward", g=g, x=x, indices=indices)
+    return like(x)
+
+
+max_pool_backward = make_prim("max_pool_backward", "max_pool_backward", meta=_max_pool_backward_meta)
+
+
+@register_grad(max_pool)
+def _max_pool_grad(x: TensorProxy, *how: object) -> tuple[TensorProxy, TensorProxy]:
+    out, indices = max_pool(x, *how)
+    put_grad(x, max_pool_backward(get_grad(out), x, *how, indices))
+    return out, indices
+
+
+def _avg_pool_meta(
+    x: TensorProxy,
+    kernel_size: Lengths,
+    stride: Lengths,
+    padding: Lengths,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> TensorProxy:
+    """The sum of each window over its size (without padding unless count_include_pad), or over divisor_override.
+
+    Source: torch.nn.functional.avg_pool2d.
+    """
+    op = "prims.avg_pool"
+    _check_window(op, x, kernel_size=kernel_size, stride=stride, padding=padding)
+    one = (1,) * len(kernel_size)
+    _check_half(op, kernel_size, padding, one)
+    check(divisor_override != 0, lambda: f"{op}: divisor must be not zero", RuntimeError)
+    return like(x, shape=_pooled_shape(op, x, (kernel_size, stride, padding, one), ceil_mode))
+
+
+avg_pool = make_prim("avg_pool", "avg_pool", meta=_avg_pool_meta)
+
+
+def _avg_pool_backward_meta(
+    g: TensorProxy,
+    x: TensorProxy,
+    kernel_size: Lengths,
+    stride: Lengths,
+    padding: Lengths,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> TensorProxy:
+    """The gradient of avg_pool's input, of which only the shape is read. Source: aten.avg_pool2d_backward."""
+    check_tensor("prims.avg_pool_backward", g=g, x=x)
+    return like(x)
+
+
+avg_pool_backward = make_prim("avg_pool_backward", "avg_pool_backward", meta=_avg_pool_backward_meta)
+
+
+@register_grad(avg_pool)
+def _avg_pool_grad(x: TensorProxy, *how: object) -> TensorProxy:
+    out = avg_pool(x, *how)
+    put_grad(x, avg_pool_backward(get_grad(out), x, *how))
+    return out
+
+
+def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
+    count = _check_window(op, x, output_size=tuple(1 for _ in output_size))
+    check(
+        not any(known(length < 0) for length in output_size),
+        lambda: f"{op}: elements of output_size must be greater than or equal to 0, but got {output_size}",
+        RuntimeError,
+    )
+    return [*x.shape[: x.ndim - count], *output_size]
+
+
+def _adaptive_avg_pool_meta(x: TensorProxy, output_size: Lengths) -> TensorProxy:
+    """The means of windows that make an output of `output_size`. Source: torch.nn.functional.adaptive_avg_pool2d."""
+    return like(x, shape=_adaptive_shape("prims.adaptive_avg_pool", x, output_size))
+
+
+adaptive_avg_pool = make_prim("adaptive_avg_pool", "adaptive_avg_pool", meta=_adaptive_avg_pool_meta)
+
+
+def _adaptive_avg_pool_backward_meta(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
+    """The gradient of adaptive_avg_pool's input, of which only the shape is read."""
+    check_tensor("prims.adaptive_avg_pool_backward", g=g, x=x)
+    return like(x)
+
+
+adaptive_avg_pool_backward = make_prim(
+    "adaptive_avg_pool_backward", "adaptive_avg_pool_backward", meta=_adaptive_avg_pool_backward_meta
+)
+
+
+@register_grad(adaptive_avg_pool)
+def _adaptive_avg_pool_grad(x: TensorProxy, output_size: Lengths) -> TensorProxy:
+    out = adaptive_avg_pool(x, output_size)
+    put_grad(x, adaptive_avg_pool_backward(get_grad(out), x, output_size))
+    return out
+
+
+def _adaptive_max_pool_meta(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
+    """The largest values of windows that make an output of `output_size`, and their places.
+
+    Source: torch.nn.functional.adaptive_max_pool2d, return_indices=True.
+    """
+    shape = _adaptive_shape("prims.adaptive_max_pool", x, output_size)
+    return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
+
+
+adaptive_max_pool = make_prim("adaptive_max_pool", "adaptive_max_pool", meta=_adaptive_max_pool_meta)
+
+
+def _adaptive_max_pool_backward_meta(
+    g: TensorProxy, x: TensorProxy, output_size: Lengths, indices: TensorProxy
+) -> TensorProxy:
+    """The gradient of adaptive_max_pool's input. Source: aten.adaptive_max_pool2d_backward."""
+    check_tensor("prims.adaptive_max_pool_backward", g=g, x=x, indices=indices)
+    return like(x)
+
+
+adaptive_max_pool_backward = make_prim(
+    "adaptive_max_pool_backward", "adaptive_max_pool_backward", meta=_adaptive_max_pool_backward_meta
+)
+
+
+@register_grad(adaptive_max_pool)
+def _adaptive_max_pool_grad(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
+    out, indices = adaptive_max_pool(x, output_size)
+    put_grad(x, adaptive_max_pool_backward(get_grad(out), x, output_size, indices))
+    return out, indices
+
+
+# windows as columns
+
+
+def _im2col_meta(
+    x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
+) -> TensorProxy:
+    """Every window as a column.
+
+    Shapes: x (N, C, H, W) or without N; out (N, C * window, number of windows). Source: torch.nn.functional.unfold.
+    """
+    op = "prims.im2col"
+    _check_window(op, x, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
+    shape = _pooled_shape(op, x, (kernel_size, stride, padding, dilation), False)
+    rows, columns = kernel_size[0] * kernel_size[1], shape[-2] * shape[-1]
+    return like(x, shape=[*shape[:-3], shape[-3] * rows, columns])
+
+
+im2col = make_prim("im2col", "im2col", meta=_im2col_meta)
+
+
+def _col2im_meta(
+    x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
+) -> TensorProxy:
+    """Columns added up where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
+    op = "prims.col2im"
+    check_tensor(op, x=x)
+    check(
+        x.ndim in (2, 3),
+        lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}",
+        RuntimeError,
+    )
+    rows = kernel_size[0] * kernel_size[1]
+    check(
+        not known(x.shape[-2] % rows != 0),
+        lambda: (
+            f"{op}: Expected size of input's dimension 1 to be divisible by the product of kernel_size "
+            f"{kernel_size}, but got {x}"
+        ),
+        RuntimeError,
+    )
+    blocks = 1
+    for i in range(2):
+        blocks = blocks * windows(output_size[i], kernel_size[i], stride[i], padding[i], dilation[i], False)
+    check(
+        not known(x.shape[-1] != blocks),
+        lambda: (
+            f"{op}: Given output_size={output_size}, kernel_size={kernel_size}, dilation={dilation}, "
+            f"padding={padding} and stride={stride}, expected size of input's dimension 2 to match the calculated "
+            f"number of sliding blocks, {blocks}, but got {x}"
+        ),
+        RuntimeError,
+    )
+    return like(x, shape=[*x.shape[:-2], x.shape[-2] // rows, *output_size])
+
+
+col2im = make_prim("col2im", "col2im", meta=_col2im_meta)
+
+
+@register_grad(im2col)
+def _im2col_grad(
+    x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
+) -> TensorProxy:
+    out = im2col(x, kernel_size, dilation, padding, stride)
+    put_grad(x, col2im(get_grad(out), x.shape[-2:], kernel_size, dilation, padding, stride))
+    return out
+
+
+@register_grad(col2im)
+def _col2im_grad(
+    x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
+) -> TensorProxy:
+    out = col2im(x, output_size, kernel_size, dilation, padding, stride)
+    put_grad(x, im2col(get_grad(out), kernel_size, dilation, padding, stride))
+    return out

@@ -1,1 +1,264 @@
-"""How torch runs the norm family."""
+"""How torch runs the norm family: eager's forward kernels that return statistics, and the backward kernels that read
+them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge import clang, torchlang
+from forge.executors.torchex.core import run_torchlang, torchex
+from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad
+from forge.prims.core import like
+from forge.torchlang.nn.norm import batch_norm_train, rms_norm_grad
+
+aten = torch.ops.aten
+
+Parameter = TensorProxy | None
+ThreeGradients = tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]
+
+
+def _put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
+    for argument, gradient in zip(arguments, gradients, strict=True):
+        put_grad(argument, gradient)
+
+
+def _wanted(*arguments: Parameter) -> tuple[bool, ...]:
+    return tuple(needs_grad(argument) for argument in arguments)
+
+
+def _masked(mask: Sequence[bool], *of: Parameter) -> tuple:
+    return tuple(like(value) if wanted else None for value, wanted in zip(of, mask, strict=True))
+
+
+# layer_norm
+
+
+def _native_layer_norm_meta(
+    x: TensorProxy, shape: Sequence[Dim], weight: Parameter, bias: Parameter, eps: float
+) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """(out, mean, rstd). Dtypes: the statistics are wider than half precision on a GPU, or where the weight is."""
+    statistics = [*x.shape[: x.ndim - len(shape)], *[1] * len(shape)]
+    dtype = clang.wider(x.dtype) if x.is_cuda or weight is None or weight.dtype != x.dtype else x.dtype
+    return like(x), like(x, shape=statistics, dtype=dtype), like(x, shape=statistics, dtype=dtype)
+
+
+native_layer_norm = torchex.register_operator(
+    "native_layer_norm", meta=_native_layer_norm_meta, fn=aten.native_layer_norm.default
+)
+native_layer_norm_backward = torchex.register_operator(
+    "native_layer_norm_backward",
+    meta=lambda g, x, shape, mean, rstd, weight, bias, mask: _masked(mask, x, weight, bias),
+    fn=aten.native_layer_norm_backward.default,
+)
+
+
+def _layer_norm_grad(
+    input: TensorProxy,
+    normalized_shape: Sequence[Dim],
+    weight: Parameter = None,
+    bias: Parameter = None,
+    eps: float = 1e-5,
+) -> TensorProxy:
+    out, mean, rstd = native_layer_norm(input, normalized_shape, weight, bias, eps)
+    mask = _wanted(input, weight, bias)
+    gradients = native_layer_norm_backward(get_grad(out), input, normalized_shape, mean, rstd, weight, bias, mask)
+    _put_all((input, weight, bias), gradients)
+    return out
+
+
+run_torchlang(torchlang.layer_norm, grad_transform=_layer_norm_grad)
+
+
+# rms_norm: its backward kernel is a GPU's only
+
+
+def _fused_rms_norm_meta(
+    x: TensorProxy, shape: Sequence[Dim], weight: Parameter, eps: float | None
+) -> tuple[TensorProxy, TensorProxy]:
+    """(out, rstd)."""
+    return like(x), like(x, shape=[*x.shape[: x.ndim - len(shape)], *[1] * len(shape)], dtype=clang.wider(x.dtype))
+
+
+fused_rms_norm = torchex.register_operator("fused_rms_norm", meta=_fused_rms_norm_meta, fn=aten._fused_rms_norm.default)
+fused_rms_norm_backward = torchex.register_operator(
+    "fused_rms_norm_backward",
+    meta=lambda g, x, shape, rstd, weight, mask: _masked(mask, x, weight),
+    fn=aten._fused_rms_norm_backward.default,
+)
+
+
+def _rms_norm_grad(
+    input: TensorProxy, normalized_shape: Sequence[Dim], weight: Parameter = None, eps: float | None = None
+) -> TensorProxy:
+    if not input.is_cuda or (weight is not None and weight.dtype != input.dtype):
+        return rms_norm_grad(input, normalized_shape, weight, eps)
+    out, rstd = fused_rms_norm(input, normalized_shape, weight, eps)
+    mask = _wanted(input, weight)
+    gradients = fused_rms_norm_backward(get_grad(out), input, normalized_shape, rstd, weight, mask)
+    _put_all((input, weight), gradients)
+    return out
+
+
+run_torchlang(torchlang.rms_norm, grad_transform=_rms_norm_grad)
+
+
+# group_norm
+
+
+def _native_group_norm_meta(
+    x: TensorProxy, weight: Parameter, bias: Parameter, groups: int, eps: float
+) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """(out, mean, rstd)."""
+    dtype = clang.wider(x.dtype) if weight is not None and weight.dtype != x.dtype else x.dtype
+    shape = (x.shape[0], groups)
+    return like(x), like(x, shape=shape, dtype=dtype), like(x, shape=shape, dtype=dtype)
+
+
+def _sizes(x: torch.Tensor) -> tuple[int, int, int]:
+    batch, channels = x.shape[0], x.shape[1]
+    return batch, channels, x.shape[2:].numel()
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _layout(x: torch.Tensor) -> torch.memory_format:
+    """The layout that torch.group_norm gives the kernels: on a CPU the input's, if that is channels_last."""
+    layout = _CHANNELS_LAST.get(x.ndim)
+    if x.is_cuda or layout is None or x.is_contiguous() or not x.is_contiguous(memory_format=layout):
+        return torch.contiguous_format
+    return layout
+
+
+def _group_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, groups: int, eps: float
+) -> tuple[torch.Tensor, ...]:
+    x = x.contiguous(memory_format=_layout(x))
+    return aten.native_group_norm(x, weight, bias, *_sizes(x), groups, eps)
+
+
+def _group_norm_backward(
+    g: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    groups: int,
+    mask: tuple[bool, ...],
+) -> tuple[torch.Tensor, ...]:
+    layout = _layout(x)
+    g, x = g.contiguous(memory_format=layout), x.contiguous(memory_format=layout)
+    return aten.native_group_norm_backward(g, x, mean, rstd, weight, *_sizes(x), groups, mask)
+
+
+native_group_norm = torchex.register_operator("native_group_norm", meta=_native_group_norm_meta, fn=_group_norm)
+native_group_norm_backward = torchex.register_operator(
+    "native_group_norm_backward",
+    meta=lambda g, x, mean, rstd, weight, bias, groups, mask: _masked(mask, x, weight, bias),
+    fn=_group_norm_backward,
+)
+
+
+def _group_norm_grad(
+    input: TensorProxy, num_groups: int, weight: Parameter = None, bias: Parameter = None, eps: float = 1e-5
+) -> TensorProxy:
+    out, mean, rstd = native_group_norm(input, weight, bias, num_groups, eps)
+    mask = _wanted(input, weight, bias)
+    gradients = native_group_norm_backward(get_grad(out), input, mean, rstd, weight, bias, num_groups, mask)
+    _put_all((input, weight, bias), gradients)
+    return out
+
+
+run_torchlang(torchlang.group_norm, grad_transform=_group_norm_grad)
+
+
+# batch_norm
+
+
+def _native_batch_norm_meta(
+    x: TensorProxy,
+    running_mean: Parameter,
+    running_var: Parameter,
+    weight: Parameter,
+    bias: Parameter,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorProxy, Parameter, Parameter, TensorProxy, TensorProxy]:
+    """(out, new running mean, new running variance, mean, rstd of the batch)."""
+    running = _masked([value is not None for value in (running_mean, running_var)], running_mean, running_var)
+    statistics = [like(x, shape=(x.shape[1],), dtype=clang.wider(x.dtype)) for _ in range(2)]
+    return like(x), *running, *statistics
+
+
+def _batch_norm(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor | None, ...]:
+    """The kernel moves running statistics in place: it gets clones."""
+    new_mean = None if running_mean is None else running_mean.clone()
+    new_var = None if running_var is None else running_var.clone()
+    out, mean, rstd = aten.native_batch_norm(x, weight, bias, new_mean, new_var, True, momentum, eps)
+    return out, new_mean, new_var, mean, rstd
+
+
+def _batch_norm_outputs(*args: object) -> tuple[torch.Tensor | None, ...]:
+    return _batch_norm(*args)[:3]
+
+
+native_batch_norm = torchex.register_operator("native_batch_norm", meta=_native_batch_norm_meta, fn=_batch_norm)
+native_batch_norm_backward = torchex.register_operator(
+    "native_batch_norm_backward",
+    meta=lambda g, x, weight, bias, running_mean, running_var, mean, rstd, training, eps, mask: _masked(
+        mask, x, weight, bias
+    ),
+    fn=lambda g, x, weight, bias, *rest: aten.native_batch_norm_backward(g, x, weight, *rest),
+)
+
+
+def _batch_norm_train_grad(
+    input: TensorProxy,
+    running_mean: Parameter,
+    running_var: Parameter,
+    weight: Parameter,
+    bias: Parameter,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorProxy, Parameter, Parameter]:
+    out, new_mean, new_var, mean, rstd = native_batch_norm(
+        input, running_mean, running_var, weight, bias, momentum, eps
+    )
+    mask = _wanted(input, weight, bias)
+    gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, None, None, mean, rstd, True, eps, mask)
+    _put_all((input, weight, bias), gradients)
+    return out, new_mean, new_var
+
+
+run_torchlang(batch_norm_train, _batch_norm_outputs, grad_transform=_batch_norm_train_grad)
+
+
+def _batch_norm_grad(
+    input: TensorProxy,
+    running_mean: Parameter,
+    running_var: Parameter,
+    weight: Parameter = None,
+    bias: Parameter = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> TensorProxy:
+    out = torchlang.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    mask = _wanted(input, weight, bias)
+    gradients = native_batch_norm_backward(
+        get_grad(out), input, weight, bias, running_mean, running_var, None, None, False, eps, mask
+    )
+    _put_all((input, weight, bias), gradients)
+    return out
+
+
+run_torchlang(torchlang.batch_norm, grad_transform=_batch_norm_grad)

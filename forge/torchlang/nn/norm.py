@@ -1,1 +1,499 @@
 """Normalizations."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from forge import clang, prims
+from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir.memory import Memory
+from forge.prims.core import check_dim, check_tensor, known, same
+from forge.torchlang.core import torchsymbol, write
+
+Pair = tuple[TensorProxy | None, TensorProxy | None]
+
+
+# (x - mean) / sqrt(variance + eps)
+
+
+def _standardize(
+    x: TensorProxy, dims: tuple[int, ...], eps: float
+) -> tuple[TensorProxy, TensorProxy, TensorProxy, TensorProxy]:
+    """((x - mean) * rstd, mean, variance, rstd) over `dims`, which stay with length 1. No gradient flows from the last
+    three.
+
+    Dtypes: floating point; half precision becomes float32.
+    """
+    x = clang.convert(x, clang.wider(x.dtype))
+    mean = clang.mean(x, dims, True)
+    distance = x - mean
+    variance = clang.mean(distance * distance, dims, True)
+    rstd = clang.rsqrt(variance + eps)
+    return distance * rstd, mean, variance, rstd
+
+
+standardize = Symbol("standardize", "torchlang.standardize", body=_standardize)
+
+
+@register_grad(standardize)
+def _standardize_grad(x: TensorProxy, dims: tuple[int, ...], eps: float) -> tuple:
+    out, mean, variance, rstd = standardize(x, dims, eps)
+    g = get_grad(out)
+    centered = g - clang.mean(g, dims, True) - out * clang.mean(g * out, dims, True)
+    put_grad(x, centered * rstd)
+    return out, mean, variance, rstd
+
+
+def _scale_and_shift(
+    x: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None, dtype: torch.dtype
+) -> TensorProxy:
+    if weight is not None:
+        x = x * weight
+    if bias is not None:
+        x = x + bias
+    return clang.convert(x, dtype)
+
+
+def _per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
+    """A value for each channel, (C,) as (1, C, 1, …)."""
+    if value is None:
+        return None
+    return prims.broadcast_in_dim(value, (1, value.shape[0], *[1] * (ndim - 2)), (1,))
+
+
+# layer and root mean square
+
+
+def _check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
+    check_tensor(op, input=input)
+    check(
+        len(shape) > 0,
+        lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}",
+        RuntimeError,
+    )
+    check(
+        input.ndim >= len(shape) and all(map(same, input.shape[input.ndim - len(shape) :], shape)),
+        lambda: (
+            f"{op}: Given normalized_shape={list(shape)}, expected input with shape [*, {list(shape)}], but got {input}"
+        ),
+        RuntimeError,
+    )
+    for name, value in parameters.items():
+        check(
+            value is None or (value.ndim == len(shape) and all(map(same, value.shape, shape))),
+            lambda name=name, value=value: (
+                f"{op}: Expected {name} to be of same shape as normalized_shape {list(shape)}, but got {value}"
+            ),
+            RuntimeError,
+        )
+
+
+def _last_dims(x: TensorProxy, count: int) -> tuple[int, ...]:
+    return tuple(range(x.ndim - count, x.ndim))
+
+
+@torchsymbol(F.layer_norm)
+def layer_norm(
+    input: TensorProxy,
+    normalized_shape: Sequence[Dim],
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    eps: float = 1e-5,
+) -> TensorProxy:
+    """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, which have `normalized_shape`."""
+    _check_normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    out = standardize(input, _last_dims(input, len(normalized_shape)), eps)[0]
+    return _scale_and_shift(out, weight, bias, input.dtype)
+
+
+@torchsymbol(torch.layer_norm)
+def torch_layer_norm(
+    input: TensorProxy,
+    normalized_shape: Sequence[Dim],
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> TensorProxy:
+    """F.layer_norm with an argument that torch ignores."""
+    return layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+@torchsymbol(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    input: TensorProxy, normalized_shape: Sequence[Dim], weight: TensorProxy | None = None, eps: float | None = None
+) -> TensorProxy:
+    """input / sqrt(mean of squares + eps) * weight over the last dims, which have `normalized_shape`.
+
+    eps is the smallest step at 1 of the dtype that it computes in unless given.
+    """
+    _check_normalized("rms_norm", input, normalized_shape, weight=weight)
+    wide, rstd = _root_mean_square(input, len(normalized_shape), eps)
+    return _scale_and_shift(wide * rstd, weight, None, input.dtype)
+
+
+def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tuple[TensorProxy, TensorProxy]:
+    """The input in the dtype to compute in, and 1 / sqrt(mean of squares + eps)."""
+    wide = clang.convert(input, clang.wider(input.dtype))
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    return wide, clang.rsqrt(clang.mean(wide * wide, _last_dims(input, count), True) + eps)
+
+
+@register_grad(rms_norm)
+def rms_norm_grad(
+    input: TensorProxy, normalized_shape: Sequence[Dim], weight: TensorProxy | None = None, eps: float | None = None
+) -> TensorProxy:
+    """Saves the input and one number for each row."""
+    count = len(normalized_shape)
+    wide, rstd = _root_mean_square(input, count, eps)
+    out = _scale_and_shift(wide * rstd, weight, None, input.dtype)
+    g = clang.convert(get_grad(out), wide.dtype)
+    x = clang.convert(input, wide.dtype) * rstd
+    put_grad(weight, g * x)
+    g = g if weight is None else g * weight
+    put_grad(input, (g - x * clang.mean(g * x, _last_dims(input, count), True)) * rstd)
+    return out
+
+
+# groups
+
+
+@torchsymbol(F.group_norm)
+def group_norm(
+    input: TensorProxy,
+    num_groups: int,
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    eps: float = 1e-5,
+) -> TensorProxy:
+    """The channels in groups, each of which is standardized; times weight plus bias for each channel.
+
+    Shapes: input (N, C, *), weight and bias (C,).
+    """
+    _check_groups(input, num_groups, weight=weight, bias=bias)
+    grouped = clang.reshape(input, (input.shape[0], num_groups, _group_size(input, num_groups)))
+    out = clang.reshape(standardize(grouped, (2,), eps)[0], input.shape)
+    return _scale_and_shift(out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype)
+
+
+def _check_groups(input: TensorProxy, num_groups: int, **parameters: TensorProxy | None) -> None:
+    check_tensor("group_norm", input=input)
+    check(
+        input.ndim >= 2,
+        lambda: f"group_norm: Expected at least 2 dimensions for input tensor but received {input}",
+        RuntimeError,
+    )
+    check(num_groups > 0, lambda: f"group_norm: num_groups is {num_groups}, but must be positive", RuntimeError)
+    check(
+        same(input.shape[1] % num_groups, 0),
+        lambda: (
+            f"group_norm: Expected number of channels in input to be divisible by num_groups, but got {input} "
+            f"and num_groups={num_groups}"
+        ),
+        RuntimeError,
+    )
+    for name, value in parameters.items():
+        check(
+            value is None or (value.ndim == 1 and same(value.shape[0], input.shape[1])),
+            lambda name=name, value=value: (
+                f"group_norm: Expected {name} to be a vector of size equal to the number "
+                f"of channels in input, but got {value} and {input}"
+            ),
+            RuntimeError,
+        )
+
+
+def _group_size(input: TensorProxy, num_groups: int) -> Dim:
+    size = input.shape[1] // num_groups
+    for length in input.shape[2:]:
+        size = size * length
+    return size
+
+
+@torchsymbol(torch.group_norm)
+def torch_group_norm(
+    input: TensorProxy,
+    num_groups: int,
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> TensorProxy:
+    """F.group_norm with an argument that torch ignores."""
+    return group_norm(input, num_groups, weight, bias, eps)
+
+
+# batches
+
+
+def _batch_norm_train(
+    input: TensorProxy,
+    running_mean: TensorProxy | None,
+    running_var: TensorProxy | None,
+    weight: TensorProxy | None,
+    bias: TensorProxy | None,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorProxy, TensorProxy | None, TensorProxy | None]:
+    """(out, new running mean, new running variance) of batch_norm in training; nothing is written."""
+    dims = (0, *range(2, input.ndim))
+    out, mean, variance, _ = standardize(input, dims, eps)
+    out = _scale_and_shift(out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype)
+    count = 1
+    for dim in dims:
+        count = count * input.shape[dim]
+    unbiased = variance * (count / (count - 1)) if isinstance(count, int) and count > 1 else variance
+    if not isinstance(count, int):
+        unbiased = variance * count / (count - 1)
+    return out, _blend(running_mean, mean, momentum), _blend(running_var, unbiased, momentum)
+
+
+def _blend(running: TensorProxy | None, new: TensorProxy, momentum: float) -> TensorProxy | None:
+    if running is None:
+        return None
+    new = prims.detach(clang.reshape(new, running.shape))
+    return clang.convert(running * (1 - momentum) + new * momentum, running.dtype)
+
+
+batch_norm_train = Symbol("batch_norm_train", "torchlang.batch_norm_train", body=_batch_norm_train)
+
+
+def _check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
+    check_tensor(op, input=input)
+    check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)", RuntimeError)
+    for name, value in values.items():
+        check(
+            value is None or (value.ndim == 1 and same(value.shape[0], input.shape[1])),
+            lambda name=name, value=value: (
+                f"{op}: {name} should contain {input.shape[1]} elements, "
+                f"one for each channel of {input}, but is {value}"
+            ),
+            RuntimeError,
+        )
+
+
+def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    given = _bind(symbol, args, kwargs)
+    if not given["training"]:
+        return symbol(*memory.read_all(args), **memory.read_all(kwargs))
+    values = memory.read_all(given)
+    input = values["input"]
+    statistics = {name: values[name] for name in ("running_mean", "running_var")}
+    _check_channels("batch_norm", input, weight=values["weight"], bias=values["bias"], **statistics)
+    _check_count("Expected more than 1 value per channel when training", input, (0, *range(2, input.ndim)))
+    out, *new = batch_norm_train(
+        input, *statistics.values(), values["weight"], values["bias"], values["momentum"], values["eps"]
+    )
+    _write_statistics(given, new, memory, "batch_norm")
+    return out
+
+
+def _bind(symbol: Symbol, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults."""
+    bound = inspect.signature(symbol.body).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], memory: Memory, op: str) -> None:
+    for name, value in zip(("running_mean", "running_var"), new, strict=True):
+        if value is not None:
+            write(given[name], value, memory, op)
+
+
+def _check_count(message: str, input: TensorProxy, dims: tuple[int, ...]) -> None:
+    count = 1
+    for dim in dims:
+        count = count * input.shape[dim]
+    check(not known(count == 1), lambda: f"{message}, got input {input}", ValueError)
+
+
+@torchsymbol(F.batch_norm, handler=_handle_batch_norm)
+def batch_norm(
+    input: TensorProxy,
+    running_mean: TensorProxy | None,
+    running_var: TensorProxy | None,
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> TensorProxy:
+    """Channels standardized by the running statistics; in training, by the batch's, which then move the running ones.
+
+    Shapes: input (N, C, *), all else (C,).
+    Raises: ValueError where a channel has one value in training; RuntimeError without statistics in evaluation.
+    """
+    _check_channels("batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    check(
+        running_mean is not None and running_var is not None,
+        lambda: "batch_norm: Expected running_mean and running_var to be defined when training=False",
+        RuntimeError,
+    )
+    wide = clang.convert(input, clang.wider(input.dtype))
+    rstd = clang.rsqrt(clang.convert(running_var, wide.dtype) + eps)
+    out = (wide - _per_channel(running_mean, input.ndim)) * _per_channel(rstd, input.ndim)
+    return _scale_and_shift(out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype)
+
+
+def _reordered(function: Symbol, handler: Callable) -> Callable:
+    """The handler of torch.batch_norm and torch.instance_norm, which have the parameters in another order."""
+
+    def handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+        given = dict(_bind(symbol, args, kwargs))
+        given.pop("cudnn_enabled")
+        return handler(function, (), given, memory)
+
+    return handle
+
+
+@torchsymbol(torch.batch_norm, handler=_reordered(batch_norm, _handle_batch_norm))
+def torch_batch_norm(
+    input: TensorProxy,
+    weight: TensorProxy | None,
+    bias: TensorProxy | None,
+    running_mean: TensorProxy | None,
+    running_var: TensorProxy | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> TensorProxy:
+    """F.batch_norm with its parameters in another order."""
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+# instances
+
+
+def _one_batch(input: TensorProxy) -> TensorProxy:
+    """(N, C, *) as (1, N * C, *)."""
+    return clang.reshape(input, (1, input.shape[0] * input.shape[1], *input.shape[2:]))
+
+
+def _for_each_instance(value: TensorProxy | None, count: Dim) -> TensorProxy | None:
+    """(C,) repeated to (N * C,)."""
+    if value is None:
+        return None
+    return clang.reshape(clang.expand_to(value, (count, value.shape[0])), (count * value.shape[0],))
+
+
+def _handle_instance_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    given = _bind(symbol, args, kwargs)
+    values = memory.read_all(given)
+    names = ("running_mean", "running_var")
+    if not given["use_input_stats"] or all(given[name] is None for name in names):
+        return symbol(**values)
+    input, count = values["input"], values["input"].shape[0]
+    _check_instances(**{key: values[key] for key in ("input", *names, "weight", "bias")})
+    out, *new = batch_norm_train(
+        _one_batch(input),
+        *[_for_each_instance(values[key], count) for key in (*names, "weight", "bias")],
+        values["momentum"],
+        values["eps"],
+    )
+    means = [clang.mean(clang.reshape(each, (count, input.shape[1])), 0) for each in new]
+    _write_statistics(given, means, memory, "instance_norm")
+    return clang.reshape(out, input.shape)
+
+
+def _check_instances(input: TensorProxy, **values: TensorProxy | None) -> None:
+    _check_channels("instance_norm", input, **values)
+    _check_count("Expected more than 1 spatial element when training", input, tuple(range(2, input.ndim)))
+
+
+@torchsymbol(F.instance_norm, handler=_handle_instance_norm)
+def instance_norm(
+    input: TensorProxy,
+    running_mean: TensorProxy | None = None,
+    running_var: TensorProxy | None = None,
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> TensorProxy:
+    """Every channel of every instance standardized by itself; without use_input_stats, by the running statistics.
+
+    Shapes: input (N, C, *), all else (C,).
+    """
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    _check_instances(input, weight=weight, bias=bias)
+    of_each = [_for_each_instance(value, input.shape[0]) for value in (weight, bias)]
+    out = batch_norm_train(_one_batch(input), None, None, *of_each, momentum, eps)[0]
+    return clang.reshape(out, input.shape)
+
+
+@torchsymbol(torch.instance_norm, handler=_reordered(instance_norm, _handle_instance_norm))
+def torch_instance_norm(
+    input: TensorProxy,
+    weight: TensorProxy | None,
+    bias: TensorProxy | None,
+    running_mean: TensorProxy | None,
+    running_var: TensorProxy | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> TensorProxy:
+    """F.instance_norm with its parameters in another order."""
+    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+# others
+
+
+@torchsymbol(F.normalize)
+def normalize(input: TensorProxy, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12) -> TensorProxy:
+    """input / its p-norm along `dim`, which is at least eps."""
+    check_tensor("normalize", input=input)
+    dims = clang.canonical_dims("normalize", dim, input.ndim)
+    norm = clang.vector_norm(input, p, dims, True)
+    return input / clang.where(norm >= eps, norm, eps)
+
+
+@torchsymbol(F.local_response_norm)
+def local_response_norm(
+    input: TensorProxy, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> TensorProxy:
+    """input / (k + alpha * the mean of the squares of `size` neighbouring channels) ** beta."""
+    check_tensor("local_response_norm", input=input)
+    check(
+        input.ndim >= 3,
+        lambda: f"local_response_norm: Expected 3D or higher dimensionality input, but got {input}",
+        ValueError,
+    )
+    squares = clang.reshape(input * input, (input.shape[0], 1, input.shape[1], -1))
+    padded = prims.pad(squares, ((0, 0), (0, 0), (size // 2, (size - 1) // 2), (0, 0)), 0)
+    means = prims.avg_pool(padded, (size, 1), (1, 1), (0, 0), False, True, None)
+    return input / (clang.reshape(means, input.shape) * alpha + k) ** beta
+
+
+@torchsymbol(torch._weight_norm)
+def weight_norm(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
+    """v * g / |v|, where the norm is over every dim but `dim` (all for -1)."""
+    return v * (g / _weight_length(v, g, dim)[0])
+
+
+def _weight_length(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
+    """|v|, and the dims that it is over."""
+    check_tensor("_weight_norm", v=v, g=g)
+    kept = () if dim == -1 else (check_dim("_weight_norm", dim, v.ndim),)
+    dims = tuple(i for i in range(v.ndim) if i not in kept)
+    return clang.vector_norm(v, 2, dims, dim != -1), dims
+
+
+@register_grad(weight_norm)
+def _weight_norm_grad(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
+    length, dims = _weight_length(v, g, dim)
+    scale = g / length
+    out = v * scale
+    gradient = get_grad(out)
+    along = clang.sum(gradient * v, dims, True)
+    put_grad(g, clang.reshape(along, length.shape) / length if dim == -1 else along / length)
+    put_grad(v, scale * (gradient - v * (along / (length * length))))
+    return out

@@ -1,1 +1,267 @@
-"""Pooling, interpolation, padding, folding."""
+"""Pooling, unfold and fold."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from forge import clang, prims
+from forge.ir import Dim, Number, Symbol, TensorProxy, check
+from forge.prims.core import check_tensor, known
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.nn.conv import per_dim
+
+Lengths = int | Sequence[Dim]
+
+
+def _stride(op: str, stride: Lengths | None, kernel_size: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The stride, which is the kernel's size where none is given."""
+    if stride is None or (isinstance(stride, (tuple, list)) and not stride):
+        return kernel_size
+    return per_dim(op, "stride", stride, len(kernel_size))
+
+
+# max
+
+
+def _max_pool(
+    op: str,
+    count: int,
+    input: TensorProxy,
+    kernel_size: Lengths,
+    stride: Lengths | None,
+    padding: Lengths,
+    dilation: Lengths,
+    ceil_mode: bool,
+) -> tuple[TensorProxy, TensorProxy]:
+    kernel_size = per_dim(op, "kernel_size", kernel_size, count)
+    return prims.max_pool(
+        input,
+        kernel_size,
+        _stride(op, stride, kernel_size),
+        per_dim(op, "padding", padding, count),
+        per_dim(op, "dilation", dilation, count),
+        ceil_mode,
+    )
+
+
+def _max_pool_of(count: int, function: Callable, *others: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        kernel_size: Lengths,
+        stride: Lengths | None = None,
+        padding: Lengths = 0,
+        dilation: Lengths = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
+        """The largest value of each window, and on request its place.
+
+        Shapes: input (N, C, *lengths) or (C, *lengths).
+        """
+        pooled = _max_pool(op, count, input, kernel_size, stride, padding, dilation, ceil_mode)
+        return pooled if return_indices else pooled[0]
+
+    body.__name__ = op
+    return torchsymbol(function, *others)(body)
+
+
+def _max_pool_with_indices_of(count: int, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        kernel_size: Lengths,
+        stride: Lengths | None = None,
+        padding: Lengths = 0,
+        dilation: Lengths = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> tuple[TensorProxy, TensorProxy]:
+        """The largest value of each window and its place, whatever return_indices says."""
+        return _max_pool(op, count, input, kernel_size, stride, padding, dilation, ceil_mode)
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+max_pool1d = _max_pool_of(1, F.max_pool1d, torch.max_pool1d)
+max_pool2d = _max_pool_of(2, F.max_pool2d, torch.max_pool2d)
+max_pool3d = _max_pool_of(3, F.max_pool3d, torch.max_pool3d)
+max_pool1d_with_indices = _max_pool_with_indices_of(1, F.max_pool1d_with_indices)
+max_pool2d_with_indices = _max_pool_with_indices_of(2, F.max_pool2d_with_indices)
+max_pool3d_with_indices = _max_pool_with_indices_of(3, F.max_pool3d_with_indices)
+
+
+# mean
+
+
+def _avg_pool_of(count: int, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        kernel_size: Lengths,
+        stride: Lengths | None = None,
+        padding: Lengths = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> TensorProxy:
+        """The mean of each window, or its sum over divisor_override.
+
+        Shapes: input (N, C, *lengths) or (C, *lengths).
+        """
+        kernel_size = per_dim(op, "kernel_size", kernel_size, count)
+        stride = _stride(op, stride, kernel_size)
+        padding = per_dim(op, "padding", padding, count)
+        return prims.avg_pool(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+avg_pool1d = _avg_pool_of(1, torch.avg_pool1d)
+avg_pool2d = _avg_pool_of(2, F.avg_pool2d)
+avg_pool3d = _avg_pool_of(3, F.avg_pool3d)
+
+
+# adaptive
+
+
+def _output_size(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> tuple[Dim, ...]:
+    """The output's lengths: None keeps the input's."""
+    check_tensor(op, input=input)
+    check(
+        input.ndim in (count + 1, count + 2),
+        lambda: f"{op}: Expected {count + 1}D or {count + 2}D tensor, but got {input}",
+        RuntimeError,
+    )
+    sizes = per_dim(op, "output_size", output_size, count)
+    return tuple(input.shape[input.ndim - count + i] if size is None else size for i, size in enumerate(sizes))
+
+
+def adaptive_mean(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> TensorProxy:
+    """The means of windows that make an output of `output_size`; one window is the mean of everything, as in torch."""
+    sizes = _output_size(op, input, output_size, count)
+    if all(known(size == 1) for size in sizes) and not any(known(length == 0) for length in input.shape[-count:]):
+        return clang.mean(input, tuple(range(input.ndim - count, input.ndim)), True)
+    return prims.adaptive_avg_pool(input, sizes)
+
+
+def _adaptive_avg_pool_of(count: int, function: Callable, *others: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(input: TensorProxy, output_size: Lengths | None) -> TensorProxy:
+        """The means of windows that make an output of `output_size`, where None keeps a length."""
+        return adaptive_mean(op, input, output_size, count)
+
+    body.__name__ = op
+    return torchsymbol(function, *others)(body)
+
+
+adaptive_avg_pool1d = _adaptive_avg_pool_of(1, torch.adaptive_avg_pool1d)
+adaptive_avg_pool2d = _adaptive_avg_pool_of(2, F.adaptive_avg_pool2d, torch._C._nn.adaptive_avg_pool2d)
+adaptive_avg_pool3d = _adaptive_avg_pool_of(3, F.adaptive_avg_pool3d, torch._C._nn.adaptive_avg_pool3d)
+
+
+def _adaptive_max_pool_of(count: int, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy, output_size: Lengths | None, return_indices: bool = False
+    ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
+        """The largest values of windows that make an output of `output_size`, and on request their places."""
+        pooled = prims.adaptive_max_pool(input, _output_size(op, input, output_size, count))
+        return pooled if return_indices or op.endswith("indices") else pooled[0]
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+adaptive_max_pool1d = _adaptive_max_pool_of(1, F.adaptive_max_pool1d)
+adaptive_max_pool2d = _adaptive_max_pool_of(2, F.adaptive_max_pool2d)
+adaptive_max_pool3d = _adaptive_max_pool_of(3, F.adaptive_max_pool3d)
+adaptive_max_pool1d_with_indices = _adaptive_max_pool_of(1, F.adaptive_max_pool1d_with_indices)
+adaptive_max_pool2d_with_indices = _adaptive_max_pool_of(2, F.adaptive_max_pool2d_with_indices)
+adaptive_max_pool3d_with_indices = _adaptive_max_pool_of(3, F.adaptive_max_pool3d_with_indices)
+
+
+# powers
+
+
+def _lp_pool_of(count: int, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        norm_type: Number,
+        kernel_size: Lengths,
+        stride: Lengths | None = None,
+        ceil_mode: bool = False,
+    ) -> TensorProxy:
+        """(the sum of input ** norm_type over each window) ** (1 / norm_type)."""
+        check_tensor(op, input=input)
+        check(
+            math.isfinite(norm_type),
+            lambda: f"{op}: norm_type is {norm_type}, which forge/torchlang/nn/pooling.py lacks",
+            NotImplementedError,
+        )
+        sizes = per_dim(op, "kernel_size", kernel_size, count)
+        padding = (0,) * count
+        means = prims.avg_pool(input**norm_type, sizes, _stride(op, stride, sizes), padding, ceil_mode, True, None)
+        sums = clang.sign(means) * clang.maximum(clang.abs(means), 0) * math.prod(sizes)
+        return sums ** (1.0 / norm_type)
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+lp_pool1d = _lp_pool_of(1, F.lp_pool1d)
+lp_pool2d = _lp_pool_of(2, F.lp_pool2d)
+lp_pool3d = _lp_pool_of(3, F.lp_pool3d)
+
+
+# windows as columns
+
+
+@torchsymbol(F.unfold)
+def unfold(
+    input: TensorProxy,
+    kernel_size: Lengths,
+    dilation: Lengths = 1,
+    padding: Lengths = 0,
+    stride: Lengths = 1,
+) -> TensorProxy:
+    """Every window as a column.
+
+    Shapes: input (N, C, H, W) or (C, H, W); out (N, C * kernel, windows).
+    """
+    options = {"kernel_size": kernel_size, "dilation": dilation, "padding": padding, "stride": stride}
+    return prims.im2col(input, *[per_dim("unfold", name, value, 2) for name, value in options.items()])
+
+
+@torchsymbol(F.fold)
+def fold(
+    input: TensorProxy,
+    output_size: Lengths,
+    kernel_size: Lengths,
+    dilation: Lengths = 1,
+    padding: Lengths = 0,
+    stride: Lengths = 1,
+) -> TensorProxy:
+    """Columns added up where their windows were.
+
+    Shapes: input (N, C * kernel, windows) or without N; out (N, C, *output_size).
+    """
+    options = {
+        "output_size": output_size,
+        "kernel_size": kernel_size,
+        "dilation": dilation,
+        "padding": padding,
+        "stride": stride,
+    }
+    return prims.col2im(input, *[per_dim("fold", name, value, 2) for name, value in options.items()])
