@@ -49,7 +49,7 @@ class Entry:
         symbol: Symbol,
         inplace: bool,
         inplace_position: int | None,
-        view: View,
+        view: View | Callable[[tuple, dict], View],
         invert: Invert | None,
         handler: Handler | None,
     ) -> None:
@@ -72,7 +72,7 @@ def torchsymbol(
     inplace: Callable | Iterable[Callable] = (),
     methods: Iterable[str] = (),
     inplace_position: int | None = None,
-    view: View = View.NEVER,
+    view: View | Callable[[tuple, dict], View] = View.NEVER,
     invert: Invert | None = None,
     handler: Handler | None = None,
     tags: Iterable[Tag] = (),
@@ -86,8 +86,8 @@ def torchsymbol(
     inplace_position: where torch's function has an argument called `inplace` (F.relu has it at 1): the decorated
         function does not, and is called without it.
     methods: further names under which a proxy has it.
-    view: whether the output shares the first argument's memory. `invert(x, new, *args)` is x with what the view shows
-        replaced by `new`; prims.view_scatter unless given.
+    view: whether the output shares the first argument's memory, or a function of (args, kwargs) that says.
+        `invert(x, new, *args)` is x with what the view shows replaced by `new`; prims.view_scatter unless given.
     handler: called with (symbol, args, kwargs, memory) in place of the symbol, where a function changes other arguments
         than its first (batch_norm's statistics).
 
