@@ -33,9 +33,7 @@ def dtype_of(*numbers: Number) -> torch.dtype:
     return dtype
 
 
-def from_numbers(
-    data: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-) -> TensorProxy:
+def from_numbers(data: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TensorProxy:
     """The tensor of a number or of nested sequences of numbers."""
     numbers = list(nested_numbers(data))
     if dtype is None:

@@ -32,8 +32,10 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
             rest = rest * length
     check(
         not known(rest == 0),
-        lambda: f"{op}: cannot reshape {x} into shape {list(shape)} because the unspecified dimension size -1 "
-        "can be any value and is ambiguous",
+        lambda: (
+            f"{op}: cannot reshape {x} into shape {list(shape)} because the unspecified dimension size -1 "
+            "can be any value and is ambiguous"
+        ),
         RuntimeError,
     )
     check(
@@ -73,8 +75,10 @@ def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequ
     source, destination = as_tuple(source), as_tuple(destination)
     check(
         len(source) == len(destination),
-        lambda: f"movedim: Invalid source or destination dims: source ({source} dims) should contain the same number "
-        f"of dims as destination ({destination} dims)",
+        lambda: (
+            f"movedim: Invalid source or destination dims: source ({source} dims) should contain the same number "
+            f"of dims as destination ({destination} dims)"
+        ),
         RuntimeError,
     )
     source, destination = check_dims("movedim", source, x.ndim), check_dims("movedim", destination, x.ndim)
@@ -95,8 +99,10 @@ def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     """x broadcast to `shape`, where -1 keeps a length."""
     check(
         len(shape) >= x.ndim,
-        lambda: f"expand: the number of sizes provided ({len(shape)}) must be greater or equal to the number of "
-        f"dimensions in the tensor ({x.ndim})",
+        lambda: (
+            f"expand: the number of sizes provided ({len(shape)}) must be greater or equal to the number of "
+            f"dimensions in the tensor ({x.ndim})"
+        ),
         RuntimeError,
     )
     offset = len(shape) - x.ndim

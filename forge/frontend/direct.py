@@ -44,12 +44,13 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
 
 
 class _Factories(TorchFunctionMode):
-    """Records torch functions that are given no tensor (torch.arange): without a proxy they would run at once."""
+    """Records torch functions that proxies do not: those given no tensor (torch.arange), and torch.as_tensor."""
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        given = leaves((args, kwargs))
-        if torchlang.find(function) is None or any(isinstance(leaf, (torch.Tensor, TensorProxy)) for leaf in given):
+        given = list(leaves((args, kwargs)))
+        constant = any(isinstance(leaf, torch.Tensor) for leaf in given)
+        if torchlang.find(function) is None or (constant and not any(isinstance(leaf, TensorProxy) for leaf in given)):
             return function(*args, **kwargs)
         return torchlang.language.call_torch_function(function, args, kwargs)
 

@@ -57,8 +57,10 @@ def _broadcast(op: str, shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
                 result[dim] = length
             check(
                 known(length == 1) or same(result[dim], length),
-                lambda: f"{op}: shape mismatch: indexing tensors could not be broadcast together with shapes "
-                + " ".join(str(list(shape)) for shape in shapes),
+                lambda: (
+                    f"{op}: shape mismatch: indexing tensors could not be broadcast together with shapes "
+                    + " ".join(str(list(shape)) for shape in shapes)
+                ),
                 IndexError,
             )
     return result
@@ -113,8 +115,10 @@ def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
     )
     check(
         fits,
-        lambda: f"{op}: shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
-        f"indexing result of shape {list(shape)}",
+        lambda: (
+            f"{op}: shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
+            f"indexing result of shape {list(shape)}"
+        ),
         RuntimeError,
     )
 
@@ -254,6 +258,22 @@ masked_scatter_backward = make_prim(
 )
 
 
+def _embedding_meta(
+    weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool
+) -> TensorProxy:
+    """The rows of a table at `indices`; the other arguments are those of its gradient, embedding_backward.
+
+    Shapes: weight is (rows, features); out is indices' shape and then features. Source: torch.embedding.
+    """
+    check_tensor("prims.embedding", weight=weight)
+    check_index("prims.embedding", indices)
+    check(weight.ndim == 2, lambda: f"prims.embedding: 'weight' must be 2-D, but it is {weight}", RuntimeError)
+    return like(weight, shape=(*indices.shape, weight.shape[1]))
+
+
+embedding = make_prim("embedding", "embedding", meta=_embedding_meta)
+
+
 def _embedding_backward_meta(
     g: TensorProxy, indices: TensorProxy, rows: Dim, padding_idx: int, scale_by_frequency: bool
 ) -> TensorProxy:
@@ -279,8 +299,10 @@ def _searchsorted_meta(sorted: TensorProxy, values: TensorProxy, right: bool, dt
     check_tensor("prims.searchsorted", sorted=sorted, values=values)
     check(
         sorted.ndim == 1 or (sorted.ndim == values.ndim and all(map(same, sorted.shape[:-1], values.shape[:-1]))),
-        lambda: "prims.searchsorted: boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries "
-        f"tensor and input value tensor must match, but we got boundaries {sorted} and input value {values}",
+        lambda: (
+            "prims.searchsorted: boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries "
+            f"tensor and input value tensor must match, but we got boundaries {sorted} and input value {values}"
+        ),
         RuntimeError,
     )
     return like(values, dtype=dtype)
@@ -435,6 +457,15 @@ def _masked_scatter_grad(x: TensorProxy, mask: TensorProxy, source: TensorProxy)
         put_grad(x, mask.where(0, g))
     if needs_grad(source):
         put_grad(source, masked_scatter_backward(g, mask, source.shape))
+    return out
+
+
+@register_grad(embedding)
+def _embedding_grad(
+    weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool
+) -> TensorProxy:
+    out = embedding(weight, indices, padding_idx, scale_by_frequency)
+    put_grad(weight, embedding_backward(get_grad(out), indices, weight.shape[0], padding_idx, scale_by_frequency))
     return out
 
 

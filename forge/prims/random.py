@@ -103,7 +103,9 @@ def _multinomial_meta(x: TensorProxy, num_samples: int, replacement: bool) -> Te
     check(num_samples > 0, lambda: f"{op}: cannot sample n_sample <= 0 samples, got {num_samples}", RuntimeError)
     check(
         replacement or not isinstance(x.shape[-1], int) or num_samples <= x.shape[-1],
-        lambda: f"{op}: cannot sample n_sample > prob_dist.size(-1) samples without replacement: {num_samples} from {x}",
+        lambda: (
+            f"{op}: cannot sample n_sample > prob_dist.size(-1) samples without replacement: {num_samples} from {x}"
+        ),
         RuntimeError,
     )
     return like(x, shape=(*x.shape[:-1], num_samples), dtype=torch.int64)

@@ -240,9 +240,7 @@ def _diagonal_meta(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorP
 diagonal = make_prim("diagonal", "diagonal", meta=_diagonal_meta, tags=[Tag.VIEW])
 
 
-def _diagonal_backward_meta(
-    g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int
-) -> TensorProxy:
+def _diagonal_backward_meta(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int) -> TensorProxy:
     """Zeros of `shape` with g on the diagonal. Source: aten.diagonal_backward."""
     check_tensor("prims.diagonal_backward", g=g)
     return like(g, shape=shape)
@@ -396,9 +394,7 @@ def _zeros(shape: Sequence[Dim], g: TensorProxy) -> TensorProxy:
 
 
 @register_grad(slice_scatter)
-def _slice_scatter_grad(
-    x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1
-) -> TensorProxy:
+def _slice_scatter_grad(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
     out = slice_scatter(x, y, dim, start, stop, step)
     g = get_grad(out)
     put_grad(y, slice(g, dim, start, stop, step))
@@ -415,9 +411,7 @@ def _diagonal_grad(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorP
 
 
 @register_grad(diagonal_backward)
-def _diagonal_backward_grad(
-    g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int
-) -> TensorProxy:
+def _diagonal_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int) -> TensorProxy:
     out = diagonal_backward(g, shape, offset, dim1, dim2)
     put_grad(g, diagonal(get_grad(out), offset, dim1, dim2))
     return out

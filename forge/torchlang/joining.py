@@ -77,8 +77,10 @@ def _split(op: str, x: TensorProxy, size: Dim | Sequence[Dim], dim: int) -> Part
         total = total + part
     check(
         same(total, length),
-        lambda: f"{op} expects split_sizes to sum exactly to {length} (input tensor's size at dimension {dim}), "
-        f"but got split_sizes={list(size)}",
+        lambda: (
+            f"{op} expects split_sizes to sum exactly to {length} (input tensor's size at dimension {dim}), "
+            f"but got split_sizes={list(size)}"
+        ),
         RuntimeError,
     )
     return clang.split_sizes(x, size, dim)
@@ -161,15 +163,19 @@ def _split_along(name: str, dim: int) -> Symbol:
         along = 0 if name == "hsplit" and input.ndim == 1 else dim
         check(
             input.ndim > (0 if name == "hsplit" else dim),
-            lambda: f"torch.{name} requires a tensor with at least {max(dim + (name != 'hsplit'), 1)} dimension, "
-            f"but got {input}",
+            lambda: (
+                f"torch.{name} requires a tensor with at least {max(dim + (name != 'hsplit'), 1)} dimension, "
+                f"but got {input}"
+            ),
             RuntimeError,
         )
         if not isinstance(indices_or_sections, (tuple, list)):
             check(
                 same(input.shape[along] % indices_or_sections, 0),
-                lambda: f"torch.{name} attempted to split along dimension {along}, but the size of the dimension "
-                f"{input.shape[along]} is not divisible by the split_size {indices_or_sections}!",
+                lambda: (
+                    f"torch.{name} attempted to split along dimension {along}, but the size of the dimension "
+                    f"{input.shape[along]} is not divisible by the split_size {indices_or_sections}!"
+                ),
                 RuntimeError,
             )
         return _tensor_split(name, input, indices_or_sections, along)
@@ -195,8 +201,10 @@ def unbind(input: TensorProxy, dim: int = 0) -> Parts:
 def _repeated(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
     check(
         len(repeats) >= x.ndim,
-        lambda: f"{op}: Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor: "
-        f"{tuple(repeats)} for {x}",
+        lambda: (
+            f"{op}: Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor: "
+            f"{tuple(repeats)} for {x}"
+        ),
         RuntimeError,
     )
     for count in repeats:
@@ -234,7 +242,11 @@ def tile(input: TensorProxy, dims: Sequence[Dim]) -> TensorProxy:
 
 @torchsymbol(torch.repeat_interleave, Tensor.repeat_interleave)
 def repeat_interleave(
-    input: TensorProxy, repeats: Dim | TensorProxy | None = None, dim: int | None = None, *, output_size: Dim | None = None
+    input: TensorProxy,
+    repeats: Dim | TensorProxy | None = None,
+    dim: int | None = None,
+    *,
+    output_size: Dim | None = None,
 ) -> TensorProxy:
     """Each element (or slice along `dim`) repeated; flattened without `dim`."""
     check(
@@ -242,7 +254,9 @@ def repeat_interleave(
         lambda: "repeat_interleave with a tensor of repeats depends on data; see forge/torchlang/joining.py",
         NotImplementedError,
     )
-    check(not known(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}", RuntimeError)
+    check(
+        not known(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}", RuntimeError
+    )
     if dim is None:
         input, dim = clang.reshape(input, (-1,)) if input.ndim != 1 else input, 0
     dim = check_dim("repeat_interleave", dim, input.ndim)

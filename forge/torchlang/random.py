@@ -1,1 +1,432 @@
-"""Random functions of torch, dropout among them."""
+"""Random functions of torch. Each draws from the default generator of its device, as eager does, in eager's order.
+
+A `generator` of the user's own is not supported.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forge import clang, prims
+from forge.clang.creation import canonical_device, check_supported
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check
+from forge.torchlang.core import torchsymbol
+
+Dtype = torch.dtype | None
+Device = torch.device | str | None
+Layout = torch.layout | None
+RANDOM = (Tag.RANDOM,)
+
+# tensors of random numbers
+
+
+def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
+    """torch.rand and torch.randn: the size as several arguments or one."""
+
+    def body(
+        *size: Any,
+        generator: torch.Generator | None = None,
+        dtype: Dtype = None,
+        layout: Layout = None,
+        device: Device = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+        **named: Any,
+    ) -> TensorProxy:
+        check(
+            set(named) <= {"size"} and not (named and size),
+            lambda: f"{name}: unexpected arguments {sorted(named)}",
+            TypeError,
+        )
+        check_supported(name, generator=generator, layout=layout, requires_grad=requires_grad)
+        shape = tuple(named["size"]) if named else clang.lengths(size)
+        return draw(shape, dtype or torch.get_default_dtype(), canonical_device(device))
+
+    body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
+    return torchsymbol(getattr(torch, name), tags=RANDOM)(body)
+
+
+def _uniform(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    return prims.uniform(tuple(shape), 0.0, 1.0, dtype, device)
+
+
+def _normal(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    return prims.normal(tuple(shape), 0.0, 1.0, dtype, device)
+
+
+rand = _of_size("rand", _uniform, "Uniform in [0, 1).")
+randn = _of_size("randn", _normal, "Normally distributed.")
+
+
+def _like(name: str, draw: Callable, meaning: str) -> Symbol:
+    """torch.rand_like and torch.randn_like."""
+
+    def body(
+        input: TensorProxy,
+        *,
+        dtype: Dtype = None,
+        layout: Layout = None,
+        device: Device = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+        memory_format: torch.memory_format | None = None,
+        generator: torch.Generator | None = None,
+    ) -> TensorProxy:
+        check_supported(name, generator=generator, layout=layout, requires_grad=requires_grad)
+        return draw(input.shape, dtype or input.dtype, input.device if device is None else canonical_device(device))
+
+    body.__name__, body.__doc__ = name, f"{meaning} Shapes and dtypes: input's."
+    return torchsymbol(getattr(torch, name), tags=RANDOM)(body)
+
+
+rand_like = _like("rand_like", _uniform, "Uniform in [0, 1).")
+randn_like = _like("randn_like", _normal, "Normally distributed.")
+
+
+def _bounds(op: str, args: tuple, low: Dim | None, high: Dim | None) -> tuple[Dim, Dim, tuple]:
+    """low (0 unless two are given), high, and what follows them."""
+    given = [low, high]
+    numbers = [arg for arg in args if isinstance(arg, (int, torch.SymInt))]
+    rest = tuple(arg for arg in args if not isinstance(arg, (int, torch.SymInt)))
+    if len(numbers) == 2:
+        given = numbers
+    elif len(numbers) == 1:
+        given = [low, numbers[0]] if high is None else [numbers[0], high]
+    check(given[1] is not None, lambda: f"{op}: missing the argument 'high'", TypeError)
+    return given[0] or 0, given[1], rest
+
+
+@torchsymbol(torch.randint, tags=RANDOM)
+def randint(
+    *args: Any,
+    low: Dim | None = None,
+    high: Dim | None = None,
+    size: Sequence[Dim] | None = None,
+    generator: torch.Generator | None = None,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> TensorProxy:
+    """Integers, uniform in [low, high): randint(high, size) or randint(low, high, size). Dtypes: int64."""
+    check_supported("randint", generator=generator, layout=layout, requires_grad=requires_grad)
+    low, high, rest = _bounds("randint", args, low, high)
+    shape = tuple(rest[0] if rest else size)
+    return prims.randint(shape, low, high, dtype or torch.int64, canonical_device(device))
+
+
+@torchsymbol(torch.randint_like, tags=RANDOM)
+def randint_like(
+    input: TensorProxy,
+    *args: Any,
+    low: Dim | None = None,
+    high: Dim | None = None,
+    generator: torch.Generator | None = None,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> TensorProxy:
+    """Integers, uniform in [low, high). Shapes and dtypes: input's."""
+    check_supported("randint_like", generator=generator, layout=layout, requires_grad=requires_grad)
+    low, high, _ = _bounds("randint_like", args, low, high)
+    device = input.device if device is None else canonical_device(device)
+    return prims.randint(input.shape, low, high, dtype or input.dtype, device)
+
+
+@torchsymbol(torch.randperm, tags=RANDOM)
+def randperm(
+    n: Dim,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: Dtype = torch.int64,
+    layout: Layout = None,
+    device: Device = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> TensorProxy:
+    """The integers below n in random order."""
+    check_supported("randperm", generator=generator, layout=layout, requires_grad=requires_grad)
+    return prims.randperm(n, dtype or torch.int64, canonical_device(device))
+
+
+@torchsymbol(torch.normal, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE))
+def normal(
+    mean: TensorProxy | float = 0.0,
+    std: TensorProxy | float = 1.0,
+    size: Sequence[Dim] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    device: Device = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> TensorProxy:
+    """Normally distributed with the given means and standard deviations, numbers or tensors."""
+    check_supported("normal", generator=generator, layout=layout, requires_grad=requires_grad)
+    given = [value for value in (mean, std) if isinstance(value, TensorProxy)]
+    if not given:
+        dtype = dtype or torch.get_default_dtype()
+        return prims.normal(tuple(size), mean, std, dtype, canonical_device(device))
+    shape = clang.broadcast_shapes("normal", *[value.shape for value in given])
+    noise = prims.normal(shape, 0.0, 1.0, given[0].dtype, given[0].device)
+    return noise * std + mean
+
+
+@torchsymbol(torch.multinomial, Tensor.multinomial, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE))
+def multinomial(
+    input: TensorProxy, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> TensorProxy:
+    """Indices drawn from each row of weights."""
+    check_supported("multinomial", generator=generator)
+    return prims.multinomial(input, num_samples, replacement)
+
+
+@torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE))
+def bernoulli(input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None) -> TensorProxy:
+    """1 with probability `p`, or input's elements, else 0. Shapes and dtypes: input's."""
+    check_supported("bernoulli", generator=generator)
+    if p is not None:
+        return prims.bernoulli(input.shape, p, input.dtype, input.device)
+    return clang.convert(_uniform(input.shape, input.dtype, input.device) < input, input.dtype)
+
+
+# methods that fill a tensor: as pure functions, which draw what a tensor like it would be filled with
+
+
+def _fills(name: str) -> Callable[[Callable], Symbol]:
+    """Makes a body the meaning of Tensor.name, which writes random numbers into its tensor."""
+    method = getattr(Tensor, name)
+
+    def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return method(torch.empty_like(self), *args, **kwargs)
+
+    run.__name__ = name.rstrip("_")
+    return torchsymbol(run, id=f"torch.Tensor.{name}", inplace=method, tags=RANDOM)
+
+
+def _range(args: tuple, named: dict, default_high: Any) -> tuple[Any, Any]:
+    """The bounds of x.uniform_(0, 1), whose names are `from` and `to`."""
+    given = {**dict(zip(("from", "to"), args, strict=False)), **named}
+    return given.get("from", 0), given.get("to", default_high)
+
+
+@_fills("uniform_")
+def uniform(self: TensorProxy, *args: float, generator: torch.Generator | None = None, **named: float) -> TensorProxy:
+    """Uniform in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
+    check_supported("uniform_", generator=generator)
+    low, high = _range(args, named, 1)
+    return prims.uniform(self.shape, low, high, self.dtype, self.device)
+
+
+@_fills("normal_")
+def fill_normal(
+    self: TensorProxy, mean: float = 0, std: float = 1, *, generator: torch.Generator | None = None
+) -> TensorProxy:
+    """Normally distributed. Shapes and dtypes: self's."""
+    check_supported("normal_", generator=generator)
+    return prims.normal(self.shape, mean, std, self.dtype, self.device)
+
+
+@_fills("bernoulli_")
+def fill_bernoulli(
+    self: TensorProxy, p: TensorProxy | float = 0.5, *, generator: torch.Generator | None = None
+) -> TensorProxy:
+    """1 with probability `p`, else 0. Shapes and dtypes: self's."""
+    check_supported("bernoulli_", generator=generator)
+    if not isinstance(p, TensorProxy):
+        return prims.bernoulli(self.shape, p, self.dtype, self.device)
+    drawn = _uniform(self.shape, p.dtype if p.dtype.is_floating_point else torch.float32, self.device)
+    return clang.convert(drawn < p, self.dtype)
+
+
+@_fills("exponential_")
+def exponential(self: TensorProxy, lambd: float = 1, *, generator: torch.Generator | None = None) -> TensorProxy:
+    """Exponentially distributed with rate `lambd`. Shapes and dtypes: self's."""
+    check_supported("exponential_", generator=generator)
+    check(
+        lambd > 0,
+        lambda: f"exponential_ expects lambda > 0.0, but found lambda={lambd}",
+        RuntimeError,
+    )
+    return clang.log1p(-_uniform(self.shape, self.dtype, self.device)) * (-1 / lambd)
+
+
+@_fills("random_")
+def random(self: TensorProxy, *args: Any, generator: torch.Generator | None = None, **named: Any) -> TensorProxy:
+    """Integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
+    check_supported("random_", generator=generator)
+    if len(args) == 1 and not named:
+        args = (0, *args)
+    low, high = _range(args, named, None)
+    return prims.randint(self.shape, low, _above(self.dtype) if high is None else high, self.dtype, self.device)
+
+
+def _above(dtype: torch.dtype) -> int:
+    """The integer after the last that a dtype holds exactly."""
+    if dtype.is_floating_point:
+        return int(2 / torch.finfo(dtype).eps) + 1
+    return 2 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+# dropout
+
+
+def check_probability(op: str, p: float) -> None:
+    """Raises ValueError unless p is a probability."""
+    check(
+        0 <= p <= 1,
+        lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
+        ValueError,
+    )
+
+
+def dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None = None) -> TensorProxy:
+    """x with elements (or channels, by noise_shape) zeroed with probability p, the others scaled to keep the mean.
+
+    x itself, and nothing drawn, where p is 0 or not in training.
+    """
+    if not training or p == 0 or prims.known(x.numel() == 0):
+        return x
+    if p == 1:
+        return x * prims.full((), 0, x.dtype, x.device)
+    noise = prims.bernoulli(x.shape if noise_shape is None else tuple(noise_shape), 1 - p, x.dtype, x.device)
+    return x * (noise / (1 - p))
+
+
+@torchsymbol(F.dropout, inplace_position=3)
+def dropout(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
+    """Elements zeroed with probability p in training, the others scaled to keep the mean."""
+    check_probability("dropout", p)
+    return dropped(input, p, training)
+
+
+@torchsymbol(torch.dropout, inplace=torch.dropout_)
+def torch_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
+    """Elements zeroed with probability p in training, the others scaled to keep the mean."""
+    check_torch_probability("dropout", p)
+    return dropped(input, p, train)
+
+
+def check_torch_probability(op: str, p: float) -> None:
+    """Raises RuntimeError, as torch's own functions do, unless p is a probability."""
+    check(
+        0 <= p <= 1,
+        lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
+        RuntimeError,
+    )
+
+
+@torchsymbol(torch.native_dropout)
+def native_dropout(input: TensorProxy, p: float, train: bool | None) -> tuple[TensorProxy, TensorProxy]:
+    """(elements zeroed with probability p in training and the others scaled, which were kept)."""
+    check_torch_probability("native_dropout", p)
+    if train is False or p == 0 or prims.known(input.numel() == 0):
+        return prims.clone(input), prims.full(input.shape, True, torch.bool, input.device)
+    noise = prims.bernoulli(input.shape, 1 - p, input.dtype, input.device)
+    return input * noise * (0.0 if p == 1 else 1 / (1 - p)), noise != 0
+
+
+def _channel_noise(op: str, x: TensorProxy) -> tuple[Dim, ...]:
+    check(
+        x.ndim >= 2,
+        lambda: f"{op}: Feature dropout requires at least 2 dimensions in the input, but it is {x}",
+        RuntimeError,
+    )
+    return (*x.shape[:2], *[1] * (x.ndim - 2))
+
+
+def _by_channel(x: TensorProxy, p: float, training: bool) -> TensorProxy:
+    if not training or p == 0 or prims.known(x.numel() == 0):
+        return x
+    return dropped(x, p, training, _channel_noise("feature_dropout", x))
+
+
+@torchsymbol(torch.feature_dropout, inplace=torch.feature_dropout_)
+def feature_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
+    """Whole channels (of dim 1) zeroed with probability p in training, the others scaled to keep the mean."""
+    check_torch_probability("feature_dropout", p)
+    return _by_channel(input, p, train)
+
+
+@torchsymbol(F.dropout1d, inplace_position=3)
+def dropout1d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
+    """Whole channels of (N, C, L) or (C, L) zeroed with probability p in training, the others scaled."""
+    check_probability("dropout1d", p)
+    check(
+        input.ndim in (2, 3),
+        lambda: f"dropout1d: Expected 2D or 3D input, but received a {input.ndim}D input: {input}",
+        RuntimeError,
+    )
+    return _by_channel(input, p, training) if input.ndim == 3 else _of_one(input, p, training)
+
+
+def _of_one(x: TensorProxy, p: float, training: bool) -> TensorProxy:
+    """Channel-wise dropout of a sample without a batch dim."""
+    if not training or p == 0:
+        return x
+    return clang.squeeze(_by_channel(clang.unsqueeze(x, 0), p, training), (0,))
+
+
+@torchsymbol(F.dropout2d, inplace_position=3)
+def dropout2d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
+    """Whole channels (of dim 1) zeroed with probability p in training, the others scaled."""
+    check_probability("dropout2d", p)
+    return _by_channel(input, p, training)
+
+
+@torchsymbol(F.dropout3d, inplace_position=3)
+def dropout3d(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
+    """Whole channels of (N, C, D, H, W) or (C, D, H, W) zeroed with probability p in training, the others scaled."""
+    check_probability("dropout3d", p)
+    return _by_channel(input, p, training) if input.ndim == 5 else _of_one(input, p, training)
+
+
+ALPHA = 1.7580993408473766
+
+
+def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None) -> TensorProxy:
+    """Elements set to SELU's lowest value with probability p; scaled and shifted to keep mean and variance."""
+    if not training or p == 0 or prims.known(x.numel() == 0):
+        return x
+    if p == 1:
+        return x * prims.full((), 0, x.dtype, x.device)
+    noise = prims.bernoulli(x.shape if noise_shape is None else tuple(noise_shape), 1 - p, x.dtype, x.device)
+    a = 1.0 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
+    return x * (noise * a) + ((noise - 1) * (ALPHA * a) + ALPHA * a * p)
+
+
+@torchsymbol(F.alpha_dropout, inplace_position=3)
+def alpha_dropout(input: TensorProxy, p: float = 0.5, training: bool = False) -> TensorProxy:
+    """Dropout for SELU: keeps mean and variance of a standard normal input."""
+    check_probability("alpha_dropout", p)
+    return _alpha_dropped(input, p, training, None)
+
+
+@torchsymbol(torch.alpha_dropout, inplace=torch.alpha_dropout_)
+def torch_alpha_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
+    """Dropout for SELU: keeps mean and variance of a standard normal input."""
+    check_torch_probability("alpha_dropout", p)
+    return _alpha_dropped(input, p, train, None)
+
+
+@torchsymbol(F.feature_alpha_dropout, inplace_position=3)
+def feature_alpha_dropout(input: TensorProxy, p: float = 0.5, training: bool = False) -> TensorProxy:
+    """As alpha_dropout, of whole channels (of dim 1)."""
+    check_probability("feature_alpha_dropout", p)
+    return _alpha_dropped(input, p, training, _channel_noise("feature_dropout", input) if training and p else None)
+
+
+@torchsymbol(torch.feature_alpha_dropout, inplace=torch.feature_alpha_dropout_)
+def torch_feature_alpha_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
+    """As alpha_dropout, of whole channels (of dim 1)."""
+    check_torch_probability("feature_alpha_dropout", p)
+    return _alpha_dropped(input, p, train, _channel_noise("feature_dropout", input) if train and p else None)

@@ -131,7 +131,7 @@ def broadcast_to(input: TensorProxy, size: Sequence[Dim]) -> TensorProxy:
     return clang.expand(input, size)
 
 
-@torchsymbol(torch.functional.broadcast_tensors)
+@torchsymbol(torch.functional.broadcast_tensors, torch._VF.broadcast_tensors)
 def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
     """The tensors, broadcast together."""
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
@@ -139,7 +139,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
     return tuple(clang.expand(tensor, shape) for tensor in tensors)
 
 
-@torchsymbol(torch.functional.meshgrid)
+@torchsymbol(torch.functional.meshgrid, torch._VF.meshgrid)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, ...]:
     """Coordinate grids of vectors: "ij" (the default) for matrix order, "xy" with the first two dims exchanged."""
     tensors = varargs(tensors[0], tensors[1:])
@@ -159,9 +159,7 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, .
         order[:2] = [1, 0]
     vectors = [clang.reshape(tensor, (-1,)) for tensor in tensors]
     shape = tuple(vectors[i].shape[0] for i in order)
-    return tuple(
-        prims.broadcast_in_dim(vector, shape, (order.index(i),)) for i, vector in enumerate(vectors)
-    )
+    return tuple(prims.broadcast_in_dim(vector, shape, (order.index(i),)) for i, vector in enumerate(vectors))
 
 
 def _atleast(rank: int) -> Symbol:
@@ -232,9 +230,7 @@ def permute(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
 
 
 def _move(name: str) -> Symbol:
-    def body(
-        input: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]
-    ) -> TensorProxy:
+    def body(input: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]) -> TensorProxy:
         return clang.movedim(input, source, destination)
 
     def invert(
@@ -320,8 +316,10 @@ def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple
     check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}", RuntimeError)
     check(
         not known(start > x.shape[dim]) and not known(start < -x.shape[dim]),
-        lambda: f"{op}: Dimension out of range (expected to be in range of [{-x.shape[dim]}, {x.shape[dim]}], "
-        f"but start is {start})",
+        lambda: (
+            f"{op}: Dimension out of range (expected to be in range of [{-x.shape[dim]}, {x.shape[dim]}], "
+            f"but start is {start})"
+        ),
         IndexError,
     )
     if not known(start >= 0):
@@ -352,7 +350,9 @@ def _slice_back(
     return prims.slice_scatter(x, new, dim, *clang.slice_bounds(x.shape[dim], start, end, step))
 
 
-@torchsymbol(torch.ops.aten.slice, torch.ops.aten.slice.Tensor, id="torch.ops.aten.slice", view=View.ALWAYS, invert=_slice_back)
+@torchsymbol(
+    torch.ops.aten.slice, torch.ops.aten.slice.Tensor, id="torch.ops.aten.slice", view=View.ALWAYS, invert=_slice_back
+)
 def aten_slice(
     self: TensorProxy, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
 ) -> TensorProxy:

@@ -10,11 +10,12 @@ aten = torch.ops.aten
 run_prims(
     {
         prims.index: aten.index.Tensor,
-        prims.index_put: torch.index_put,
+        prims.index_put: aten.index_put.default,
         prims.gather: torch.gather,
         prims.scatter: torch.scatter,
         prims.masked_scatter: torch.masked_scatter,
         prims.masked_scatter_backward: aten.masked_scatter_backward.default,
+        prims.embedding: torch.embedding,
         prims.embedding_backward: aten.embedding_dense_backward.default,
     }
 )

@@ -1,1 +1,132 @@
-"""How torch runs the random family."""
+"""How torch runs the random family: under one seed, eager's bits, and eager's state of the generator afterwards."""
+
+import math
+
+import torch
+
+from forge import prims, torchlang
+from forge.executors.torchex.core import run_prim, run_prims, run_torchlang, torchex
+from forge.ir import Tag, TensorProxy, get_grad, put_grad
+from forge.prims.core import like
+
+run_prims({prims.multinomial: torch.multinomial})
+
+
+@run_prim(prims.bernoulli)
+def bernoulli(shape: tuple, p: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As eager's dropout draws its mask."""
+    return torch.empty(shape, dtype=dtype, device=device).bernoulli_(p)
+
+
+@run_prim(prims.uniform)
+def uniform(shape: tuple, low: float, high: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As torch.rand draws."""
+    return torch.empty(shape, dtype=dtype, device=device).uniform_(low, high)
+
+
+@run_prim(prims.normal)
+def normal(shape: tuple, mean: float, std: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As torch.randn draws."""
+    return torch.empty(shape, dtype=dtype, device=device).normal_(mean, std)
+
+
+@run_prim(prims.randint)
+def randint(shape: tuple, low: int, high: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As torch.randint draws."""
+    return torch.empty(shape, dtype=dtype, device=device).random_(low, high)
+
+
+@run_prim(prims.randperm)
+def randperm(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.randperm names dtype and device."""
+    return torch.randperm(n, dtype=dtype, device=device)
+
+
+# dropout: eager keeps the scaled mask on a CPU, and a bool one of a fused kernel on a GPU
+
+Pair = tuple[TensorProxy, TensorProxy]
+
+
+def _dropout_meta(x: TensorProxy, p: float) -> Pair:
+    """(x dropped out, the scaled mask)."""
+    return like(x), like(x)
+
+
+def _masked_dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    return x * mask, mask
+
+
+def _native_dropout_meta(x: TensorProxy, p: float, train: bool) -> Pair:
+    """(x dropped out, which elements were kept)."""
+    return like(x), like(x, dtype=torch.bool)
+
+
+def _alpha_dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.empty_like(x).bernoulli_(1 - p)
+    scale = 1 / math.sqrt((torchlang.ALPHA**2 * p + 1) * (1 - p))
+    shift = mask.add(-1).mul_(torchlang.ALPHA * scale).add_(torchlang.ALPHA * scale * p)
+    mask.mul_(scale)
+    return x * mask + shift, mask
+
+
+masked_dropout = torchex.register_operator("masked_dropout", meta=_dropout_meta, fn=_masked_dropout, tags=[Tag.RANDOM])
+masked_alpha_dropout = torchex.register_operator(
+    "masked_alpha_dropout", meta=_dropout_meta, fn=_alpha_dropout, tags=[Tag.RANDOM]
+)
+native_dropout = torchex.register_operator(
+    "native_dropout", meta=_native_dropout_meta, fn=torch.native_dropout, tags=[Tag.RANDOM]
+)
+native_dropout_backward = torchex.register_operator(
+    "native_dropout_backward",
+    meta=lambda g, mask, scale: like(g),
+    fn=torch.ops.aten.native_dropout_backward.default,
+)
+
+
+def _dropout_grad(input: TensorProxy, p: float, training: bool) -> TensorProxy:
+    if p == 1:
+        out = torchlang.dropout(input, p, training)
+        put_grad(input, get_grad(out) * 0)
+        return out
+    if input.device.type == "cuda":
+        out, mask = native_dropout(input, p, True)
+        put_grad(input, native_dropout_backward(get_grad(out), mask, 1 / (1 - p)))
+        return out
+    out, mask = masked_dropout(input, p)
+    put_grad(input, get_grad(out) * mask)
+    return out
+
+
+def _functional_dropout_grad(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
+    return _dropout_grad(input, p, training)
+
+
+def _torch_dropout_grad(input: TensorProxy, p: float, train: bool) -> TensorProxy:
+    return _dropout_grad(input, p, train)
+
+
+def _native_dropout_grad(input: TensorProxy, p: float, train: bool | None) -> Pair:
+    out, mask = torchlang.native_dropout(input, p, train)
+    scale = (0.0 if p == 1 else 1 / (1 - p)) if train is not False else 1.0
+    put_grad(input, native_dropout_backward(get_grad(out), mask, scale))
+    return out, mask
+
+
+def _alpha_dropout_grad(input: TensorProxy, p: float) -> TensorProxy:
+    if p == 1:
+        out = torchlang.alpha_dropout(input, p, True)
+        put_grad(input, get_grad(out) * 0)
+        return out
+    out, mask = masked_alpha_dropout(input, p)
+    put_grad(input, get_grad(out) * mask)
+    return out
+
+
+run_torchlang(torchlang.dropout, grad_transform=_functional_dropout_grad)
+run_torchlang(torchlang.torch_dropout, grad_transform=_torch_dropout_grad)
+run_torchlang(torchlang.native_dropout, grad_transform=_native_dropout_grad)
+run_torchlang(
+    torchlang.alpha_dropout, grad_transform=lambda input, p=0.5, training=False: _alpha_dropout_grad(input, p)
+)
+run_torchlang(torchlang.torch_alpha_dropout, grad_transform=lambda input, p, train: _alpha_dropout_grad(input, p))

@@ -21,7 +21,6 @@ run_prims(
         prims.slice_scatter: torch.slice_scatter,
         prims.cat: torch.cat,
         prims.flip: torch.flip,
-        prims.contiguous: torch.Tensor.contiguous,
         prims.detach: torch.Tensor.detach,
         prims.diagonal: torch.diagonal,
         prims.diagonal_backward: aten.diagonal_backward.default,
@@ -54,6 +53,12 @@ run_torchlang(torchlang.view_as, torch.Tensor.reshape_as)
 def clone(x: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
     """torch.clone names the format."""
     return torch.clone(x, memory_format=memory_format)
+
+
+@run_prim(prims.contiguous)
+def contiguous(x: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    """Tensor.contiguous names the format."""
+    return x.contiguous(memory_format=memory_format)
 
 
 @run_prim(prims.broadcast_in_dim)
