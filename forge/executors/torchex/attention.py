@@ -1,1 +1,281 @@
-"""How torch runs the attention family."""
+"""How torch runs the attention family.
+
+Which kernel attends is torch's choice when the code runs (torch._fused_sdp_choice): it depends on strides, on the GPU
+and on torch.nn.attention.sdpa_kernel. A pair of operators follows it: the forward keeps what the chosen kernel's
+backward reads. Where torch chooses its own composition, or prepares arguments in ways of its own (a head size or a mask
+that needs padding, a mask with a gradient), torch's autograd runs the call once and keeps its graph.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+
+from forge import torchlang
+from forge.executors.torchex.core import run_torchlang, torchex
+from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
+from forge.prims.core import like
+
+aten = torch.ops.aten
+
+Saved = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+class Attention:
+    """The options of one call, and which of query, key, value and mask need a gradient."""
+
+    __slots__ = ("dropout_p", "enable_gqa", "is_causal", "scale", "wanted")
+
+    def __init__(
+        self, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, wanted: tuple[bool, ...]
+    ) -> None:
+        self.dropout_p = dropout_p
+        self.is_causal = is_causal
+        self.scale = scale
+        self.enable_gqa = enable_gqa
+        self.wanted = wanted
+
+
+# Each kernel's forward maps (call, query, key, value, mask) to (out, saved tensors, whatever else is kept); its
+# backward maps (call, g, query, key, value, mask, out, saved tensors, the rest) to the gradients of query, key, value.
+
+
+def _flash_cpu(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, call.dropout_p, call.is_causal, attn_mask=mask, scale=call.scale
+    )
+    return out, (logsumexp, None, None), None
+
+
+def _flash_cpu_backward(
+    call: Attention,
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    out: torch.Tensor,
+    saved: Saved,
+    rest: None,
+) -> tuple[torch.Tensor, ...]:
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        g, q, k, v, out, saved[0], call.dropout_p, call.is_causal, attn_mask=mask, scale=call.scale
+    )
+
+
+def _flash(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None) -> tuple:
+    out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+        q, k, v, call.dropout_p, call.is_causal, False, scale=call.scale
+    )
+    return out, (logsumexp, seed, offset), lengths
+
+
+def _flash_backward(
+    call: Attention,
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: None,
+    out: torch.Tensor,
+    saved: Saved,
+    rest: list,
+) -> tuple[torch.Tensor, ...]:
+    logsumexp, seed, offset = saved
+    return aten._scaled_dot_product_flash_attention_backward(
+        g, q, k, v, out, logsumexp, *rest, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
+    )
+
+
+def _efficient(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
+    out, *saved = aten._scaled_dot_product_efficient_attention(
+        q, k, v, mask, True, call.dropout_p, call.is_causal, scale=call.scale
+    )
+    return out, tuple(saved), None
+
+
+def _efficient_backward(
+    call: Attention,
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    out: torch.Tensor,
+    saved: Saved,
+    rest: None,
+) -> tuple[torch.Tensor, ...]:
+    mask_and_wanted = (*call.wanted[:3], False)
+    return aten._scaled_dot_product_efficient_attention_backward(
+        g, q, k, v, mask, out, *saved, call.dropout_p, mask_and_wanted, call.is_causal, scale=call.scale
+    )[:3]
+
+
+def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
+    out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, mask, True, call.dropout_p, call.is_causal, False, scale=call.scale
+    )
+    return out, (logsumexp, seed, offset), lengths
+
+
+def _cudnn_backward(
+    call: Attention,
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    out: torch.Tensor,
+    saved: Saved,
+    rest: list,
+) -> tuple[torch.Tensor, ...]:
+    logsumexp, seed, offset = saved
+    how = (call.dropout_p, call.is_causal)
+    return aten._scaled_dot_product_cudnn_attention_backward(
+        g, q, k, v, out, logsumexp, seed, offset, mask, *rest, *how, scale=call.scale
+    )
+
+
+class Composition:
+    """torch's autograd graph of a call that torch composes of other operations."""
+
+    __slots__ = ("inputs", "out")
+
+    def __init__(self, inputs: list[torch.Tensor], out: torch.Tensor) -> None:
+        self.inputs = inputs
+        self.out = out
+
+
+def _compose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple:
+    with torch.enable_grad():
+        out = F.scaled_dot_product_attention(
+            *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+        )
+    inputs = [leaf for leaf, wanted in zip(leaves, call.wanted, strict=True) if wanted]
+    return out.detach(), (None, None, None), Composition(inputs, out)
+
+
+_KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
+    ("cpu", SDPBackend.FLASH_ATTENTION.value): (_flash_cpu, _flash_cpu_backward),
+    ("cuda", SDPBackend.FLASH_ATTENTION.value): (_flash, _flash_backward),
+    ("cuda", SDPBackend.EFFICIENT_ATTENTION.value): (_efficient, _efficient_backward),
+    ("cuda", SDPBackend.CUDNN_ATTENTION.value): (_cudnn, _cudnn_backward),
+}
+
+
+def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callable, Callable] | None:
+    """The pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
+    query, mask = leaves[0], leaves[3]
+    if call.wanted[3] or (query.is_cuda and (query.shape[-1] % 8 or leaves[2].shape[-1] % 8)):
+        return None
+    with torch.enable_grad():
+        choice = torch._fused_sdp_choice(
+            *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+        )
+    kernel = _KERNELS.get((query.device.type, choice))
+    if kernel is None or mask is None or kernel[0] is _flash_cpu:
+        return kernel
+    aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient
+    return kernel if aligned else None
+
+
+def _added(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """The mask that kernels add: a bool one as 0 and -inf; on a GPU of the scores' shape."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+    return mask.expand(*q.shape[:3], k.shape[2]) if q.is_cuda else mask
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    wanted: tuple[bool, ...],
+) -> tuple:
+    """(out, three tensors or None, and what else the backward needs)."""
+    call = Attention(dropout_p, is_causal, scale, enable_gqa, wanted)
+    inputs = (query, key, value, attn_mask)
+    leaves = [
+        x if x is None or not needed else x.detach().requires_grad_() for x, needed in zip(inputs, wanted, strict=True)
+    ]
+    kernel = _choose(call, leaves)
+    if kernel is None:
+        out, saved, graph = _compose(call, leaves)
+        return out, *saved, graph
+    out, saved, rest = kernel[0](call, query, key, value, _added(attn_mask, query, key))
+    return out, *saved, (call, kernel[1], rest)
+
+
+def _attention_backward(
+    g: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    state: Composition | tuple,
+    wanted: tuple[bool, ...],
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of query, key, value and mask, None where none is wanted."""
+    if isinstance(state, Composition):
+        found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
+        return tuple(next(found) if needed else None for needed in wanted)
+    call, backward, rest = state
+    mask = _added(attn_mask, query, key)
+    gradients = backward(call, g, query, key, value, mask, out, (logsumexp, seed, offset), rest)
+    return (*gradients, None)
+
+
+def _attention_meta(query: TensorProxy, key: TensorProxy, value: TensorProxy, *how: object) -> tuple:
+    """(out, logsumexp, seed, offset, state): a kernel that has no such tensor gives None."""
+    trace = current_trace()
+    logsumexp = like(query, shape=query.shape[:-1], dtype=torch.float32)
+    seed, offset = [trace.tensor((), torch.int64, query.device) for _ in range(2)]
+    batch = query.shape[:-2]
+    out = like(query, shape=(*batch, query.shape[-2], value.shape[-1]))
+    return out, logsumexp, seed, offset, Proxy(trace.fresh_name("attention"))
+
+
+attention = torchex.register_operator("attention", meta=_attention_meta, fn=_attention)
+attention_backward = torchex.register_operator(
+    "attention_backward",
+    meta=lambda g, query, key, value, mask, *rest: tuple(
+        like(x) if needed else None for x, needed in zip((query, key, value, mask), rest[-1], strict=True)
+    ),
+    fn=_attention_backward,
+)
+
+
+def _attention_grad(
+    query: TensorProxy,
+    key: TensorProxy,
+    value: TensorProxy,
+    attn_mask: TensorProxy | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> TensorProxy:
+    inputs = (query, key, value, attn_mask)
+    wanted = tuple(needs_grad(x) for x in inputs)
+    trace = current_trace()
+    with trace.tagged(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
+        out, *saved = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
+    gradients = attention_backward(get_grad(out), *inputs, out, *saved, wanted)
+    for argument, gradient in zip(inputs, gradients, strict=True):
+        put_grad(argument, gradient)
+    return out
+
+
+run_torchlang(torchlang.scaled_dot_product_attention, grad_transform=_attention_grad)
