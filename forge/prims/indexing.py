@@ -279,7 +279,7 @@ def _embedding_backward_meta(
 ) -> TensorProxy:
     """The gradient of a table of `rows` rows from g, that of its rows at `indices`.
 
-    padding_idx's row gets none (-1 is no row); a row's is divided by how often indices have it with `scale_by_frequency`.
+    padding_idx's row gets none (-1 is no row); scale_by_frequency divides a row's by its occurrences.
     Source: aten.embedding_dense_backward.
     """
     check_tensor("prims.embedding_backward", g=g)

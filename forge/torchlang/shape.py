@@ -272,7 +272,7 @@ def _own_inverse(
         return meaning(input)
 
     body.__name__, body.__doc__ = name, "Dims in reverse order: of all, or of the last two."
-    invert = lambda x, new: meaning(new)  # noqa: E731
+    invert = lambda x, new: meaning(new)
     return torchsymbol(*functions, id=id, view=View.ALWAYS, invert=invert)(body)
 
 
