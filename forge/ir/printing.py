@@ -6,6 +6,7 @@ in the code that runs (no attribute look-ups per call).
 
 import inspect
 import linecache
+import operator
 import re
 import weakref
 from collections.abc import Callable
@@ -76,6 +77,7 @@ _WELL_KNOWN = (
     ("torch.special", torch.special),
     ("torch.linalg", torch.linalg),
     ("torch.fft", torch.fft),
+    ("operator", operator),
 )
 
 
@@ -238,6 +240,11 @@ def _signature(trace: "Trace") -> tuple[str, list[str]]:
     return "boxed", [f"    {names}{',' if len(trace.inputs) == 1 else ''} = boxed", "    boxed.clear()"]
 
 
+def _read_constants(trace: "Trace") -> dict[str, torch.Tensor]:
+    read = {name for bound in trace.bound_symbols for name in bound.inputs}.union(trace.output_names)
+    return {name: value for name, value in trace.constants.items() if name in read}
+
+
 def show(trace: "Trace", depth: int = 1) -> str:
     """The trace as text: Python that runs once every call is an executor's."""
     writer = Writer(flat=False)
@@ -251,7 +258,7 @@ def show(trace: "Trace", depth: int = 1) -> str:
         body.append(f"    {writer.call(bound)}{_comment(bound)}")
         body.extend(_decomposition(bound, depth - 1, writer))
     body.append(f"    return {writer.value(trace.output)}")
-    constants = [f"{name} = {writer.object(value, name)}" for name, value in trace.constants.items()]
+    constants = [f"{name} = {writer.object(value, name)}" for name, value in _read_constants(trace).items()]
     signature, unboxing = _signature(trace)
     body[:0] = unboxing
     metadata = ", ".join(repr(proxy) for proxy in trace.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
@@ -277,7 +284,7 @@ _compiled = count()
 def compile_trace(trace: "Trace") -> Callable:
     """The trace's function. Every call must be an executor's (its symbol has an `op`)."""
     writer = Writer(flat=True)
-    writer.globals.update(trace.constants)
+    writer.globals.update(_read_constants(trace))
     signature, body = _signature(trace)
     for bound in trace.bound_symbols:
         assert bound.symbol.op is not None or bound.symbol is DEL, f"{bound.symbol.id} was not claimed"

@@ -72,7 +72,7 @@ def test_functions_are_found_where_torch_has_them() -> None:
     assert qualified_name(torch.nn.functional.silu) == "torch.nn.functional.silu"
     assert qualified_name(torch._C._nn.gelu) == "torch.nn.functional.gelu"
     assert qualified_name(torch.ops.aten.add.Tensor) == "torch.ops.aten.add.Tensor"
-    assert qualified_name(operator.add) == "_operator.add"
+    assert qualified_name(operator.add) == "operator.add"
     assert qualified_name(lambda: None) is None
 
 
