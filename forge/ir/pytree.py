@@ -38,6 +38,8 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
         return {key: tree_map(function, item) for key, item in tree.items()}
     if kind is slice:
         return slice(*[tree_map(function, item) for item in (tree.start, tree.stop, tree.step)])
+    if isinstance(tree, list):  # a torch.fx immutable_list
+        return [tree_map(function, item) for item in tree]
     if isinstance(tree, tuple):  # a torch.Size or a named tuple
         items = [tree_map(function, item) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
