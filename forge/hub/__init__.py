@@ -1,1 +1,52 @@
-"""Kernel repositories of the Hugging Face Hub: variants, manifests, resolution, build and verification."""
+"""Kernels of the Hugging Face Kernel Hub: found, fetched, verified and imported.
+
+`resolve` finds a repository's build for this system, `load` verifies and imports it. Nothing here needs the network
+once a kernel is in the cache, and nothing needs the optional packages until it is called.
+"""
+
+from forge.hub.errors import (
+    HubError,
+    HubNotice,
+    IntegrityError,
+    KernelImportError,
+    MalformedError,
+    MissingExtraError,
+    NotFoundError,
+    RefusedError,
+    UnreachableError,
+)
+from forge.hub.load import Loaded, Verified, load, loaded, verify
+from forge.hub.lock import lock_kernels
+from forge.hub.lockfile import Lock, LockedKernel, read_lock
+from forge.hub.metadata import Metadata
+from forge.hub.policy import Policy
+from forge.hub.resolve import Resolved, Selection, available, fetch, resolve, select
+
+__all__ = [
+    "HubError",
+    "HubNotice",
+    "IntegrityError",
+    "KernelImportError",
+    "Loaded",
+    "Lock",
+    "LockedKernel",
+    "MalformedError",
+    "Metadata",
+    "MissingExtraError",
+    "NotFoundError",
+    "Policy",
+    "RefusedError",
+    "Resolved",
+    "Selection",
+    "UnreachableError",
+    "Verified",
+    "available",
+    "fetch",
+    "load",
+    "loaded",
+    "lock_kernels",
+    "read_lock",
+    "resolve",
+    "select",
+    "verify",
+]

@@ -1,0 +1,153 @@
+"""The command `forge`: `forge kernels list | lock | check`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge import hub
+from forge.hub import cache, lockfile, variants
+
+
+@dataclass(frozen=True)
+class Command:
+    """A sub-command: `arguments` adds what it takes to its parser, `run` does it and gives the exit status."""
+
+    name: str
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line. Gives 1, with one line on stderr, for a kernel that cannot be used; 2 for a usage error."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (hub.HubError, ValueError, TypeError) as error:
+        print(f"forge: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="forge", description="A compiler framework for PyTorch.")
+    groups = parser.add_subparsers(metavar="COMMAND", required=True)
+    kernels = groups.add_parser("kernels", help="kernels of the Hugging Face Kernel Hub")
+    commands = kernels.add_subparsers(metavar="COMMAND", required=True)
+    for command in KERNEL_COMMANDS:
+        each = commands.add_parser(command.name, help=command.help, description=command.help)
+        command.arguments(each)
+        each.set_defaults(run=command.run)
+    return parser
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """The options that make a Policy and choose a backend."""
+    parser.add_argument(
+        "--trust", choices=["locked", "publisher", "any"], default="publisher", help="whom to take from"
+    )
+    parser.add_argument("--allow", action="append", default=[], metavar="ORG[/NAME]", help="trust this one too")
+    parser.add_argument("--signatures", choices=["off", "warn", "enforce"], default="off", help="what a bad one does")
+    parser.add_argument("--backend", help="choose variants for this backend, such as cpu")
+
+
+def policy_of(arguments: argparse.Namespace) -> hub.Policy:
+    """The Policy of a command line; a folder that stands on it is allowed by standing there."""
+    return hub.Policy(
+        trust=arguments.trust,
+        repositories=tuple(name for name in arguments.allow if "/" in name),
+        publishers=tuple(name for name in arguments.allow if "/" not in name),
+        signatures=arguments.signatures,
+        local=True,
+    )
+
+
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lock", type=Path, help="what this lock file holds, instead of what the cache does")
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.lock is not None:
+        for kernel in hub.read_lock(arguments.lock).kernels:
+            wanted = f"v{kernel.version}" if kernel.version is not None else kernel.revision or ""
+            print(f"{kernel.source}  {wanted}  {(kernel.commit or 'folder')[:12]}  {', '.join(kernel.variants)}")
+        return 0
+    for repository in cache.cached_repositories():
+        held = cache.repository_cache(repository)
+        refs = {commit: name for name, commit in held.refs().items()}
+        for commit in held.commits():
+            print(f"{repository}  {refs.get(commit, '-')}  {commit[:12]}  {', '.join(held.variants(commit)) or '-'}")
+    return 0
+
+
+def _lock_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="org/name@v1, org/name@REVISION or a folder")
+    parser.add_argument("--output", "-o", type=Path, default=Path(lockfile.DEFAULT_NAME), help="the lock file")
+    parser.add_argument("--variant", action="append", default=[], help="lock this one instead of this system's")
+    parser.add_argument("--all-variants", action="store_true", help="lock all, for other systems too")
+    add_policy(parser)
+
+
+def _lock(arguments: argparse.Namespace) -> int:
+    lock = hub.lock_kernels(
+        arguments.sources,
+        arguments.output,
+        variants=arguments.variant,
+        all_variants=arguments.all_variants,
+        policy=policy_of(arguments),
+        backend=arguments.backend,
+    )
+    count = sum(len(files) for kernel in lock.kernels for files in kernel.variants.values())
+    print(f"{arguments.output}: {len(lock.kernels)} kernels, {count} files")
+    return 0
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="org/name@v1, org/name@REVISION or a folder")
+    parser.add_argument("--lock", type=Path, help="verify every file of the kernels in this lock file")
+    add_policy(parser)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    policy, failed = policy_of(arguments), 0
+    for source in arguments.sources:
+        failed += _attempt(lambda source=source: _check_source(source, policy, arguments.backend))
+    lock = hub.read_lock(arguments.lock) if arguments.lock is not None else None
+    for kernel in lock.kernels if lock is not None else ():
+        failed += _attempt(lambda kernel=kernel: _check_locked(kernel, lock, policy, arguments.backend))
+    return 1 if failed else 0
+
+
+def _attempt(check: Callable[[], None]) -> int:
+    try:
+        check()
+    except (hub.HubError, ValueError, TypeError) as error:
+        print(f"failed  {error}")
+        return 1
+    return 0
+
+
+def _check_source(source: str, policy: hub.Policy, backend: str | None) -> None:
+    """Which variant would be loaded, and why not each other; nothing is fetched."""
+    selection = hub.select(source, policy=policy, backend=backend)
+    print(f"ok      {selection.place(selection.variant)}")
+    if others := selection.choice.accepted[1:]:
+        print(f"  fit as well: {', '.join(others)}")
+    if selection.choice.rejected:
+        print(variants.describe(selection.choice.rejected).removeprefix("\n"))
+
+
+def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, backend: str | None) -> None:
+    """Every check before an import; what is not in the cache is fetched."""
+    source = str(lock.path.parent / kernel.source) if kernel.commit is None else kernel.source
+    asked = {} if kernel.commit is None else {"version": kernel.version, "revision": kernel.revision}
+    verified = hub.verify(hub.resolve(source, lock=lock, policy=policy, backend=backend, **asked))
+    print(f"ok      {verified.resolved.place()}: {len(verified.files)} files are as locked")
+
+
+KERNEL_COMMANDS = (
+    Command("list", "what the cache or a lock file holds", _list_arguments, _list),
+    Command("lock", "write the commit and the sha256 of every file to a lock file", _lock_arguments, _lock),
+    Command("check", "which variant fits this system, and whether files are as locked", _check_arguments, _check),
+)

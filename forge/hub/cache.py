@@ -1,0 +1,122 @@
+"""huggingface_hub's cache of kernels, and what forge writes beside it so that it serves without the Hub.
+
+kernels--org--name/refs/v1            the commit of a branch, as huggingface_hub writes it for other downloads
+kernels--org--name/forge/<commit>.json  what the Hub listed for a commit, and whether it trusted the publisher then
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from forge.hub import compat
+from forge.hub.client import Listed
+from forge.hub.files import is_bytecode
+from forge.hub.source import COMMIT
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the Hub said of a commit when it was asked. trusted: of its publisher; None if that was not asked."""
+
+    files: Mapping[str, Listed]
+    trusted: bool | None = None
+
+    def variants(self) -> set[str]:
+        return {path.split("/")[1] for path in self.files if path.count("/") >= 2}
+
+    def of(self, variant: str) -> dict[str, Listed]:
+        """The files of a variant, by their path in it; bytecode is never fetched."""
+        prefix = f"build/{variant}/"
+        return {
+            path.removeprefix(prefix): each
+            for path, each in self.files.items()
+            if path.startswith(prefix) and not is_bytecode(path)
+        }
+
+
+@dataclass(frozen=True)
+class RepositoryCache:
+    """The folder of one repository in the cache."""
+
+    folder: Path
+
+    def snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    @property
+    def blobs(self) -> Path:
+        return self.folder / "blobs"
+
+    def refs(self) -> dict[str, str]:
+        """Branch → commit, of those that were asked for."""
+        folder = self.folder / "refs"
+        found = {}
+        for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+            commit = path.read_text(errors="replace").strip() if path.is_file() else ""
+            if COMMIT.fullmatch(commit):
+                found[path.relative_to(folder).as_posix()] = commit
+        return found
+
+    def write_ref(self, name: str, commit: str) -> None:
+        if self.refs().get(name) != commit:
+            _write(self.folder / "refs" / name, commit)
+
+    def record(self, commit: str) -> Record | None:
+        """What was written for a commit; a file that cannot be read is as good as none."""
+        try:
+            values = json.loads((self.folder / "forge" / f"{commit}.json").read_bytes())
+            files = {path: Listed(int(each["size"]), str(each["pin"])) for path, each in values["files"].items()}
+            return Record(files, values["trusted"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def write_record(self, commit: str, record: Record) -> None:
+        values = {"trusted": record.trusted, "files": {path: asdict(each) for path, each in record.files.items()}}
+        _write(self.folder / "forge" / f"{commit}.json", json.dumps(values))
+
+    def commits(self) -> list[str]:
+        folder = self.folder / "snapshots"
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def variants(self, commit: str) -> list[str]:
+        """The variants of a commit that are here, whole or in part."""
+        build = self.snapshot(commit) / "build"
+        return sorted(path.name for path in build.iterdir() if path.is_dir()) if build.is_dir() else []
+
+    def has(self, commit: str, variant: str, record: Record | None) -> bool:
+        """Whether every listed file of a variant is here in its size; without a record, whether its folder is."""
+        folder = self.snapshot(commit) / "build" / variant
+        if record is None:
+            return folder.is_dir()
+        sizes = {path: each.size for path, each in record.of(variant).items()}
+        return bool(sizes) and all(_size(folder / path) == size for path, size in sizes.items())
+
+
+def repository_cache(repository: str) -> RepositoryCache:
+    return RepositoryCache(compat.cache_root() / f"kernels--{repository.replace('/', '--')}")
+
+
+def cached_repositories() -> list[str]:
+    """Every kernel repository that the cache holds something of."""
+    root = compat.cache_root()
+    folders = sorted(root.glob("kernels--*--*")) if root.is_dir() else []
+    return [folder.name.removeprefix("kernels--").replace("--", "/", 1) for folder in folders]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that is only ever a help: a cache that cannot be written to serves all the same."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(text)
+        os.replace(temporary, path)

@@ -1,0 +1,120 @@
+"""All that forge takes from `kernels` and huggingface_hub and that is not among their public names, in one place.
+
+Each function here has a contract test (tests/hub/test_compat.py), so that a new release of either library fails there
+and says what it changed. Both libraries are optional: they are imported when a function is first called.
+"""
+
+import importlib
+import os
+import types
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from forge.hub.errors import MissingExtraError
+
+
+def library(name: str) -> types.ModuleType:
+    """The module `name` of an optional library. Raises MissingExtraError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"kernels from the Hub need the package {name.split('.')[0]} ({error}): pip install forge-jit[hub]"
+        ) from error
+
+
+def require() -> None:
+    """Raises MissingExtraError where the extra `hub` is not installed."""
+    library("kernels")
+    library("huggingface_hub")
+
+
+def parse_variant(name: str) -> Any:
+    """The library's variant of a folder name. Raises ValueError for a name that is none."""
+    return library("kernels.variants").parse_variant(name)
+
+
+def decide_variants(variants: Sequence[Any], backend: str | None) -> list[tuple[Any, str | None]]:
+    """(variant, why it was rejected or None), the best accepted one first. Raises ValueError for an unknown backend."""
+    _, decisions = library("kernels.variants").resolve_variants(list(variants), backend)
+    return [(decision.variant, getattr(decision, "reason", None)) for decision in decisions]
+
+
+def active_backend(backend: str | None = None) -> str:
+    """The name of a backend of this process: `backend`, or torch's. Raises ValueError where torch does not have it."""
+    return library("kernels.backends")._select_backend(backend).name
+
+
+def parse_metadata(content: bytes) -> Any:
+    """The library's Metadata. Raises ValueError for what it does not accept."""
+    return library("kernels").Metadata.from_bytes(content)
+
+
+def kernel_dependency(dependency: Any) -> tuple[str, int | None, str | None]:
+    """(repository, version, revision) of an entry of `kernel-depends`."""
+    version = dependency.version
+    return dependency.repo_id, getattr(version, "version", None), getattr(version, "revision", None)
+
+
+def python_dependencies(backend: str) -> dict[str, tuple[tuple[str, str | None], ...]]:
+    """What a kernel may declare in `python-depends` on a backend: name → (package, module that it gives)."""
+    table = library("kernels.python_deps")._DEPENDENCY_DATA
+    allowed = {**table.general, **table.backends.get(backend, {})}
+    return {name: tuple((each.pkg, each.import_name) for each in info.python) for name, info in allowed.items()}
+
+
+def supports_capability(archs: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a build for these CUDA architectures runs on a device of this capability."""
+    return library("kernels.archs")._supports_cuda_capability(list(archs), capability)
+
+
+def newer_than_installed(minver: Any) -> bool:
+    """Whether a kernel's `kernels-minver` is above the installed version of the library."""
+    installed = library("kernels.validate")._installed_version()
+    return installed is not None and installed < minver
+
+
+def signature_problem(folder: Path) -> str | None:
+    """Why the library does not accept the signature of a variant's metadata and digest, or None."""
+    verify = library("kernels.verify")
+    try:
+        result = verify.verify_variant(folder)
+    except Exception as error:  # the trust root is fetched from the network on first use
+        return f"the signature could not be checked: {type(error).__name__}: {error}"
+    if isinstance(result, verify.VerificationResult.Success):
+        return None
+    violations = [str(violation) for violation in getattr(result, "violations", [])]
+    details = getattr(result, "reason", "") or "; ".join(violations)
+    return f"{type(result).__name__}{f': {details}' if details else ''}"
+
+
+def kernel_dependencies(modules: dict[str, types.ModuleType]) -> AbstractContextManager[None]:
+    """While it is entered, `kernels.get_kernel_dep(repository)` gives these modules."""
+    return library("kernels.deps").use_kernel_deps(modules)
+
+
+def hub_api() -> Any:
+    """A client of the Hub.
+
+    It names forge and no user agent: the one that `kernels` makes is an illegal header when telemetry is off.
+    """
+    return library("huggingface_hub").HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="forge")
+
+
+def is_offline() -> bool:
+    """Whether the user said that there is no network."""
+    return library("huggingface_hub").is_offline_mode()
+
+
+def transport_errors() -> tuple[type[Exception], ...]:
+    """What a request that got no answer raises, whichever HTTP library huggingface_hub is built on."""
+    errors = library("huggingface_hub.errors")
+    http_error = next(each for each in errors.HfHubHTTPError.__mro__ if each.__name__ == "HTTPError")
+    return (http_error, errors.OfflineModeIsEnabled, ConnectionError, TimeoutError)
+
+
+def cache_root() -> Path:
+    """The folder of huggingface_hub's cache that holds kernels."""
+    return Path(os.environ.get("KERNELS_CACHE") or library("huggingface_hub.constants").HF_HUB_CACHE).expanduser()

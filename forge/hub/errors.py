@@ -1,0 +1,58 @@
+"""What can be wrong with a kernel repository: one family of errors, and how a message names the place."""
+
+from dataclasses import dataclass, replace
+
+
+class HubError(RuntimeError):
+    """A kernel cannot be used. The text names the repository, the variant, the file, what came and what was wanted."""
+
+
+class MissingExtraError(HubError, ImportError):
+    """forge[hub] is not installed."""
+
+
+class NotFoundError(HubError):
+    """No such repository, version, revision or lock entry, or no variant for this system."""
+
+
+class UnreachableError(HubError):
+    """The Hub does not answer and the cache does not have what is needed."""
+
+
+class MalformedError(HubError):
+    """The repository is not laid out as the Hub's requirements say, or a file of it cannot be read."""
+
+
+class IntegrityError(HubError):
+    """The files are not those that were locked, listed, digested or signed."""
+
+
+class RefusedError(HubError):
+    """The policy does not allow this kernel: its publisher, its path, its id or what it imports."""
+
+
+class KernelImportError(HubError, ImportError):
+    """Every check passed and the kernel's own code raised while it was imported."""
+
+
+class HubNotice(UserWarning):
+    """Something that the user should know and that changes nothing: for one, that the cache serves a kernel."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an error is: the source as the user named it, and as much of the rest as is known."""
+
+    source: str
+    commit: str | None = None
+    variant: str | None = None
+    file: str | None = None
+
+    def at(self, file: str) -> "Place":
+        return replace(self, file=file)
+
+    def __str__(self) -> str:
+        known = [f"commit {self.commit[:12]}"] if self.commit else []
+        known += [f"variant {self.variant}"] if self.variant else []
+        known += [self.file] if self.file else []
+        return f"{self.source} ({', '.join(known)})" if known else self.source

@@ -1,0 +1,150 @@
+"""The files of a variant: walked, bounded, hashed, and held against what is expected of them."""
+
+import base64
+import binascii
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from forge.hub.errors import IntegrityError, MalformedError, Place
+
+MAX_FILES = 20_000
+MAX_SOURCE_BYTES = 16 << 20
+MAX_METADATA_BYTES = 1 << 20
+UNPINNED = ("metadata.json", "metadata.json.sigstore")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a variant. content: the bytes that were hashed, kept for Python sources only."""
+
+    path: str
+    location: Path
+    size: int
+    sha256: str
+    content: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the files must be: path → "algorithm:hex". origin: who says so, in words. exact: also no bytecode beside."""
+
+    files: Mapping[str, str]
+    origin: str
+    exact: bool = False
+
+
+def is_bytecode(path: str) -> bool:
+    return path.endswith(".pyc") or "__pycache__" in path.split("/")
+
+
+def unsafe_path(path: str) -> str | None:
+    """Why a path may not stand in a listing of a variant's files, or None."""
+    if not path or "\0" in path or "\\" in path or ":" in path:
+        return "is not a portable path"
+    if PurePosixPath(path).is_absolute():
+        return "is absolute"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "leaves its folder or is not in its shortest form"
+    return None
+
+
+def read_files(folder: Path, place: Place, *, max_file_bytes: int, links_into: Path | None = None) -> dict[str, File]:
+    """Every file of a variant by its path, hashed.
+
+    A link may lead to a file in the folder or in `links_into` (the blobs of huggingface_hub's cache).
+    Raises: MalformedError for other links, files that are no regular files, and too many or too large ones.
+    """
+    roots = [folder.resolve()] + ([links_into.resolve()] if links_into else [])
+    found: dict[str, File] = {}
+    try:
+        for entry in _walk(folder):
+            path = entry.relative_to(folder).as_posix()
+            if len(found) >= MAX_FILES:
+                raise MalformedError(f"{place}: has more than {MAX_FILES} files")
+            found[path] = _read(path, entry, roots, place.at(path), max_file_bytes)
+    except OSError as error:
+        raise MalformedError(f"{place}: cannot be read: {error}") from error
+    return dict(sorted(found.items()))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda each: each.name):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(Path(entry.path))
+            else:
+                yield Path(entry.path)
+
+
+def _read(path: str, location: Path, roots: list[Path], place: Place, max_file_bytes: int) -> File:
+    if location.is_symlink():
+        target = location.resolve()
+        if not any(target.is_relative_to(root) for root in roots):
+            raise MalformedError(f"{place}: is a link to {target}, which is outside of the kernel's folder")
+    status = location.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise MalformedError(f"{place}: is not a regular file")
+    limit = min(max_file_bytes, MAX_SOURCE_BYTES) if path.endswith(".py") else max_file_bytes
+    if status.st_size > limit:
+        raise MalformedError(f"{place}: has {status.st_size} bytes, but at most {limit} are allowed")
+    if path.endswith(".py"):
+        content = location.read_bytes()
+        return File(path, location, len(content), hashlib.sha256(content).hexdigest(), content)
+    with location.open("rb") as stream:
+        return File(path, location, status.st_size, hashlib.file_digest(stream, "sha256").hexdigest())
+
+
+def content_hash(files: Mapping[str, File]) -> str:
+    """One hash of all paths and contents; bytecode is left out."""
+    digest = hashlib.sha256()
+    for path, file in sorted(files.items()):
+        if not is_bytecode(path):
+            digest.update(f"{path}\0{file.sha256}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def check_pins(files: Mapping[str, File], pins: Pins, place: Place) -> None:
+    """Raises IntegrityError, naming every missing, extra and changed file, unless the files are as they are pinned."""
+    missing = [f"{path} is missing" for path in pins.files if path not in files]
+    extra = [
+        f"{path} is not among them"
+        for path in files
+        if path not in pins.files and (pins.exact or not (is_bytecode(path) or path in UNPINNED))
+    ]
+    changed = []
+    for path, wanted in pins.files.items():
+        if path in files and (came := _hash(files[path], wanted.partition(":")[0])) != wanted:
+            changed.append(f"{path} is {came}, wanted {wanted}")
+    problems = missing + extra + changed
+    if problems:
+        more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
+        lines = "".join(f"\n  {problem}" for problem in problems[:8])
+        raise IntegrityError(f"{place}: the files are not those of {pins.origin}:{lines}{more}")
+
+
+def _hash(file: File, algorithm: str) -> str:
+    if algorithm == "sha256":
+        return f"sha256:{file.sha256}"
+    if algorithm == "git":
+        digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+        digest.update(file.location.read_bytes())
+        return f"git:{digest.hexdigest()}"
+    with file.location.open("rb") as stream:
+        return f"{algorithm}:{hashlib.file_digest(stream, algorithm).hexdigest()}"
+
+
+def digest_pins(algorithm: str, digests: Mapping[str, str], place: Place) -> Pins:
+    """The pins that metadata.json's digest makes. Raises MalformedError for paths and values that cannot be one."""
+    pins = {}
+    for path, value in digests.items():
+        if reason := unsafe_path(path):
+            raise MalformedError(f"{place}: the digest's path {path!r} {reason}")
+        try:
+            pins[path] = f"{algorithm}:{base64.b64decode(value, validate=True).hex()}"
+        except binascii.Error as error:
+            raise MalformedError(f"{place}: the digest of {path} is {value!r}, which is not base64: {error}") from error
+    return Pins(pins, "the digest in metadata.json")

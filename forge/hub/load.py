@@ -1,0 +1,259 @@
+"""From a resolved kernel to a module: every check first, then an import that touches nothing else.
+
+A kernel is imported under a name made of its own and of the hash of its files, so two versions of one kernel, or two
+kernels of one id, live side by side. Its Python comes from the bytes that were verified: no bytecode is read or
+written. What a native module registers under torch.ops is the kernel's own affair.
+"""
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge.hub import compat
+from forge.hub.errors import HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
+from forge.hub.files import File, check_pins, content_hash, read_files
+from forge.hub.imports import check_id, check_imports
+from forge.hub.metadata import dependency_modules
+from forge.hub.resolve import Resolved
+
+PREFIX = "forge_kernel_"
+NATIVE = (".so", ".pyd", ".dylib")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A kernel whose files passed every check. content: the hash of them all. root: the folder of its package."""
+
+    resolved: Resolved
+    files: Mapping[str, File]
+    content: str
+    root: str
+    depends: tuple["Verified", ...] = ()
+
+    @property
+    def module_name(self) -> str:
+        name = re.sub(r"\W", "_", self.resolved.metadata.name, flags=re.ASCII)
+        return f"{PREFIX}{name}_{self.content[:16]}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel of this process."""
+
+    verified: Verified
+    module: types.ModuleType
+
+
+_lock = threading.RLock()
+_loaded: dict[str, Loaded] = {}
+_packages: dict[str, Verified] = {}
+
+
+def load(resolved: Resolved) -> types.ModuleType:
+    """Verifies a kernel, every time, and imports it, once.
+
+    Raises: HubError, whose subclass says which check failed; before any code of the kernel or of those that it
+    depends on ran, except for KernelImportError.
+    """
+    verified = verify(resolved)
+    with _lock:
+        return _load(verified)
+
+
+def loaded() -> tuple[Loaded, ...]:
+    """The kernels of this process, in the order in which they were imported."""
+    return tuple(_loaded.values())
+
+
+def verify(resolved: Resolved) -> Verified:
+    """Every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id."""
+    place, metadata = resolved.place(), resolved.metadata
+    depends = tuple(verify(each) for each in resolved.depends)
+    limit = resolved.policy.max_file_bytes
+    files = read_files(resolved.folder, place, max_file_bytes=limit, links_into=resolved.blobs)
+    for pins in (resolved.pins, metadata.digest):
+        if pins is not None:
+            check_pins(files, pins, place)
+    _check_signature(resolved)
+    root = _package_root(resolved, files)
+    allowed = {*dependency_modules(metadata, resolved.backend, place), *resolved.policy.imports}
+    names = {metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])}
+    check_imports(files, root=root, names=names, allowed=allowed | ({"kernels"} if depends else set()), place=place)
+    verified = Verified(resolved, files, content_hash(files), root, depends)
+    if metadata.id is not None:
+        check_id(metadata.id, resolved.folder, place)
+        _check_id_is_free(verified)
+    return verified
+
+
+def _check_signature(resolved: Resolved) -> None:
+    if resolved.policy.signatures == "off":
+        return
+    problem = compat.signature_problem(resolved.folder)
+    if problem is None:
+        return
+    text = f"{resolved.place()}: is not signed by a trusted publisher: {problem}"
+    if resolved.policy.signatures == "enforce":
+        raise IntegrityError(text)
+    warnings.warn(f"forge: {text}", HubNotice, stacklevel=4)
+
+
+def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
+    """ "" for __init__.py in the variant's folder, the inner folder for the older nested layout."""
+    if "__init__.py" in files:
+        return ""
+    inner = [path.split("/")[0] for path in files if path.count("/") == 1 and path.endswith("/__init__.py")]
+    wanted = resolved.metadata.name.replace("-", "_")
+    if wanted in inner:
+        return wanted
+    if len(inner) == 1:
+        return inner[0]
+    raise MalformedError(f"{resolved.place()}: has neither __init__.py nor {wanted}/__init__.py")
+
+
+def _check_id_is_free(verified: Verified) -> None:
+    """One id means one kernel: other content under it may only come from the same source, as another version."""
+    resolved = verified.resolved
+    for other in _loaded.values():
+        held = other.verified.resolved
+        same = held.source == resolved.source or other.verified.content == verified.content
+        if held.metadata.id == resolved.metadata.id and not same:
+            raise RefusedError(
+                f"{resolved.place()}: the id {resolved.metadata.id!r} was loaded from {held.place()}, "
+                f"which is another kernel"
+            )
+
+
+def _load(verified: Verified) -> types.ModuleType:
+    depends = {each.resolved.source: _load(each) for each in verified.depends}
+    if verified.content not in _loaded:
+        _check_natives_are_free(verified)
+        context = compat.kernel_dependencies(depends) if depends else contextlib.nullcontext()
+        with context, _nothing_else_changes(verified.resolved.place()):
+            _loaded[verified.content] = Loaded(verified, _import(verified))
+    return _loaded[verified.content].module
+
+
+def _check_natives_are_free(verified: Verified) -> None:
+    """Two native modules of one file name register one namespace in torch.ops, which would end the process."""
+    for path, file in verified.files.items():
+        if not path.endswith(NATIVE):
+            continue
+        for other in _loaded.values():
+            for held in other.verified.files.values():
+                if held.location.name == file.location.name and held.sha256 != file.sha256:
+                    raise RefusedError(
+                        f"{verified.resolved.place().at(path)}: a native module of this name was loaded from "
+                        f"{other.verified.resolved.place()}; its name and namespace must be unique to the build"
+                    )
+
+
+def _import(verified: Verified) -> types.ModuleType:
+    name, place = verified.module_name, verified.resolved.place()
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _packages[name] = verified
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:
+        del _packages[name]
+        for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            del sys.modules[each]
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        raise KernelImportError(f"{place}: raised while it was imported: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _nothing_else_changes(place: Place) -> Iterator[None]:
+    """Puts back what a kernel's own code replaced in sys.modules. Raises RefusedError if it did."""
+    before = dict(sys.modules)
+    try:
+        yield
+    finally:
+        replaced = [name for name, module in before.items() if sys.modules.get(name) is not module]
+        sys.modules.update({name: before[name] for name in replaced})
+    if replaced:
+        raise RefusedError(f"{place}: replaced modules while it was imported: {', '.join(replaced)}")
+
+
+class _Source(importlib.machinery.SourceFileLoader):
+    """Compiles the bytes that were verified; no bytecode is read or written."""
+
+    def __init__(self, name: str, file: File) -> None:
+        super().__init__(name, str(file.location))
+        self._content = file.content
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self._content, self.path)
+
+    def get_data(self, path: str) -> bytes:
+        return self._content if path == self.path else super().get_data(path)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of loaded kernels among their verified files, and no others."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        top, _, inner = fullname.partition(".")
+        verified = _packages.get(top)
+        if verified is None:
+            return None
+        spec = _find(verified, fullname, inner.replace(".", "/"))
+        if spec is None:
+            raise ModuleNotFoundError(f"{verified.resolved.place()}: has no module {inner!r}", name=fullname)
+        return spec
+
+
+_finder = _Finder()
+
+
+def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.ModuleSpec | None:
+    stem = "/".join(part for part in (verified.root, inner) if part)
+    folder = str(verified.resolved.folder / stem)
+    package = verified.files.get(f"{stem}/__init__.py" if stem else "__init__.py")
+    if package is not None:
+        return _spec(fullname, _Source(fullname, package), package, folder)
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        native = verified.files.get(f"{stem}{suffix}")
+        if native is not None:
+            location = _first_location(native)
+            return _spec(fullname, importlib.machinery.ExtensionFileLoader(fullname, str(location)), native, None)
+    source = verified.files.get(f"{stem}.py")
+    if source is not None:
+        return _spec(fullname, _Source(fullname, source), source, None)
+    if any(path.startswith(f"{stem}/") for path in verified.files):
+        namespace = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
+        namespace.submodule_search_locations = [folder]
+        return namespace
+    return None
+
+
+def _spec(
+    fullname: str, loader: importlib.abc.Loader, file: File, folder: str | None
+) -> importlib.machinery.ModuleSpec:
+    spec = importlib.machinery.ModuleSpec(fullname, loader, origin=str(file.location), is_package=folder is not None)
+    spec.has_location = True
+    if folder is not None:
+        spec.submodule_search_locations = [folder]
+    return spec
+
+
+def _first_location(native: File) -> Path:
+    """Where this process first loaded a native module of this name and content, which must not be loaded twice."""
+    for other in _loaded.values():
+        for held in other.verified.files.values():
+            if held.location.name == native.location.name and held.sha256 == native.sha256:
+                return held.location
+    return native.location

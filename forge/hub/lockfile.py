@@ -1,0 +1,149 @@
+"""The lock file: which commit of each kernel, and the sha256 of every file of its variants."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge.hub.errors import MalformedError, NotFoundError
+from forge.hub.files import Pins, unsafe_path
+from forge.hub.source import COMMIT, Source
+
+VERSION = 1
+DEFAULT_NAME = "forge-kernels.lock"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+KEYS = {"source", "version", "revision", "commit", "variants"}
+
+
+@dataclass(frozen=True)
+class LockedKernel:
+    """One kernel: what was asked for, the commit that it was (None for a folder), and variant → path → sha256."""
+
+    source: str
+    version: int | None
+    revision: str | None
+    commit: str | None
+    variants: Mapping[str, Mapping[str, str]]
+
+    def pins(self, variant: str, origin: Path) -> Pins:
+        files = {path: f"sha256:{sha}" for path, sha in self.variants[variant].items()}
+        return Pins(files, str(origin), exact=True)
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock file and what it holds; folders in it are relative to its own."""
+
+    path: Path
+    kernels: tuple[LockedKernel, ...] = ()
+
+    def find(self, source: Source) -> LockedKernel:
+        """The entry of a source; a version or revision that was not asked for may be any.
+
+        Raises: NotFoundError where there is none or more than one.
+        """
+        found = [kernel for kernel in self.kernels if self._is_of(kernel, source)]
+        exact = [each for each in found if (each.version, each.revision) == (source.version, source.revision)]
+        found = exact or found
+        if len(found) == 1:
+            return found[0]
+        if found:
+            held = ", ".join(_wanted(kernel) for kernel in found)
+            raise NotFoundError(f"{source}: {self.path} holds {held}; say which")
+        held = ", ".join(f"{kernel.source} {_wanted(kernel)}" for kernel in self.kernels) or "nothing"
+        raise NotFoundError(f"{source}: is not in {self.path}, which holds {held}; run: forge kernels lock {source}")
+
+    def _is_of(self, kernel: LockedKernel, source: Source) -> bool:
+        if source.path is not None:
+            return kernel.commit is None and (self.path.parent / kernel.source).resolve() == source.path.resolve()
+        asked = source.version is not None or source.revision is not None
+        same = (kernel.version, kernel.revision) == (source.version, source.revision)
+        return kernel.source == source.repository and (same or not asked or kernel.commit == source.revision)
+
+    def name_of(self, source: Source) -> str:
+        """How an entry of this lock names the source."""
+        if source.path is None:
+            return str(source.repository)
+        relative = Path(os.path.relpath(source.path.resolve(), self.path.resolve().parent)).as_posix()
+        return relative if relative.startswith("..") else f"./{relative}"
+
+    def with_kernel(self, kernel: LockedKernel) -> "Lock":
+        """The lock with this entry instead of the one for the same request."""
+        key = (kernel.source, kernel.version, kernel.revision)
+        others = [each for each in self.kernels if (each.source, each.version, each.revision) != key]
+        order = sorted([*others, kernel], key=lambda each: (each.source, each.version or 0, each.revision or ""))
+        return Lock(self.path, tuple(order))
+
+    def write(self) -> None:
+        """Writes the file, in an order that depends on nothing but its content."""
+        kernels = [
+            {
+                "source": kernel.source,
+                "version": kernel.version,
+                "revision": kernel.revision,
+                "commit": kernel.commit,
+                "variants": {name: dict(sorted(files.items())) for name, files in sorted(kernel.variants.items())},
+            }
+            for kernel in self.kernels
+        ]
+        text = json.dumps({"forge_kernels_lock": VERSION, "kernels": kernels}, indent=2) + "\n"
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(text)
+        os.replace(temporary, self.path)
+
+
+def _wanted(kernel: LockedKernel) -> str:
+    if kernel.version is not None:
+        return f"version {kernel.version}"
+    return f"revision {kernel.revision}" if kernel.revision is not None else "the folder"
+
+
+def read_lock(path: Path | str) -> Lock:
+    """Reads a lock file. Raises NotFoundError where there is none, MalformedError for one that is not well formed."""
+    path = Path(path)
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path}: there is no such lock file; run: forge kernels lock") from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise MalformedError(f"{path}: is not a lock file: {error}") from error
+    _expect(
+        isinstance(values, dict) and values.get("forge_kernels_lock") == VERSION, path, "has no forge_kernels_lock: 1"
+    )
+    kernels = values.get("kernels")
+    _expect(isinstance(kernels, list) and set(values) == {"forge_kernels_lock", "kernels"}, path, "needs 'kernels': []")
+    return Lock(path, tuple(_kernel(each, path) for each in kernels))
+
+
+def _kernel(values: Any, path: Path) -> LockedKernel:
+    _expect(isinstance(values, dict) and set(values) == KEYS, path, f"each kernel needs the keys {sorted(KEYS)}")
+    source, version, revision, commit, variants = (
+        values[key] for key in ("source", "version", "revision", "commit", "variants")
+    )
+    _expect(isinstance(source, str), path, f"source is {source!r}, but must be a string")
+    _expect(version is None or type(version) is int, path, f"{source}: version is {version!r}, but must be an integer")
+    _expect(revision is None or isinstance(revision, str), path, f"{source}: revision is {revision!r}, no string")
+    is_commit = commit is None or (isinstance(commit, str) and COMMIT.fullmatch(commit) is not None)
+    _expect(is_commit, path, f"{source}: commit is {commit!r}, but must be 40 hexadecimal digits")
+    _expect((commit is None) == source.startswith("."), path, f"{source}: a repository has a commit and a folder none")
+    _expect(isinstance(variants, dict) and variants, path, f"{source}: has no variants")
+    for variant, files in variants.items():
+        _expect(unsafe_path(variant) is None and "/" not in variant, path, f"{source}: {variant!r} names no variant")
+        _expect(isinstance(files, dict), path, f"{source}: {variant} must be an object of path → sha256")
+        for name, sha in files.items():
+            _expect(unsafe_path(name) is None, path, f"{source}: {variant}: the path {name!r} {unsafe_path(name)}")
+            is_sha = isinstance(sha, str) and SHA256.fullmatch(sha) is not None
+            _expect(is_sha, path, f"{source}: {variant}: {name} is {sha!r}, but must be a sha256 in hexadecimal digits")
+    return LockedKernel(source, version, revision, commit, variants)
+
+
+def _expect(ok: Any, path: Path, problem: str) -> None:
+    if not ok:
+        raise MalformedError(f"{path}: {problem}")
+
+
+def as_lock(lock: "Lock | Path | str | None") -> Lock | None:
+    return lock if lock is None or isinstance(lock, Lock) else read_lock(lock)

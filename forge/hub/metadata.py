@@ -1,0 +1,167 @@
+"""metadata.json: the form of today, the one before, and none at all."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from forge.hub import compat
+from forge.hub.errors import MalformedError, NotFoundError, Place
+from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins
+
+
+@dataclass(frozen=True)
+class KernelDependency:
+    """Another kernel that a kernel asks for while it is imported."""
+
+    repository: str
+    version: int | None
+    revision: str | None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a variant says of itself. It holds no operators, dtypes or shapes, and nothing about gradients.
+
+    form: which published form it has. name: the kernel's, with dashes; the repository's where the file does not say.
+    python_depends: names from the Hub's list of allowed dependencies, those for this backend included.
+    archs: the device architectures that a native build was made for. digest: what it says its files are.
+    """
+
+    form: Literal["current", "earlier", "none"]
+    name: str
+    id: str | None = None
+    version: int | None = None
+    license: str | None = None
+    python_depends: tuple[str, ...] = ()
+    kernel_depends: tuple[KernelDependency, ...] = ()
+    backend: str | None = None
+    archs: tuple[str, ...] = ()
+    digest: Pins | None = None
+
+    def declines(self, device: torch.device) -> str | None:
+        """Why the build does not run on this very device (not the process's first one), or None."""
+        if not self.archs or device.type != "cuda" or not torch.cuda.is_available():
+            return None
+        if torch.version.hip is not None:
+            arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+            return None if arch in self.archs else f"{device} is {arch}, built for {', '.join(self.archs)}"
+        major, minor = torch.cuda.get_device_capability(device)
+        if compat.supports_capability(self.archs, (major, minor)):
+            return None
+        return f"{device} has capability {major}.{minor}, built for {', '.join(self.archs)}"
+
+
+def read_metadata(folder: Path, place: Place, *, name: str, backend: str) -> Metadata:
+    """The metadata of a variant's folder; `name` is the kernel's where the file does not say.
+
+    Raises: MalformedError for a file that has neither published form; NotFoundError for a newer one than `kernels`.
+    """
+    path, place = folder / "metadata.json", place.at("metadata.json")
+    try:
+        if path.stat().st_size > MAX_METADATA_BYTES:
+            raise MalformedError(f"{place}: has {path.stat().st_size} bytes, at most {MAX_METADATA_BYTES} are allowed")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Metadata("none", name)
+    except OSError as error:
+        raise MalformedError(f"{place}: cannot be read: {error}") from error
+    values = _json_object(content, place)
+    backend_depends = _backend_depends(values, backend, place)
+    if {"name", "id", "backend"} & values.keys():
+        return _current(content, backend_depends, place)
+    return Metadata(
+        "earlier",
+        name,
+        version=_typed(values, "version", lambda each: type(each) is int, "an integer", None, place),
+        license=_typed(values, "license", lambda each: isinstance(each, str), "a string", None, place),
+        python_depends=(*_strings(values, "python-depends", place), *backend_depends),
+    )
+
+
+def _json_object(content: bytes, place: Place) -> dict[str, Any]:
+    try:
+        values = json.loads(content, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(f"{place}: is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise MalformedError(f"{place}: is a JSON {type(values).__name__}, but must be an object")
+    return values
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in [each for each, _ in pairs[:index]])
+        raise ValueError(f"the key {twice!r} stands twice")
+    return values
+
+
+def _current(content: bytes, backend_depends: tuple[str, ...], place: Place) -> Metadata:
+    try:
+        parsed = compat.parse_metadata(content)
+    except ValueError as error:
+        raise MalformedError(f"{place}: {error}") from error
+    if parsed.kernels_minver is not None and compat.newer_than_installed(parsed.kernels_minver):
+        raise NotFoundError(f"{place}: needs kernels>={parsed.kernels_minver}: pip install --upgrade kernels")
+    return Metadata(
+        "current",
+        str(parsed.name),
+        id=parsed.id,
+        version=parsed.version,
+        license=parsed.license,
+        python_depends=(*parsed.python_depends, *backend_depends),
+        kernel_depends=tuple(KernelDependency(*compat.kernel_dependency(each)) for each in parsed.kernel_depends),
+        backend=str(parsed.backend.backend_type),
+        archs=tuple(parsed.backend.archs or ()),
+        digest=digest_pins(str(parsed.digest.algorithm).lower(), parsed.digest.files, place) if parsed.digest else None,
+    )
+
+
+def _backend_depends(values: dict[str, Any], backend: str, place: Place) -> tuple[str, ...]:
+    """Those of `python-depends-backends` for the active backend; `kernels` itself ignores the key."""
+    by_backend = _typed(
+        values, "python-depends-backends", lambda each: isinstance(each, dict), "an object of lists", {}, place
+    )
+    for name in by_backend:
+        _strings(by_backend, name, place)
+    return _strings(by_backend, backend, place)
+
+
+def _strings(values: dict[str, Any], key: str, place: Place) -> tuple[str, ...]:
+    def is_strings(came: Any) -> bool:
+        return isinstance(came, list) and all(isinstance(each, str) for each in came)
+
+    return tuple(_typed(values, key, is_strings, "a list of strings", [], place))
+
+
+def _typed(
+    values: dict[str, Any], key: str, accepts: Callable[[Any], bool], wanted: str, default: Any, place: Place
+) -> Any:
+    came = values.get(key, default)
+    if key in values and not accepts(came):
+        raise MalformedError(f"{place}: {key!r} is {came!r}, but must be {wanted}")
+    return came
+
+
+def dependency_modules(metadata: Metadata, backend: str, place: Place) -> tuple[str, ...]:
+    """The modules that the declared Python dependencies give.
+
+    Raises: MalformedError for one that the Hub does not allow; NotFoundError for one that is not installed.
+    """
+    allowed = compat.python_dependencies(backend)
+    modules = []
+    for name in metadata.python_depends:
+        if name not in allowed:
+            raise MalformedError(
+                f"{place}: depends on {name!r}, which the Hub does not allow on {backend}; allowed: {sorted(allowed)}"
+            )
+        for package, module in allowed[name]:
+            if module is not None and importlib.util.find_spec(module) is None:
+                raise NotFoundError(f"{place}: needs the package {package}: pip install {package}")
+            modules += [module] if module is not None else []
+    return tuple(modules)

@@ -1,0 +1,53 @@
+"""What the user allows: from whom, how well proved, and how large."""
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from forge.ir import check
+
+TRUST = ("locked", "publisher", "any")
+SIGNATURES = ("off", "warn", "enforce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Which kernels may be imported.
+
+    trust: "locked" takes what a lock file holds; "publisher" also what one of `repositories` ("org/name"), one of
+    `publishers` ("org") or, with `hub_publishers`, an organization that the Hub marks as trusted gives; "any" all.
+    local: whether folders of this machine may be used without a lock. signatures: what a missing or bad signature
+    does. imports: modules that kernels may import beyond the standard library, torch, triton and what they declare.
+    max_file_bytes: no file of a kernel is larger.
+    Raises: ValueError and TypeError for values that mean nothing.
+    """
+
+    trust: Literal["locked", "publisher", "any"] = "publisher"
+    repositories: tuple[str, ...] = ()
+    publishers: tuple[str, ...] = ()
+    hub_publishers: bool = True
+    local: bool = False
+    signatures: Literal["off", "warn", "enforce"] = "off"
+    imports: tuple[str, ...] = ()
+    max_file_bytes: int = 4 << 30
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("trust", TRUST), ("signatures", SIGNATURES)):
+            came = getattr(self, name)
+            near = difflib.get_close_matches(str(came), allowed, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            check(came in allowed, lambda n=name, c=came, a=allowed, h=hint: f"Policy: {n}={c!r} is not in {a}{h}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, tuple):
+                check(
+                    not isinstance(value, str),
+                    lambda f=field, v=value: f"Policy: {f.name}={v!r} is one string, but must be a tuple of strings",
+                    TypeError,
+                )
+                object.__setattr__(self, field.name, tuple(value))
+
+    def names(self, repository: str) -> bool:
+        """Whether the repository needs nobody's word but the user's."""
+        publisher = repository.split("/")[0]
+        return self.trust == "any" or repository in self.repositories or publisher in self.publishers

@@ -1,0 +1,330 @@
+"""From what the user names to a folder with the files of one variant; nothing of it is imported."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forge.hub import client, compat
+from forge.hub.cache import Record, RepositoryCache, repository_cache
+from forge.hub.errors import HubNotice, MalformedError, NotFoundError, Place, RefusedError, UnreachableError
+from forge.hub.files import Pins
+from forge.hub.lockfile import Lock, LockedKernel, as_lock
+from forge.hub.metadata import Metadata, read_metadata
+from forge.hub.policy import Policy
+from forge.hub.source import COMMIT, Source, parse_source
+from forge.hub.variants import Choice, choose, describe
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What would be loaded, before a file of it is fetched.
+
+    commit: None for a folder. build: the folder that holds the variants. choice: the variants that fit, the best
+    first, and why the others do not. record: what the Hub listed. locked: the entry of the lock file. cached: whether
+    only the cache serves it.
+    """
+
+    source: Source
+    commit: str | None
+    build: Path
+    choice: Choice
+    policy: Policy
+    backend: str
+    record: Record | None = None
+    lock: Lock | None = None
+    locked: LockedKernel | None = None
+
+    @property
+    def variant(self) -> str:
+        """The best variant. Raises NotFoundError, with the reason for each, where none fits."""
+        if not self.choice.accepted:
+            raise NotFoundError(
+                f"{self.place()}: no variant fits this system (backend {self.backend}):{describe(self.choice.rejected)}"
+            )
+        return self.choice.accepted[0]
+
+    def place(self, variant: str | None = None) -> Place:
+        return Place(str(self.source), self.commit, variant)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One variant of one kernel, its files on this machine and not yet verified.
+
+    source: "org/name" or the folder as it was named. folder: the variant's. rejected: (variant, reason) of each other.
+    pins: what its files must be: the lock's word, or the Hub's listing of the commit. depends: the kernels that it
+    asks for while it is imported.
+    """
+
+    source: str
+    commit: str | None
+    variant: str
+    folder: Path
+    metadata: Metadata
+    rejected: tuple[tuple[str, str], ...]
+    backend: str
+    policy: Policy
+    pins: Pins | None = None
+    blobs: Path | None = None
+    depends: tuple["Resolved", ...] = ()
+
+    def place(self) -> Place:
+        return Place(self.source, self.commit, self.variant)
+
+
+def resolve(
+    source: "str | os.PathLike[str]",
+    *,
+    version: int | None = None,
+    revision: str | None = None,
+    lock: Lock | Path | str | None = None,
+    policy: Policy | None = None,
+    backend: str | None = None,
+) -> Resolved:
+    """Finds a kernel, chooses its variant for this system, and fetches it unless the cache has it.
+
+    source: "org/name", "org/name@v1", "org/name@<revision>", or a folder. lock: the lock file that must hold it.
+    backend: "cpu" chooses a variant for the CPU where torch has another backend.
+    Raises: HubError, whose subclass says what is wrong.
+    """
+    selection = select(source, version=version, revision=revision, lock=lock, policy=policy, backend=backend)
+    return fetch(selection, selection.variant)
+
+
+def available(
+    source: "str | os.PathLike[str]",
+    *,
+    version: int | None = None,
+    revision: str | None = None,
+    policy: Policy | None = None,
+    backend: str | None = None,
+) -> bool:
+    """Whether there is such a kernel with a variant for this system; False too for an unknown repository or version."""
+    try:
+        selection = select(source, version=version, revision=revision, policy=policy, backend=backend)
+    except NotFoundError:
+        return False
+    return bool(selection.choice.accepted)
+
+
+def select(
+    source: "str | os.PathLike[str]",
+    *,
+    version: int | None = None,
+    revision: str | None = None,
+    lock: Lock | Path | str | None = None,
+    policy: Policy | None = None,
+    backend: str | None = None,
+) -> Selection:
+    """`resolve` up to the choice of the variant: nothing is fetched but the Hub's listing."""
+    compat.require()
+    policy, lock = policy or Policy(), as_lock(lock)
+    wanted = parse_source(source, version=version, revision=revision)
+    backend = _backend(backend, wanted)
+    locked = lock.find(wanted) if lock is not None else None
+    if locked is None and policy.trust == "locked":
+        raise RefusedError(f'{wanted}: trust="locked" takes what a lock file holds, and no lock was given')
+    found = _select_folder if wanted.path is not None else _select_repository
+    selection = found(wanted, locked, policy, backend)
+    return replace(selection, lock=lock) if locked is None else _only_locked(replace(selection, lock=lock))
+
+
+def _backend(backend: str | None, wanted: Source) -> str:
+    try:
+        return compat.active_backend(backend)
+    except ValueError as error:
+        raise NotFoundError(f"{wanted}: {error}") from error
+
+
+def _only_locked(selection: Selection) -> Selection:
+    held = selection.locked.variants
+    left_out = [(name, f"is not in {selection.lock.path}") for name in selection.choice.accepted if name not in held]
+    accepted = tuple(name for name in selection.choice.accepted if name in held)
+    return replace(selection, choice=Choice(accepted, (*left_out, *selection.choice.rejected)))
+
+
+def _select_folder(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
+    """A folder of this machine: the variants in it, those in its build/, or the folder itself, in this order."""
+    if locked is None and not policy.local:
+        raise RefusedError(f"{wanted}: is a folder of this machine; allow it with Policy(local=True), or lock it")
+    root = wanted.path.resolve()
+    if not root.is_dir():
+        raise NotFoundError(f"{wanted}: there is no such folder")
+    rejected: tuple[tuple[str, str], ...] = ()
+    for build, names in ((root, _variant_folders(root)), (root / "build", _folders(root / "build"))):
+        choice = choose(names, backend)
+        rejected += choice.rejected
+        if choice.accepted:
+            return Selection(wanted, None, build, replace(choice, rejected=rejected), policy, backend, locked=locked)
+    if any((root / name).is_file() for name in ("__init__.py", "metadata.json")):
+        choice = choose([root.name], backend) if _is_variant(root.name) else Choice((root.name,), ())
+        return Selection(wanted, None, root.parent, choice, policy, backend, locked=locked)
+    return Selection(wanted, None, root / "build", Choice((), rejected), policy, backend, locked=locked)
+
+
+def _folders(build: Path) -> list[str]:
+    return [each.name for each in build.iterdir() if each.is_dir()] if build.is_dir() else []
+
+
+def _variant_folders(root: Path) -> list[str]:
+    return [name for name in _folders(root) if _is_variant(name)]
+
+
+def _is_variant(name: str) -> bool:
+    return name.startswith(("torch-", "torch1", "torch2", "tvm-ffi"))
+
+
+def _select_repository(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
+    cache = repository_cache(wanted.repository)
+    commit = locked.commit if locked is not None else _commit(wanted, cache)
+    known = cache.record(commit)
+    trusted = known.trusted if known is not None else None
+    if locked is None and not policy.names(wanted.repository):
+        trusted = _check_trust(wanted, trusted, policy)
+    files = known.files if known is not None else _listing(wanted, commit, cache)
+    record = Record(files, trusted) if files is not None else None
+    if record not in (None, known):
+        cache.write_record(commit, record)
+    names = record.variants() if record is not None else cache.variants(commit)
+    build = cache.snapshot(commit) / "build"
+    selection = Selection(wanted, commit, build, choose(names, backend), policy, backend, record, locked=locked)
+    return _without_absent(selection, cache)
+
+
+def _commit(wanted: Source, cache: RepositoryCache) -> str:
+    """The commit of a version or revision: asked of the Hub once a process, else what was asked last."""
+    if wanted.revision is not None and COMMIT.fullmatch(wanted.revision):
+        return wanted.revision
+    name = f"v{wanted.version}" if wanted.version is not None else wanted.revision
+    try:
+        refs = client.refs(wanted.repository)
+    except UnreachableError as error:
+        refs = cache.refs()
+        if name not in refs:
+            held = ", ".join(refs) or "nothing"
+            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it") from error
+        if not compat.is_offline():
+            _notice(f"{wanted}: the cache serves commit {refs[name][:12]}, because {error}")
+    if name not in refs:
+        versions = ", ".join(sorted(refs)) or "none"
+        problem = f"there is no {name!r}" if name else "give version= or revision="
+        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}")
+    if not COMMIT.fullmatch(refs[name]):
+        raise MalformedError(f"{wanted}: the Hub says that {name} is the commit {refs[name]!r}")
+    cache.write_ref(name, refs[name])
+    return refs[name]
+
+
+def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
+    """The Hub's word on the publisher, `trusted` if it was asked before. Raises RefusedError unless it is yes."""
+    publisher = wanted.repository.split("/")[0]
+    allow = f"allow it with Policy(repositories=({wanted.repository!r},)), or lock it: forge kernels lock --trust any"
+    if trusted is None and policy.hub_publishers:
+        try:
+            trusted = client.is_trusted(publisher)
+        except UnreachableError as error:
+            raise RefusedError(f"{wanted}: nobody says whether {publisher!r} is trusted: {error}; {allow}") from error
+    if not (trusted and policy.hub_publishers):
+        raise RefusedError(f"{wanted}: {publisher!r} is not among the trusted publishers; {allow}")
+    return trusted
+
+
+def _listing(wanted: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.Listed] | None:
+    """What the commit holds; None where the Hub does not answer and another tool filled the cache."""
+    try:
+        client.refs(wanted.repository)
+        return client.files(wanted.repository, commit)
+    except UnreachableError as error:
+        if not cache.variants(commit):
+            raise UnreachableError(f"{wanted}: commit {commit[:12]} is not in the cache, and {error}") from error
+        return None
+
+
+def _without_absent(selection: Selection, cache: RepositoryCache) -> Selection:
+    """Where the best variant is not here and the Hub does not answer, the best of those that are here."""
+    accepted = selection.choice.accepted
+    if not accepted or cache.has(selection.commit, accepted[0], selection.record):
+        return selection
+    try:
+        client.refs(selection.source.repository)
+    except UnreachableError as error:
+        held = tuple(name for name in accepted if cache.has(selection.commit, name, selection.record))
+        absent = [(name, f"is not in the cache, and {error}") for name in accepted if name not in held]
+        return replace(selection, choice=Choice(held, (*absent, *selection.choice.rejected)))
+    return selection
+
+
+def _notice(text: str) -> None:
+    warnings.warn(f"forge: {text}", HubNotice, stacklevel=2)
+
+
+def fetch(selection: Selection, variant: str) -> Resolved:
+    """The files of a variant, from the cache or the Hub, and its metadata."""
+    place, blobs = selection.place(variant), None
+    folder = selection.build / variant
+    if selection.commit is not None:
+        cache = repository_cache(selection.source.repository)
+        blobs = cache.blobs
+        _download(selection, variant, cache)
+    elif not folder.resolve().is_relative_to(selection.build):
+        raise MalformedError(f"{place}: is a link to {folder.resolve()}, which is outside of the repository")
+    if not folder.is_dir():
+        raise MalformedError(f"{place}: has no folder build/{variant}")
+    metadata = read_metadata(folder, place, name=_name(selection.source, variant), backend=selection.backend)
+    return Resolved(
+        selection.source.repository or str(selection.source.path),
+        selection.commit,
+        variant,
+        folder,
+        metadata,
+        selection.choice.rejected,
+        selection.backend,
+        selection.policy,
+        _pins(selection, variant),
+        blobs,
+        _depends(selection, metadata),
+    )
+
+
+def _download(selection: Selection, variant: str, cache: RepositoryCache) -> None:
+    if cache.has(selection.commit, variant, selection.record):
+        return
+    limit = selection.policy.max_file_bytes
+    for path, listed in selection.record.of(variant).items() if selection.record else ():
+        if listed.size > limit:
+            place = selection.place(variant).at(path)
+            raise MalformedError(f"{place}: has {listed.size} bytes, but at most {limit} are allowed")
+    client.download(selection.source.repository, selection.commit, variant, cache.folder.parent)
+
+
+def _name(source: Source, variant: str) -> str:
+    """What the kernel is called where its metadata does not say: its repository, or the folder around build/."""
+    if source.repository is not None:
+        return source.repository.split("/")[1]
+    root = source.path.resolve()
+    return next(each.name for each in (root, *root.parents) if each.name not in ("build", variant))
+
+
+def _pins(selection: Selection, variant: str) -> Pins | None:
+    if selection.locked is not None:
+        return selection.locked.pins(variant, selection.lock.path)
+    if selection.record is None:
+        return None
+    listed = {path: each.pin for path, each in selection.record.of(variant).items()}
+    return Pins(listed, f"the Hub's listing of commit {selection.commit[:12]}")
+
+
+def _depends(selection: Selection, metadata: Metadata) -> tuple[Resolved, ...]:
+    return tuple(
+        resolve(
+            each.repository,
+            version=each.version,
+            revision=each.revision,
+            lock=selection.lock,
+            policy=selection.policy,
+            backend=selection.backend,
+        )
+        for each in metadata.kernel_depends
+    )
