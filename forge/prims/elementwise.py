@@ -459,6 +459,10 @@ def _igamma_slope(a: TensorOrNumber, b: TensorProxy) -> TensorProxy:
     return ((a - 1) * b.log() - b - log_gamma).exp()
 
 
+def _next_zeta(a: TensorOrNumber, b: TensorProxy) -> TensorProxy:
+    return (a + 1).zeta(b) if isinstance(a, TensorProxy) else zeta(a + 1, b)
+
+
 binary_derivatives: dict[Symbol, BinaryDerivative] = {
     add: lambda a, b, out, g: (lambda: g, lambda: g),
     sub: lambda a, b, out, g: (lambda: g, lambda: -g),
@@ -477,7 +481,7 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),
     zeta: lambda a, b, out, g: (
         None,
-        lambda: g * -a * ((a + 1).zeta(b) if isinstance(a, TensorProxy) else zeta(a + 1, b)),
+        lambda: g * -a * _next_zeta(a, b),
     ),
 }
 

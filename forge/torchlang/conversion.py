@@ -8,6 +8,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
 from forge.torchlang.core import torchsymbol
+from forge.torchlang.elementwise import check_tensor
 
 
 def converted(
@@ -56,7 +57,7 @@ def as_device(device: Any) -> torch.device:
 def to(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
     """self with another dtype, device or layout: to(dtype), to(device, dtype), to(other), each with non_blocking, copy
     and memory_format."""
-    dtype, device, other = kwargs.get("dtype"), kwargs.get("device"), kwargs.get("other")
+    dtype, device, other = kwargs.get("dtype"), kwargs.get("device"), kwargs.get("tensor")
     rest = args
     if args:
         first, rest = args[0], args[1:]
@@ -78,6 +79,7 @@ def to(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
 @torchsymbol(Tensor.type_as)
 def type_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
     """self with other's dtype and device."""
+    check_tensor("type_as", other=other)
     return converted(self, other.dtype, other.device)
 
 
@@ -143,14 +145,3 @@ for _name, _dtype in {
 def cpu(self: TensorProxy, memory_format: torch.memory_format | None = None) -> TensorProxy:
     """self on the CPU; itself when it is."""
     return converted(self, None, torch.device("cpu"), memory_format=memory_format)
-
-
-@torchsymbol(Tensor.cuda)
-def cuda(
-    self: TensorProxy, device: Any = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None
-) -> TensorProxy:
-    """self on a CUDA device; itself when it is."""
-    target = torch.device("cuda") if device is None else as_device(device)
-    if target.index is None:
-        target = torch.device("cuda", torch.cuda.current_device())
-    return converted(self, None, target, non_blocking=non_blocking, memory_format=memory_format)

@@ -157,7 +157,7 @@ def logsumexp(
 def _spread_arguments(
     dim: Any, unbiased: bool | None, keepdim: bool, correction: Number | None, axis: Dims, keepdims: bool
 ) -> tuple[Dims, Number, bool]:
-    """(dims, correction, keepdim) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…, keepdim=…)."""
+    """(dims, correction, keepdim) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…)."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if correction is None:
@@ -460,7 +460,7 @@ cummin = _running_extremum("cummin")
 
 @torchsymbol(*spellings("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
-    """How many elements lie in each of `bins` equal parts of [min, max], or of their own range where those are equal."""
+    """How many elements lie in each of `bins` equal parts of [min, max], of their own range where those are equal."""
     check_tensor("histc", input=input)
     prims.check_dtype("histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)

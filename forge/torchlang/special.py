@@ -1,11 +1,14 @@
 """Elementwise functions of torch that are written in several steps: logarithms of sums, entropies, gamma functions."""
 
+import builtins
 import math
+from collections.abc import Callable
 
 import torch
 
 from forge import clang, prims
 from forge.ir import (
+    Number,
     Symbol,
     TensorProxy,
     check,
@@ -25,18 +28,14 @@ def _as_float(x: TensorProxy) -> TensorProxy:
     return clang.convert(x, clang.compute_dtype(x, kind=clang.Promotion.INT_TO_FLOAT))
 
 
-def _log_add(name: str, log_one_plus: Symbol, power: Symbol) -> Symbol:
+def _log_add(name: str, log_one_plus: Callable, power: Symbol) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
         check_tensor(name, input=input, other=other)
         a, b = clang.prepare(name, input, other)
         prims.check_dtype(name, a, prims.FLOAT)
         dtype = a.dtype
         a, b = clang.widen(a), clang.widen(b)
-        tail = (
-            log_one_plus(power(-clang.abs(a - b)) + 1)
-            if name == "logaddexp2"
-            else log_one_plus(power(-clang.abs(a - b)))
-        )
+        tail = log_one_plus(power(-clang.abs(a - b)))
         out = clang.where(clang.isinf(a) & (a == b), a, clang.maximum(a, b) + tail)
         return clang.convert(out, dtype)
 
@@ -60,23 +59,27 @@ def _log_add(name: str, log_one_plus: Symbol, power: Symbol) -> Symbol:
 
 
 logaddexp = _log_add("logaddexp", clang.log1p, clang.exp)
-logaddexp2 = _log_add("logaddexp2", clang.log2, clang.exp2)
+logaddexp2 = _log_add("logaddexp2", lambda x: clang.log1p(x) / math.log(2), clang.exp2)
 
 
-def _times_log(name: str, logarithm: Symbol, argument: object) -> Symbol:
+def _log_of_number(number: float) -> float:
+    if number > 0:
+        return math.log(number)
+    return -math.inf if number == 0 else math.nan
+
+
+def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
     """input * logarithm(other), 0 where input is 0."""
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
         check_operands(name, input=input, other=other)
-        a, b = clang.prepare(name, input, other, kind=clang.Promotion.INT_TO_FLOAT)
-        if not isinstance(b, TensorProxy):
-            b = prims.full((), b, a.dtype, a.device)
-        product = (
-            clang.where(clang.eq(a, 0), 0.0, a * logarithm(b))
-            if isinstance(a, TensorProxy)
-            else (logarithm(b) * a if a != 0 else clang.where(clang.isnan(b), b, 0.0))
+        dtype = clang.compute_dtype(input, other, kind=clang.Promotion.INT_TO_FLOAT)
+        device = (input if isinstance(input, TensorProxy) else other).device
+        a, b = (
+            clang.convert(x, dtype) if isinstance(x, TensorProxy) else prims.full((), x, dtype, device)
+            for x in (input, other)
         )
-        return clang.where(clang.isnan(b), b, product)
+        return clang.where(clang.isnan(b), b, clang.where(clang.eq(a, 0), 0.0, a * logarithm(b)))
 
     body.__name__, body.__doc__ = name, _times_log.__doc__
     symbol = named(name)(body)
@@ -87,7 +90,7 @@ def _times_log(name: str, logarithm: Symbol, argument: object) -> Symbol:
         g = get_grad(out)
         shifted = argument(other)
         if needs_grad(input):
-            log_other = logarithm(other) if isinstance(other, TensorProxy) else math.log(shifted)
+            log_other = logarithm(other) if isinstance(other, TensorProxy) else _log_of_number(shifted)
             put_grad(input, g * clang.where((input == 0) & (shifted <= 0), 0.0, log_other))
         if needs_grad(other):
             put_grad(other, g * (input / shifted))
@@ -153,8 +156,10 @@ def entr(input: TensorProxy) -> TensorProxy:
     """-x log(x), 0 at 0, -inf below."""
     check_tensor("entr", input=input)
     x = _as_float(input)
-    positive = clang.where(clang.isnan(x), x, clang.where(clang.eq(x, 0), 0.0, -math.inf))
-    return clang.where(x > 0, -x * clang.log(x), positive)
+    dtype = x.dtype
+    x = clang.widen(x)
+    below = clang.where(clang.eq(x, 0), 0.0, clang.where(clang.isnan(x), x, -math.inf))
+    return clang.convert(clang.where(x > 0, -x * clang.log(x), below), dtype)
 
 
 @register_grad(entr)
@@ -206,3 +211,63 @@ def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
     for i in range(1, p):
         total = total + clang.lgamma(x - i / 2)
     return total + p * (p - 1) / 4 * math.log(math.pi)
+
+
+# of three tensors
+
+
+@named("addcmul")
+def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
+    """input + value * tensor1 * tensor2."""
+    check_tensor("addcmul", input=input, tensor1=tensor1, tensor2=tensor2)
+    product = tensor1 * tensor2
+    return input + (product if isinstance(value, int) and value == 1 else product * value)
+
+
+@named("addcdiv")
+def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
+    """input + value * tensor1 / tensor2. Dtypes: floating point."""
+    check_tensor("addcdiv", input=input, tensor1=tensor1, tensor2=tensor2)
+    check(
+        clang.category(tensor1.dtype) > 1 or clang.category(tensor2.dtype) > 1,
+        lambda: f"addcdiv: Integer division with addcdiv is no longer supported: {tensor1} by {tensor2}",
+        RuntimeError,
+    )
+    quotient = tensor1 / tensor2
+    return input + (quotient if isinstance(value, int) and value == 1 else quotient * value)
+
+
+@named("lerp")
+def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
+    """input + weight * (end - input). Dtypes: one, floating point."""
+    check_tensor("lerp", input=input, end=end)
+    prims.check_dtype("lerp", input, prims.FLOAT)
+    for name, operand in (("end", end), ("weight", weight)):
+        check(
+            not isinstance(operand, TensorProxy) or operand.dtype == input.dtype,
+            lambda name=name, operand=operand: (
+                f"lerp: expected dtype {input.dtype} for `{name}` but got dtype {operand.dtype}"
+            ),
+            RuntimeError,
+        )
+    dtype = input.dtype
+    start, end, weight = (clang.widen(each) if isinstance(each, TensorProxy) else each for each in (input, end, weight))
+    distance = end - start
+    if isinstance(weight, TensorProxy):
+        out = clang.where(clang.abs(weight) < 0.5, start + weight * distance, end - distance * (1 - weight))
+    else:
+        out = start + distance * weight if builtins.abs(weight) < 0.5 else end - distance * (1 - weight)
+    return clang.convert(out, dtype)
+
+
+@register_grad(lerp)
+def _lerp_grad(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
+    out = lerp(input, end, weight)
+    g = get_grad(out)
+    if needs_grad(input):
+        put_grad(input, g * (1 - weight))
+    if needs_grad(end):
+        put_grad(end, g * weight)
+    if needs_grad(weight):
+        put_grad(weight, g * (end - input))
+    return out

@@ -4,6 +4,7 @@ from forge.testing.opinfos import (  # noqa: F401
     activation,
     attention,
     conv,
+    conversion,
     creation,
     elementwise,
     embedding,
@@ -15,4 +16,6 @@ from forge.testing.opinfos import (  # noqa: F401
     random,
     reduction,
     shape,
+    softmax,
+    special,
 )

@@ -1,7 +1,7 @@
 """Activation functions, and the backward operators that eager's autograd runs for them.
 
-A gradient rule calls the backward operator, which is a symbol like any other: torch runs it whole, a fusion executor may
-take its decomposition. Rules save what eager saves.
+A gradient rule calls the backward operator, which is a symbol like any other: torch runs it whole, a fusion executor
+may take its decomposition. Rules save what eager saves.
 """
 
 import math
