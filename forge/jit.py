@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import inspect
 import itertools
 import time
 import types
@@ -29,9 +30,13 @@ class StrictError(RuntimeError):
 
 
 class Record:
-    """What one jitted function compiled: a Compiled for each graph, in order; what ran in eager, and why."""
+    """What one jitted function compiled: a Compiled for each graph, in order; what ran in eager, and why.
 
-    def __init__(self) -> None:
+    `parameters` are the names that its positional arguments have.
+    """
+
+    def __init__(self, parameters: Sequence[str] = ()) -> None:
+        self.parameters = parameters
         self.compiled: list[Compiled] = []
         self.eager: list[str] = []
         self.history = History()
@@ -67,7 +72,7 @@ def jit(
         )
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     options = Options(executors, transforms, strict)
-    record = Record()
+    record = Record(_parameters(target))
     backend = functools.partial(compile_graph, options=options, record=record)
     compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)
     compiled._forge_record = record
@@ -77,6 +82,15 @@ def jit(
         jit, executors=executors, transforms=transforms, strict=strict, fullgraph=fullgraph, dynamic=dynamic
     )
     return jitted_module(target, compiled, rejit)
+
+
+def _parameters(target: Callable) -> list[str]:
+    function = target.forward if isinstance(target, torch.nn.Module) else target
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
 _entries = itertools.count()
@@ -109,7 +123,7 @@ def compile_graph(
         return _in_eager(graph, "torch.autocast is enabled", record)
     start = time.perf_counter()
     try:
-        capture = dynamo.record(graph)
+        capture = dynamo.record(graph, record.parameters)
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)
     if options.strict and capture.opaque_calls:

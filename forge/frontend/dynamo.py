@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,9 +44,12 @@ class Capture:
 CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
 
 
-def record(graph: GraphModule) -> Capture:
-    """Records a Dynamo graph. Raises Unsupported for a graph that has to run in eager."""
-    interpreter = _Interpreter(graph)
+def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
+    """Records a Dynamo graph. `parameters` are the user's names of what Dynamo calls args[0], args[1], ...
+
+    Raises Unsupported for a graph that has to run in eager.
+    """
+    interpreter = _Interpreter(graph, parameters)
     with recording(interpreter.trace, torchlang.language):
         result = interpreter.run()
         program = finish(interpreter.trace, result, interpreter.trace.memory)
@@ -54,8 +57,9 @@ def record(graph: GraphModule) -> Capture:
 
 
 class _Interpreter:
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, parameters: Sequence[str] = ()) -> None:
         self.graph = graph
+        self.parameters = parameters
         self.trace = Trace("computation", stage="recorded from Dynamo")
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
@@ -101,7 +105,7 @@ class _Interpreter:
 
     def placeholder(self, node: Node) -> Any:
         value = node.meta["example_value"]
-        name = self.trace.fresh_name(friendly(node.name))
+        name = self.trace.fresh_name(friendly(node.name, self.parameters))
         if isinstance(value, torch.Tensor):
             if value.layout != torch.strided or value.is_quantized or value.is_nested:
                 raise Unsupported(f"input {name} is {value.layout}, quantized or nested")
@@ -204,7 +208,7 @@ class _Interpreter:
     def opaque(
         self, target: Callable | str, args: tuple, kwargs: dict, example: Any, *, name: str, shared: bool | None = None
     ) -> Any:
-        """Runs a function that torchlang does not have, by torch; `shared`: its output is a view of its first argument."""
+        """Runs a function that torchlang does not have, by torch; `shared`: its output views its first argument."""
         function = getattr(torch.Tensor, target) if isinstance(target, str) else target
         mutated = mutated_arguments(function, name, args, kwargs)
         self.opaque_calls.append(name)
@@ -326,12 +330,17 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
 # names
 
 _AUTOMATIC = re.compile(r"(getitem|add|sub|mul|truediv|t|to|view|iadd|imul|neg|matmul|call|float|contiguous)(_\d+)?")
+_POSITIONAL = re.compile(r"_?l_args_(\d+)(?=_)")
 _NOISE = re.compile(r"^_?l_(self_)?|(^|_)(module|modules|parameters|buffers|kwargs|args)_(?=.)")
 
 
-def friendly(name: str) -> str:
-    """Dynamo's name of an input as the user knows it: 'l_self_modules_fc_parameters_weight_' is 'fc_weight'."""
+def friendly(name: str, parameters: Sequence[str] = ()) -> str:
+    """Dynamo's name of an input as the user knows it: 'l_self_modules_fc_parameters_weight_' is 'fc_weight', and
+    'l_args_0_' the first of `parameters`."""
     short = name.lower() if name.startswith("L_") else name
+    positional = _POSITIONAL.match(short)
+    if positional and int(positional[1]) < len(parameters):
+        short = parameters[int(positional[1])] + short[positional.end() :]
     while True:
         shorter = _NOISE.sub("_", short).strip("_")
         if shorter == short or not shorter:
