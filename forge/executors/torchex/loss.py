@@ -1,1 +1,187 @@
-"""How torch runs the loss family."""
+"""How torch runs the loss family: eager's backward kernels, which read the inputs alone."""
+
+from collections.abc import Callable
+
+import torch
+
+from forge import clang, torchlang
+from forge.executors.executor import Decision, decline
+from forge.executors.torchex.core import run_torchlang, torchex
+from forge.ir import Symbol, TensorProxy, get_grad, needs_grad, put_grad
+from forge.prims.core import like
+
+aten = torch.ops.aten
+
+Flag = bool | None
+Optional = TensorProxy | None
+
+_REDUCTION = {"none": 0, "mean": 1, "sum": 2}
+
+
+# losses of a difference: the target's gradient is the input's with the two exchanged
+
+
+def _backward_of(name: str, kernel: Callable) -> Symbol:
+    """An operator (g, x, y, reduction, options): the gradient of x."""
+    return torchex.register_operator(name, meta=lambda g, x, y, *how: like(x), fn=kernel)
+
+
+def _put_pair(
+    backward: Symbol, out: TensorProxy, input: TensorProxy, target: TensorProxy, reduction: str, *options: float
+) -> None:
+    """The gradients of both, which are broadcast first, as torch's Python functions do."""
+    g = get_grad(out)
+    x, y = clang.prepare(backward.name, input, target)
+    for argument, pair in ((input, (x, y)), (target, (y, x))):
+        if needs_grad(argument):
+            put_grad(argument, backward(g, *pair, _REDUCTION[reduction], *options))
+
+
+mse_loss_backward = _backward_of("mse_loss_backward", aten.mse_loss_backward.default)
+smooth_l1_loss_backward = _backward_of("smooth_l1_loss_backward", aten.smooth_l1_loss_backward.default)
+huber_loss_backward = _backward_of("huber_loss_backward", aten.huber_loss_backward.default)
+
+
+def _unweighted(*args: object, weight: Optional = None, **options: object) -> Decision:
+    has_weight = weight is not None or any(isinstance(arg, TensorProxy) for arg in args[2:])
+    return decline("a weighted loss has no kernel of its own") if has_weight else True
+
+
+def _mse_loss_grad(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    weight: None = None,
+) -> TensorProxy:
+    out = torchlang.mse_loss(input, target, size_average, reduce, reduction)
+    _put_pair(mse_loss_backward, out, input, target, reduction)
+    return out
+
+
+def _smooth_l1_loss_grad(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> TensorProxy:
+    out = torchlang.smooth_l1_loss(input, target, size_average, reduce, reduction, beta)
+    _put_pair(smooth_l1_loss_backward, out, input, target, reduction, beta)
+    return out
+
+
+def _huber_loss_grad(
+    input: TensorProxy, target: TensorProxy, reduction: str = "mean", delta: float = 1.0, weight: None = None
+) -> TensorProxy:
+    out = torchlang.huber_loss(input, target, reduction, delta)
+    _put_pair(huber_loss_backward, out, input, target, reduction, delta)
+    return out
+
+
+run_torchlang(torchlang.mse_loss, checker=_unweighted, grad_transform=_mse_loss_grad)
+run_torchlang(torchlang.smooth_l1_loss, grad_transform=_smooth_l1_loss_grad)
+run_torchlang(torchlang.huber_loss, checker=_unweighted, grad_transform=_huber_loss_grad)
+
+
+# nll_loss, which cross_entropy is made of
+
+
+def _as_image(x: torch.Tensor) -> torch.Tensor:
+    """(N, C, *) as (N, C, H, W): the kernel knows vectors and images."""
+    return x if x.ndim == 4 else x.reshape(*x.shape[:2], 1, -1)
+
+
+def _nll_loss(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, total weight)."""
+    if x.ndim < 3:
+        return aten.nll_loss_forward(x, target, weight, reduction, ignore_index)
+    image = _as_image(x)
+    out, total = aten.nll_loss2d_forward(
+        image, target.reshape(len(image), *image.shape[2:]), weight, reduction, ignore_index
+    )
+    return (out.view(target.shape) if reduction == 0 else out), total
+
+
+def _nll_loss_backward(
+    g: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total: torch.Tensor,
+) -> torch.Tensor:
+    if x.ndim < 3:
+        return aten.nll_loss_backward(g, x, target, weight, reduction, ignore_index, total)
+    image = _as_image(x)
+    target = target.reshape(len(image), *image.shape[2:])
+    g = g.reshape(target.shape) if reduction == 0 else g
+    return aten.nll_loss2d_backward(g, image, target, weight, reduction, ignore_index, total).view(x.shape)
+
+
+nll_loss_forward = torchex.register_operator(
+    "nll_loss_forward",
+    meta=lambda x, target, weight, reduction, ignore_index: (
+        like(x, shape=target.shape if reduction == 0 else ()),
+        like(x, shape=()),
+    ),
+    fn=_nll_loss,
+)
+nll_loss_backward = torchex.register_operator(
+    "nll_loss_backward", meta=lambda g, x, *rest: like(x), fn=_nll_loss_backward
+)
+
+
+def _nll_loss_grad(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    ignore_index: int = -100,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    how = (target, weight, _REDUCTION[reduction], ignore_index)
+    out, total = nll_loss_forward(input, *how)
+    put_grad(input, nll_loss_backward(get_grad(out), input, *how, total))
+    return out
+
+
+run_torchlang(torchlang.nll_loss, grad_transform=_nll_loss_grad)
+
+
+# binary_cross_entropy
+
+binary_cross_entropy_backward = torchex.register_operator(
+    "binary_cross_entropy_backward",
+    meta=lambda g, x, *rest: like(x),
+    fn=aten.binary_cross_entropy_backward.default,
+)
+
+
+def _binary_cross_entropy_grad(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    out = torchlang.binary_cross_entropy(input, target, weight, size_average, reduce, reduction)
+    g = get_grad(out)
+    if weight is not None:
+        weight = clang.expand_to(weight, target.shape)
+    put_grad(input, binary_cross_entropy_backward(g, input, target, weight, _REDUCTION[reduction]))
+    if needs_grad(target):
+        slope = clang.log1p(-input) - clang.log(input)
+        slope = slope if weight is None else slope * weight
+        put_grad(target, torchlang.spread(g, reduction, input) * slope)
+    return out
+
+
+run_torchlang(torchlang.binary_cross_entropy, grad_transform=_binary_cross_entropy_grad)

@@ -1,1 +1,585 @@
-"""Losses."""
+"""Losses. size_average and reduce, which torch deprecates, are not supported: such a call runs as an opaque one."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from forge import clang, prims
+from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import check_tensor, same
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.elementwise import clamp_min
+from forge.torchlang.nn.activation import logsigmoid
+from forge.torchlang.nn.softmax import log_softmax
+from forge.torchlang.norms import pairwise_distance
+from forge.torchlang.special import xlogy
+
+Flag = bool | None
+Optional = TensorProxy | None
+
+
+def check_legacy(op: str, size_average: Flag, reduce: Flag) -> None:
+    """Raises NotImplementedError where a deprecated argument is given."""
+    check(
+        size_average is None and reduce is None,
+        lambda: f"{op}: size_average and reduce are deprecated; use reduction='none', 'mean' or 'sum'",
+        NotImplementedError,
+    )
+
+
+def reduced(loss: TensorProxy, reduction: str) -> TensorProxy:
+    """The loss, its mean or its sum. Raises ValueError for another reduction."""
+    check(
+        reduction in ("none", "mean", "sum"),
+        lambda: f"{reduction} is not a valid value for reduction; it must be 'none', 'mean' or 'sum'",
+    )
+    if reduction == "none":
+        return loss
+    return clang.mean(loss) if reduction == "mean" else clang.sum(loss)
+
+
+def spread(g: TensorProxy, reduction: str, x: TensorProxy) -> TensorProxy:
+    """The gradient of each element of a loss that was reduced over x's elements."""
+    return g / x.numel() if reduction == "mean" else g
+
+
+# distances
+
+
+def _pair(op: str, input: TensorProxy, target: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    check_tensor(op, input=input, target=target)
+    return clang.prepare(op, input, target)
+
+
+def _weighted(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, reduction: str) -> TensorProxy:
+    """The loss, weighted; its mean is over the sum of the weights."""
+    if weight is None:
+        return reduced(loss, reduction)
+    check(
+        weight.ndim == input.ndim and all(map(same, weight.shape, input.shape)),
+        lambda: f"{op}: Weights and input must have the same size, but they are {weight} and {input}",
+    )
+    total = reduced(loss * weight, "sum" if reduction == "mean" else reduction)
+    return total / clang.sum(weight) if reduction == "mean" else total
+
+
+@torchsymbol(F.mse_loss)
+def mse_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    weight: Optional = None,
+) -> TensorProxy:
+    """(input - target) ** 2."""
+    check_legacy("mse_loss", size_average, reduce)
+    x, y = _pair("mse_loss", input, target)
+    return _weighted("mse_loss", (x - y) ** 2, weight, input, reduction)
+
+
+@torchsymbol(F.l1_loss)
+def l1_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    weight: Optional = None,
+) -> TensorProxy:
+    """|input - target|."""
+    check_legacy("l1_loss", size_average, reduce)
+    x, y = _pair("l1_loss", input, target)
+    return _weighted("l1_loss", clang.abs(x - y), weight, input, reduction)
+
+
+@torchsymbol(F.smooth_l1_loss)
+def smooth_l1_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> TensorProxy:
+    """d ** 2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2."""
+    check_legacy("smooth_l1_loss", size_average, reduce)
+    check(beta >= 0, lambda: f"smooth_l1_loss: beta is {beta}, but does not support negative values", RuntimeError)
+    x, y = _pair("smooth_l1_loss", input, target)
+    distance = clang.abs(x - y)
+    if beta > 0:
+        near = distance * distance * (0.5 / beta)
+        distance = clang.where(distance < beta, near, distance - 0.5 * beta)
+    return reduced(distance, reduction)
+
+
+@torchsymbol(F.huber_loss)
+def huber_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: Optional = None,
+) -> TensorProxy:
+    """d ** 2 / 2 where d = |input - target| <= delta, else delta * (d - delta / 2)."""
+    check(
+        delta > 0, lambda: f"huber_loss does not support non-positive values for delta, but got {delta}", RuntimeError
+    )
+    x, y = _pair("huber_loss", input, target)
+    distance = clang.abs(x - y)
+    near, far = distance * distance * 0.5, (distance - 0.5 * delta) * delta
+    loss = clang.where(distance <= delta, near, far)
+    if weight is None or reduction != "mean":
+        return _weighted("huber_loss", loss, weight, input, reduction)
+    return clang.mean(_weighted("huber_loss", loss, weight, input, "none"))
+
+
+# probabilities
+
+
+@torchsymbol(F.binary_cross_entropy)
+def binary_cross_entropy(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """-(target * log(input) + (1 - target) * log(1 - input)), each logarithm at least -100."""
+    check_legacy("binary_cross_entropy", size_average, reduce)
+    _check_binary("binary_cross_entropy", input, target)
+    negative, positive = [clamp_min(each, -100) for each in (clang.log1p(-input), clang.log(input))]
+    loss = (target - 1) * negative - target * positive
+    return reduced(loss if weight is None else loss * weight, reduction)
+
+
+def _check_binary(op: str, input: TensorProxy, target: TensorProxy) -> None:
+    check_tensor(op, input=input, target=target)
+    check(
+        input.ndim == target.ndim and all(map(same, input.shape, target.shape)),
+        lambda: f"{op}: Target size {list(target.shape)} must be the same as input size {list(input.shape)}",
+    )
+
+
+@register_grad(binary_cross_entropy)
+def _binary_cross_entropy_grad(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    out = binary_cross_entropy(input, target, weight, reduction=reduction)
+    g = spread(get_grad(out), reduction, input)
+    g = g if weight is None else g * weight
+    if needs_grad(input):
+        put_grad(input, g * ((input - target) / clamp_min((1 - input) * input, 1e-12)))
+    if needs_grad(target):
+        put_grad(target, g * (clang.log1p(-input) - clang.log(input)))
+    return out
+
+
+@torchsymbol(F.binary_cross_entropy_with_logits)
+def binary_cross_entropy_with_logits(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    pos_weight: Optional = None,
+) -> TensorProxy:
+    """binary_cross_entropy of sigmoid(input), stable; pos_weight multiplies the positive target's part."""
+    check_legacy("binary_cross_entropy_with_logits", size_average, reduce)
+    _check_binary("binary_cross_entropy_with_logits", input, target)
+    positive = logsigmoid(input)
+    if pos_weight is not None:
+        positive = positive * ((pos_weight - 1) * target + 1)
+    loss = (1 - target) * input - positive
+    return reduced(loss if weight is None else loss * weight, reduction)
+
+
+@register_grad(binary_cross_entropy_with_logits)
+def _binary_cross_entropy_with_logits_grad(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    pos_weight: Optional = None,
+) -> TensorProxy:
+    out = binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
+    g = spread(get_grad(out), reduction, input)
+    g = g if weight is None else g * weight
+    if needs_grad(input):
+        ones = target if pos_weight is None else pos_weight * target
+        both = clang.sigmoid(input) if pos_weight is None else (ones + 1 - target) * clang.sigmoid(input)
+        put_grad(input, g * (both - ones))
+    if needs_grad(target):
+        slope = -input if pos_weight is None else logsigmoid(-input) - pos_weight * logsigmoid(input)
+        put_grad(target, g * slope)
+    return out
+
+
+@torchsymbol(F.kl_div)
+def kl_div(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> TensorProxy:
+    """target * (log(target) - input), input being a logarithm; target too with log_target."""
+    check_legacy("kl_div", size_average, reduce)
+    check_tensor("kl_div", input=input, target=target)
+    loss = clang.exp(target) * (target - input) if log_target else xlogy(target, target) - target * input
+    if reduction != "batchmean":
+        return reduced(loss, reduction)
+    return clang.sum(loss) / input.shape[0] if input.ndim else clang.sum(loss)
+
+
+@torchsymbol(F.poisson_nll_loss)
+def poisson_nll_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    log_input: bool = True,
+    full: bool = False,
+    size_average: Flag = None,
+    eps: float = 1e-8,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """exp(input) - target * input (input - target * log(input + eps) without log_input), and Stirling's term."""
+    check_legacy("poisson_nll_loss", size_average, reduce)
+    check_tensor("poisson_nll_loss", input=input, target=target)
+    loss = clang.exp(input) - target * input if log_input else input - target * clang.log(input + eps)
+    if full:
+        stirling = target * clang.log(target) - target + 0.5 * clang.log(target * (2 * math.pi))
+        loss = loss + clang.where(target <= 1, 0, stirling)
+    return reduced(loss, reduction)
+
+
+@torchsymbol(F.gaussian_nll_loss)
+def gaussian_nll_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    var: TensorProxy | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """(log(var) + (input - target) ** 2 / var) / 2, where var is at least eps for its value, not for its gradient.
+
+    A negative var is an error in torch's own function alone: it depends on data.
+    """
+    check_tensor("gaussian_nll_loss", input=input, target=target)
+    if not isinstance(var, TensorProxy):
+        check(var >= 0, lambda: f"gaussian_nll_loss: var has negative entry/entries: {var}")
+        var = prims.full(input.shape, var, input.dtype, input.device)
+    var = _variance(input, var)
+    var = prims.with_data(var, clamp_min(var, eps))
+    loss = 0.5 * (clang.log(var) + (input - target) ** 2 / var)
+    return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
+def _variance(input: TensorProxy, var: TensorProxy) -> TensorProxy:
+    """var with a last dim of length 1 where it has one number for a row of the input."""
+    if var.ndim == input.ndim and all(map(same, var.shape, input.shape)):
+        return var
+    if var.ndim == input.ndim - 1 and all(map(same, var.shape, input.shape[:-1])):
+        return clang.unsqueeze(var, -1)
+    check(
+        var.ndim == input.ndim and all(map(same, var.shape[:-1], input.shape[:-1])) and same(var.shape[-1], 1),
+        lambda: f"gaussian_nll_loss: var is of incorrect size: {var} for input {input}",
+    )
+    return var
+
+
+# classes
+
+
+@torchsymbol(F.nll_loss)
+def nll_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    ignore_index: int = -100,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """-weight[target] * input[target], 0 where target is ignore_index; its mean is over the weights used.
+
+    Shapes: input (C,) or (N, C, *), target () or (N, *), weight (C,).
+    """
+    check_legacy("nll_loss", size_average, reduce)
+    check_classes("nll_loss", input, target, weight)
+    dim = 0 if input.ndim == 1 else 1
+    used = target != ignore_index
+    classes = clang.convert(clang.where(used, target, 0), torch.int64)
+    picked = prims.squeeze(prims.gather(input, dim, clang.unsqueeze(classes, dim)), (dim,))
+    weights = clang.convert(used, input.dtype) if weight is None else clang.where(used, _look_up(weight, classes), 0)
+    loss = clang.where(used, -picked * weights, 0)
+    if reduction != "mean":
+        return reduced(loss, reduction)
+    return clang.sum(loss) / clang.sum(weights)
+
+
+def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Optional) -> None:
+    """Raises where a target of class indices or a weight of the classes does not go with the input."""
+    check_tensor(op, input=input, target=target)
+    check(
+        target.dtype in (torch.int64, torch.uint8),
+        lambda: f"{op}: expected target of dtype Long or Byte, but got {target}",
+        RuntimeError,
+    )
+    check(input.ndim > 0, lambda: f"{op}: Expected 1 or more dimensions, but input is {input}", ValueError)
+    check(
+        input.ndim == 1 or target.ndim == 0 or same(input.shape[0], target.shape[0]),
+        lambda: f"{op}: Expected input batch_size to match target batch_size, but they are {input} and {target}",
+    )
+    wanted = input.shape[:1] + input.shape[2:] if input.ndim > 1 else ()
+    check(
+        target.ndim == len(wanted) and all(map(same, target.shape, wanted)),
+        lambda: f"{op}: Expected target size {list(wanted)}, got {target} for input {input}",
+        RuntimeError,
+    )
+    classes = input.shape[0 if input.ndim == 1 else 1]
+    check(
+        weight is None or (weight.ndim == 1 and same(weight.shape[0], classes)),
+        lambda: (
+            f"{op}: weight tensor should be defined either for all {classes} classes or no classes, but got {weight}"
+        ),
+        RuntimeError,
+    )
+
+
+def _look_up(table: TensorProxy, indices: TensorProxy) -> TensorProxy:
+    """table[indices]."""
+    flat = clang.reshape(indices, (indices.numel(),))
+    return clang.reshape(prims.gather(table, 0, flat), indices.shape)
+
+
+@torchsymbol(F.cross_entropy)
+def cross_entropy(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    ignore_index: int = -100,
+    reduce: Flag = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> TensorProxy:
+    """nll_loss of log_softmax; target may be probabilities of input's shape; label_smoothing mixes in even ones.
+
+    Shapes: input (C,) or (N, C, *), target of classes () or (N, *), weight (C,).
+    """
+    check_legacy("cross_entropy", size_average, reduce)
+    check_tensor("cross_entropy", input=input, target=target)
+    check(
+        0 <= label_smoothing <= 1,
+        lambda: f"cross_entropy: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}",
+        RuntimeError,
+    )
+    check(input.ndim > 0, lambda: f"cross_entropy: input is {input}, but must have at least 1 dim", RuntimeError)
+    dim = 0 if input.ndim == 1 else 1
+    if target.is_floating_point() and target.ndim == input.ndim:
+        return _of_probabilities(input, target, weight, reduction, label_smoothing, dim)
+    check_classes("cross_entropy", input, target, weight)
+    scores = log_softmax(input, dim)
+    loss = nll_loss(scores, target, weight, ignore_index=ignore_index, reduction=reduction)
+    if label_smoothing == 0:
+        return loss
+    even = _of_even(scores, target, weight, ignore_index, reduction, dim)
+    return loss * (1 - label_smoothing) + even * (label_smoothing / input.shape[dim])
+
+
+def _class_weights(weight: TensorProxy, ndim: int, dim: int) -> TensorProxy:
+    return prims.broadcast_in_dim(weight, tuple(weight.shape[0] if i == dim else 1 for i in range(ndim)), (dim,))
+
+
+def _of_probabilities(
+    input: TensorProxy, target: TensorProxy, weight: Optional, reduction: str, label_smoothing: float, dim: int
+) -> TensorProxy:
+    check(
+        all(map(same, input.shape, target.shape)),
+        lambda: f"cross_entropy: Expected target of probabilities to have input's shape, but got {target} and {input}",
+        RuntimeError,
+    )
+    if label_smoothing > 0:
+        target = target * (1 - label_smoothing) + label_smoothing / input.shape[dim]
+    terms = log_softmax(input, dim) * target
+    if weight is not None:
+        terms = terms * _class_weights(weight, input.ndim, dim)
+    loss = -clang.sum(terms, dim)
+    if reduction != "mean":
+        return reduced(loss, reduction)
+    return clang.sum(loss) / (input.numel() // input.shape[dim])
+
+
+def _of_even(
+    scores: TensorProxy, target: TensorProxy, weight: Optional, ignore_index: int, reduction: str, dim: int
+) -> TensorProxy:
+    """The loss of classes that are all as likely, times their number."""
+    terms = scores if weight is None else scores * _class_weights(weight, scores.ndim, dim)
+    used = target != ignore_index
+    loss = clang.where(used, -clang.sum(terms, dim), 0)
+    if reduction != "mean":
+        return reduced(loss, reduction)
+    if weight is None:
+        return clang.sum(loss) / clang.sum(clang.convert(used, loss.dtype))
+    classes = clang.convert(clang.where(used, target, 0), torch.int64)
+    return clang.sum(loss) / clang.sum(clang.where(used, _look_up(weight, classes), 0))
+
+
+# margins
+
+
+@torchsymbol(F.hinge_embedding_loss)
+def hinge_embedding_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    margin: float = 1.0,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """input where target is 1, max(0, margin - input) where it is -1 (both where it is neither)."""
+    check_legacy("hinge_embedding_loss", size_average, reduce)
+    check_tensor("hinge_embedding_loss", input=input, target=target)
+    far = clang.where(target != 1, clamp_min(margin - input, 0), 0)
+    near = clang.where(target != -1, input, 0)
+    return reduced(far + near, reduction)
+
+
+@torchsymbol(F.cosine_embedding_loss)
+def cosine_embedding_loss(
+    input1: TensorProxy,
+    input2: TensorProxy,
+    target: TensorProxy,
+    margin: float = 0,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """1 - cos(input1, input2) where target is 1, max(0, cos - margin) where it is -1.
+
+    Shapes: inputs (N, D) and target (N,), or (D,) and ().
+    """
+    op = "cosine_embedding_loss"
+    check_legacy(op, size_average, reduce)
+    check_tensor(op, input1=input1, input2=input2, target=target)
+    check(
+        target.ndim in (0, 1) and input1.ndim == target.ndim + 1 and input2.ndim == target.ndim + 1,
+        lambda: (
+            f"{op}: {target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found "
+            f"{input1} and {input2}"
+        ),
+        RuntimeError,
+    )
+    lengths = [clang.sum(x * x, -1) + 1e-12 for x in (input1, input2)]
+    cosine = clang.sum(input1 * input2, -1) / clang.sqrt(lengths[0] * lengths[1])
+    near = clang.where(target == 1, 1 - cosine, 0)
+    far = clang.where(target == -1, clamp_min(cosine - margin, 0), 0)
+    return reduced(near + far, reduction)
+
+
+@torchsymbol(F.margin_ranking_loss)
+def margin_ranking_loss(
+    input1: TensorProxy,
+    input2: TensorProxy,
+    target: TensorProxy,
+    margin: float = 0,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """max(0, margin - target * (input1 - input2))."""
+    check_legacy("margin_ranking_loss", size_average, reduce)
+    check_tensor("margin_ranking_loss", input1=input1, input2=input2, target=target)
+    check(
+        input1.ndim == input2.ndim == target.ndim,
+        lambda: (
+            f"margin_ranking_loss: All input tensors should have same dimension but got: {input1}, {input2}, {target}"
+        ),
+        RuntimeError,
+    )
+    return reduced(clamp_min(-target * (input1 - input2) + margin, 0), reduction)
+
+
+def _check_triplet(op: str, margin: float, **tensors: TensorProxy) -> None:
+    check_tensor(op, **tensors)
+    check(margin > 0, lambda: f"{op}: margin must be greater than 0, got {margin}")
+    ranks = {tensor.ndim for tensor in tensors.values()}
+    check(
+        len(ranks) == 1,
+        lambda: (
+            f"{op}: The anchor, positive, and negative tensors are expected to have the same number of "
+            f"dimensions, but got: {list(tensors.values())}"
+        ),
+        RuntimeError,
+    )
+
+
+def _triplet(near: TensorProxy, far: TensorProxy, across: Optional, margin: float, reduction: str) -> TensorProxy:
+    """max(0, margin + near - far), far being the smaller of it and `across` where that is given."""
+    far = far if across is None else clang.minimum(far, across)
+    return reduced(clamp_min(near - far + margin, 0), reduction)
+
+
+@torchsymbol(F.triplet_margin_loss)
+def triplet_margin_loss(
+    anchor: TensorProxy,
+    positive: TensorProxy,
+    negative: TensorProxy,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """max(0, margin + |anchor - positive| - |anchor - negative|); swap takes the nearer of anchor and positive."""
+    check_legacy("triplet_margin_loss", size_average, reduce)
+    _check_triplet("triplet_margin_loss", margin, anchor=anchor, positive=positive, negative=negative)
+    near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
+    across = pairwise_distance(positive, negative, p, eps) if swap else None
+    return _triplet(near, far, across, margin, reduction)
+
+
+@torchsymbol(F.soft_margin_loss)
+def soft_margin_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """log(1 + exp(-target * input))."""
+    check_legacy("soft_margin_loss", size_average, reduce)
+    check_tensor("soft_margin_loss", input=input, target=target)
+    return reduced(clang.log1p(clang.exp(-target * input)), reduction)
+
+
+@torchsymbol(F.multilabel_soft_margin_loss)
+def multilabel_soft_margin_loss(
+    input: TensorProxy,
+    target: TensorProxy,
+    weight: Optional = None,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    """The mean over the last dim of binary_cross_entropy_with_logits, each class with its weight."""
+    check_legacy("multilabel_soft_margin_loss", size_average, reduce)
+    check_tensor("multilabel_soft_margin_loss", input=input, target=target)
+    loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
+    loss = loss if weight is None else loss * weight
+    return reduced(clang.sum(loss, -1) / input.shape[-1], reduction)
