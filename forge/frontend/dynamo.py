@@ -270,11 +270,17 @@ def mutated_arguments(function: Callable, name: str, args: tuple, kwargs: dict) 
         positions = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         fits = all(i < len(args) and isinstance(args[i], TensorProxy) for i in positions)
         return positions if fits else None
-    if "out" in kwargs:
+    if "out" in kwargs or name.rpartition(".")[2] in _RESHAPERS:
         return None
+    if function is operator.setitem:
+        return [0]
     if name.endswith("_") and not name.endswith("__"):
         return [0] if args and isinstance(args[0], TensorProxy) else None
     return []
+
+
+# they change their tensor's shape, which a handle cannot
+_RESHAPERS = frozenset("as_strided_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 
 
 # values

@@ -14,7 +14,8 @@ from torch import Tensor
 from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check
-from forge.torchlang.core import torchsymbol
+from forge.ir.memory import Memory
+from forge.torchlang.core import torchsymbol, write
 
 Dtype = torch.dtype | None
 Device = torch.device | str | None
@@ -302,14 +303,43 @@ def dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim]
     return x * (noise / (1 - p))
 
 
-@torchsymbol(F.dropout, inplace_position=3)
+def _run_dropout_(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return torch.dropout_(input.clone(), p, train)
+
+
+@torchsymbol(_run_dropout_, id="torch.dropout_", inplace=torch.dropout_)
+def dropout_(input: TensorProxy, p: float, train: bool) -> TensorProxy:
+    """Elements zeroed with probability p in training, the others scaled to keep the mean.
+
+    A symbol of its own: on a GPU, eager draws other numbers in place than torch.dropout does.
+    """
+    check_torch_probability("dropout_", p)
+    return dropped(input, p, train)
+
+
+def _dropout_handler(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    return _dropout_call(symbol, memory, *args, **kwargs)
+
+
+def _dropout_call(
+    symbol: Symbol, memory: Memory, input: TensorProxy, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> TensorProxy:
+    check_probability("dropout", p)
+    value = memory.read(input)
+    if inplace:
+        write(input, dropout_(value, p, training), memory, "dropout_")
+        return input
+    out = symbol(value, p, training)
+    return input if out is value else out
+
+
+@torchsymbol(F.dropout, handler=_dropout_handler)
 def dropout(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
     """Elements zeroed with probability p in training, the others scaled to keep the mean."""
-    check_probability("dropout", p)
     return dropped(input, p, training)
 
 
-@torchsymbol(torch.dropout, inplace=torch.dropout_)
+@torchsymbol(torch.dropout)
 def torch_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
     """Elements zeroed with probability p in training, the others scaled to keep the mean."""
     check_torch_probability("dropout", p)

@@ -93,9 +93,17 @@ def _dropout_grad(input: TensorProxy, p: float, training: bool) -> TensorProxy:
         out, mask = native_dropout(input, p, True)
         put_grad(input, native_dropout_backward(get_grad(out), mask, 1 / (1 - p)))
         return out
+    return _masked_dropout_grad(input, p)
+
+
+def _masked_dropout_grad(input: TensorProxy, p: float) -> TensorProxy:
     out, mask = masked_dropout(input, p)
     put_grad(input, get_grad(out) * mask)
     return out
+
+
+def _dropout_in_place_grad(input: TensorProxy, p: float, train: bool) -> TensorProxy:
+    return _dropout_grad(input, p, train) if p == 1 else _masked_dropout_grad(input, p)
 
 
 def _functional_dropout_grad(input: TensorProxy, p: float = 0.5, training: bool = True) -> TensorProxy:
@@ -125,6 +133,7 @@ def _alpha_dropout_grad(input: TensorProxy, p: float) -> TensorProxy:
 
 run_torchlang(torchlang.dropout, grad_transform=_functional_dropout_grad)
 run_torchlang(torchlang.torch_dropout, grad_transform=_torch_dropout_grad)
+run_torchlang(torchlang.dropout_, grad_transform=_dropout_in_place_grad)
 run_torchlang(torchlang.native_dropout, grad_transform=_native_dropout_grad)
 run_torchlang(
     torchlang.alpha_dropout, grad_transform=lambda input, p=0.5, training=False: _alpha_dropout_grad(input, p)
