@@ -18,7 +18,10 @@ def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 @pattern
 def rms_norm(x, weight, eps: float):
-    """Llama, Mistral, Qwen, T5: normalised in float32, back in x's dtype, then scaled. Shapes: x (..., H), weight (H,)."""
+    """Llama, Mistral, Qwen, T5: normalised in float32, back in x's dtype, then scaled.
+
+    Shapes: x (..., H), weight (H,).
+    """
     return weight * _normalized(x, eps).to(x.dtype)
 
 

@@ -31,7 +31,8 @@ def claim(
 ) -> tuple[Trace, list[Claim]]:
     """The trace with every call an executor's, and who claimed what.
 
-    `earlier` holds, by output name, why calls that were taken apart before this pass had been declined. Fusion executors are offered regions before anything is claimed singly, in the order given. Raises
+    `earlier` holds, by output name, why calls that were taken apart before this pass had been declined. Fusion
+    executors are offered regions before anything is claimed singly, in the order given. Raises
     NotImplementedError naming a prim that nobody claims, with the reasons.
     """
     new = trace.derive("claim")

@@ -52,11 +52,15 @@ class Node:
 
 
 class Canonical:
-    """The normal form of a trace: `node_of[name]` for every name in it; `visible` names a node as its program does."""
+    """The normal form of a trace: `node_of[name]` for every name in it; `visible` names a node as its program does.
+
+    `between` holds the broadcasts that became part of a larger one: they have names of their own in the program.
+    """
 
     def __init__(self, inputs: Iterable[Proxy], calls: Iterable[BoundSymbol]) -> None:
         self.node_of: dict[str, Node] = {}
         self.visible: dict[int, list[TensorProxy]] = {}
+        self.between: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
         for proxy in inputs:
             self.add_input(proxy)
@@ -101,14 +105,17 @@ class Canonical:
                 self.node_of[proxy.name] = self._node(bound, proxy, index)
 
     def _node(self, bound: BoundSymbol, proxy: TensorProxy, index: int) -> Node:
-        id = bound.symbol.id
+        prim = bound.symbol.id
         if not UNMERGEABLE.isdisjoint(bound.all_tags) or Tag.OPAQUE in bound.symbol.tags:
-            return Node(id, (), proxy, ("only", proxy.name), index)
+            return Node(prim, (), proxy, ("only", proxy.name), index)
         args = tuple(self._argument(arg) for arg in (*bound.args, *bound.kwargs.values()))
-        simpler = _simplify(id, args, proxy)
+        simpler = _simplify(prim, args, proxy)
         if isinstance(simpler, Node):
             return simpler
-        return self._intern(*simpler, proxy, index)
+        node = self._intern(*simpler, proxy, index)
+        if prim == BROADCAST and args[0].id == BROADCAST:
+            self.between.setdefault(id(node), []).append(args[0])
+        return node
 
     def _argument(self, arg: Any) -> Any:
         if isinstance(arg, TensorProxy):
@@ -206,6 +213,11 @@ def _reciprocal(args: tuple, proxy: TensorProxy) -> tuple[str, tuple]:
     return (prims.rsqrt.id, (root,)) if root is not None else (prims.reciprocal.id, args)
 
 
+def _slice(args: tuple, proxy: TensorProxy) -> "Node | tuple[str, tuple]":
+    x, dim, start, stop, *step = args
+    return prims.slice.id, (x, dim, start, stop, *(step or (1,)))
+
+
 def _drop_neutral(id: str, neutral: float) -> Any:
     def rewrite(args: tuple, proxy: TensorProxy) -> "Node | tuple[str, tuple]":
         for x, other in (args, args[::-1]):
@@ -223,6 +235,7 @@ _REWRITES = {
     prims.pow.id: _pow,
     prims.div.id: _div,
     prims.reciprocal.id: _reciprocal,
+    prims.slice.id: _slice,
     prims.mul.id: _drop_neutral(prims.mul.id, 1),
     prims.add.id: _drop_neutral(prims.add.id, 0),
 }

@@ -51,10 +51,10 @@ class _Skeleton:
 
 
 class Pattern:
-    """A reference to find: parameters annotated `float` or `int` are numbers, the others tensors.
+    """A reference to find. Parameters annotated `float` or `int` are numbers, the others tensors.
 
-    `symbol` is the composite that a match becomes, with the parameters as arguments in order; its body is the reference,
-    so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at the last.
+    `symbol` is the composite that a match becomes, with the parameters as arguments in order; its body is the
+    reference, so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at the last.
     Raises TypeError for a reference with *args or **kwargs, ValueError for one that computes nothing.
     """
 
@@ -74,7 +74,7 @@ class Pattern:
         self.symbol = Symbol(self.name, f"pattern.{self.name}", body=self._body)
         self.symbol.__doc__ = reference.__doc__
         self.skeleton = self._trace_skeleton()
-        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]]] = {}
+        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = {}
 
     def _body(self, *args: Any) -> Any:
         with speaking(torchlang.language):
@@ -107,15 +107,18 @@ class Pattern:
         memo: dict[int, _Skeleton] = {}
         return [_merge(a, b, values, memo) for a, b in zip(*roots, strict=True)]
 
-    def exact(self, binding: dict[str, Any]) -> tuple[list[str], list[BoundSymbol], list[str]]:
-        """The reference traced on what a binding stands for; kept by its metadata."""
+    def exact(self, binding: dict[str, Any]) -> tuple[list[str], list[BoundSymbol], list[str]] | None:
+        """The reference traced on what a binding stands for; None where it does not take that. Kept by its metadata."""
         metadata = {
             name: (value.proxy.shape, value.proxy.dtype, value.proxy.device) if isinstance(value, Node) else value
             for name, value in binding.items()
         }
         key = tuple(str(metadata[name]) for name in self.parameters)
         if key not in self._exact:
-            self._exact[key] = self._trace(metadata)
+            try:
+                self._exact[key] = self._trace(metadata)
+            except (RuntimeError, ValueError, TypeError, IndexError):  # shapes that do not go together, say
+                self._exact[key] = None
         return self._exact[key]
 
     def __repr__(self) -> str:
@@ -209,7 +212,10 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
     for binding in _unify(pattern.skeleton[-1], root, {}, graph):
         if any(name not in binding for name in pattern.parameters):
             continue
-        inputs, calls, outputs = pattern.exact(binding)
+        traced = pattern.exact(binding)
+        if traced is None:
+            continue
+        inputs, calls, outputs = traced
         nodes = graph.embed({name: binding[name] for name in inputs}, calls, outputs)
         if nodes[-1] is not root or any(id(node) not in graph.visible for node in nodes):
             continue
@@ -257,8 +263,10 @@ def _unify_all(parts: tuple, nodes: tuple, binding: dict[str, Any], graph: Canon
 def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
     """A parameter may stand for a node, or for what was cast or broadcast to it; the innermost comes first."""
     candidates = [node]
-    while candidates[-1].id in _TRANSPARENT:
-        candidates.append(candidates[-1].args[0])
+    while node.id in _TRANSPARENT:
+        candidates += graph.between.get(id(node), ())
+        node = node.args[0]
+        candidates.append(node)
     for candidate in reversed(candidates):
         if id(candidate) in graph.visible and binding.get(name, candidate) is candidate:
             yield {**binding, name: candidate}
