@@ -1,0 +1,1 @@
+"""Kernels of the Hub as implementations of symbols."""

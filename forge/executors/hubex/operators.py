@@ -1,0 +1,167 @@
+"""The operators that a manifest may name, and the symbols of forge that they are.
+
+`torch.nn.functional.rms_norm` and other torch functions are torchlang symbols; `prims.exp2` and `clang.add` are their
+own; `aten::add.out` is the torchlang symbol of the same name and the same arguments, where there is one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from forge import clang, prims, torchlang
+from forge.executors.executor import Decision, decline
+from forge.hub.manifest import Checker, KernelEntry, Signature, from_function, from_schema
+from forge.hub.manifest.constraints import is_default
+from forge.ir import Symbol
+
+PATTERN = "pattern:"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The symbol that an operator is: `names` gives the operator's name of each of the symbol's arguments."""
+
+    symbol: Symbol
+    signature: Signature
+    names: Mapping[str, str]
+
+
+class Operators:
+    """Resolves operators for manifests; `patterns` are the functions, in plain torch, of patterns known by name."""
+
+    def __init__(self, patterns: Mapping[str, Callable] | None = None) -> None:
+        self.patterns = dict(patterns or {})
+
+    def resolve(self, name: str) -> Signature | None:
+        """The signature of an operator, or None when there is none of this name."""
+        if name.startswith(PATTERN):
+            function = self.patterns.get(name.removeprefix(PATTERN))
+            return None if function is None else from_function(function, name.removeprefix(PATTERN))
+        if "::" in name:
+            schema = _schema(name)
+            return None if schema is None else from_schema(schema)
+        symbol = _symbol(name)
+        return None if symbol is None else symbol_signature(symbol)
+
+    def names(self) -> Iterable[str]:
+        """The names of all operators, for suggestions."""
+        yield from torchlang.all_symbols()
+        yield from (prim.id for prim in prims.all_prims().values())
+        yield from (symbol.id for symbol in clang.all_symbols().values())
+        yield from torch._C._dispatch_get_all_op_names()
+        yield from (PATTERN + name for name in self.patterns)
+
+    def target(self, name: str) -> Target | None:
+        """The symbol that a kernel of this operator implements, or None when forge has none of the same arguments."""
+        if "::" in name:
+            return _aten_target(name)
+        symbol = _symbol(name)
+        if symbol is None:
+            return None
+        signature = symbol_signature(symbol)
+        return Target(symbol, signature, {parameter.name: parameter.name for parameter in signature.parameters})
+
+
+@cache
+def symbol_signature(symbol: Symbol) -> Signature:
+    """The signature of a symbol's own body or meta."""
+    return from_function(symbol.body or symbol.meta, symbol.id)
+
+
+def _symbol(name: str) -> Symbol | None:
+    owner, _, last = name.partition(".")
+    if owner == "prims":
+        return prims.all_prims().get(last)
+    if owner == "clang":
+        return clang.all_symbols().get(last)
+    return torchlang.all_symbols().get(name) or _torch_symbol(name)
+
+
+def _torch_symbol(name: str) -> Symbol | None:
+    """By another of the names that torch has for the function. Nothing is imported."""
+    first, *path = name.split(".")
+    found: Any = torch if first == "torch" else None
+    for part in path:
+        found = getattr(found, part, None) if found is not None and part.isidentifier() else None
+    return torchlang.find(found) if callable(found) else None
+
+
+def _schema(name: str) -> Any:
+    """The schema of `ns::name.overload`; the overload may be left out where there is one, or a default one."""
+    base, _, overload = name.partition(".")
+    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(base) if _is_dispatched(schema)]
+    named = [schema for schema in schemas if schema.overload_name == overload]
+    if named:
+        return named[0]
+    return schemas[0] if len(schemas) == 1 and not overload else None
+
+
+def _is_dispatched(schema: Any) -> bool:
+    """Whether it is an operator on tensors; TorchScript has others of the same names (aten::add for two ints)."""
+    try:
+        torch._C._dispatch_find_schema_or_throw(schema.name, schema.overload_name)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _aten_target(name: str) -> Target | None:
+    schema = _schema(name)
+    if schema is None or any(argument.is_write and not argument.kwarg_only for argument in schema.arguments):
+        return None  # what changes its arguments is no symbol
+    signature = from_schema(schema)
+    base = name.partition("::")[2].partition(".")[0]
+    wanted = [parameter.name for parameter in signature.parameters if not parameter.out]
+    for symbol in _spellings(base):
+        ours = symbol_signature(symbol)
+        names = _correspondence([parameter.name for parameter in ours.parameters], wanted)
+        if names is not None:
+            return Target(symbol, ours, names)
+    return None
+
+
+def _spellings(base: str) -> Iterator[Symbol]:
+    """The torchlang symbols of torch's functions of this name, and of the method."""
+    owners = (torch, torch.nn.functional, torch._C._nn, torch.special, torch.linalg)
+    functions = [getattr(owner, base, None) for owner in owners]
+    functions += [getattr(owner, base.removeprefix(owner.__name__.rpartition(".")[2] + "_"), None) for owner in owners]
+    for found in [function for function in functions if callable(function)] + [base]:
+        symbol = torchlang.find(found)
+        if symbol is not None:
+            yield symbol
+
+
+def _correspondence(ours: list[str], theirs: list[str]) -> dict[str, str] | None:
+    """Our argument names to theirs; aten calls the first one self where torch calls it input."""
+    if not theirs or not ours or len(theirs) > len(ours):
+        return None
+    names = {ours[0]: theirs[0]} if {ours[0], theirs[0]} <= {"self", "input"} else {}
+    names |= {name: name for name in ours if name in theirs}
+    return names if set(names.values()) == set(theirs) else None
+
+
+def make_checker(entry: KernelEntry, signature: Signature, target: Target) -> Callable[..., Decision]:
+    """The checker for `register_implementation`: yes, or the first constraint of the kernel that fails, in words."""
+    check = Checker(entry, signature)
+    ours, names = target.signature, target.names
+    if ours == signature:
+
+        def decide(*args: Any, **kwargs: Any) -> Decision:
+            decision = check(*args, **kwargs)
+            return True if decision is True else decline(decision)
+
+        return decide
+    unnamed = [parameter for parameter in ours.parameters if parameter.name not in names]
+
+    def decide_renamed(*args: Any, **kwargs: Any) -> Decision:
+        values = ours.bind(args, kwargs)
+        for parameter in unnamed:
+            if not is_default(values.get(parameter.name), parameter.default):
+                return decline(f"{parameter.name} is given, but {signature.name} has none")
+        decision = check.decide({names[name]: value for name, value in values.items() if name in names})
+        return True if decision is True else decline(decision)
+
+    return decide_renamed

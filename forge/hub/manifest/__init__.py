@@ -1,0 +1,80 @@
+"""Manifests of kernels: YAML beside a kernel that says which operator it implements, and for which inputs.
+
+    manifest = read_manifest("forge_kernels.yaml", resolver)     # or ManifestError, with every problem
+    for entry in candidates(manifest.kernels):
+        check = checker(entry, resolver.resolve(entry.op))       # check(*args) is True, or says what does not fit
+
+Nothing is imported or registered here.
+"""
+
+from forge.hub.manifest.builder import kernel
+from forge.hub.manifest.constraints import Checker, checker, no_kernel
+from forge.hub.manifest.errors import ManifestError, Mark, Problem
+from forge.hub.manifest.layout import fix, fix_ups
+from forge.hub.manifest.merge import candidates, duplicates, merge
+from forge.hub.manifest.model import (
+    REQUIRED,
+    Argument,
+    Build,
+    Constant,
+    Device,
+    DimOrder,
+    DtypeAlias,
+    Given,
+    Grad,
+    KernelEntry,
+    Layout,
+    Library,
+    Manifest,
+    OpEntry,
+    OrderAlias,
+    Parameter,
+    Requires,
+    Resolver,
+    Signature,
+)
+from forge.hub.manifest.requires import unmet
+from forge.hub.manifest.signatures import from_function, from_schema, parse_schema
+from forge.hub.manifest.validate import called_with, kernel_problems, parse_manifest, read_manifest
+
+__all__ = [
+    "REQUIRED",
+    "Argument",
+    "Build",
+    "Checker",
+    "Constant",
+    "Device",
+    "DimOrder",
+    "DtypeAlias",
+    "Given",
+    "Grad",
+    "KernelEntry",
+    "Layout",
+    "Library",
+    "Manifest",
+    "ManifestError",
+    "Mark",
+    "OpEntry",
+    "OrderAlias",
+    "Parameter",
+    "Problem",
+    "Requires",
+    "Resolver",
+    "Signature",
+    "called_with",
+    "candidates",
+    "checker",
+    "duplicates",
+    "fix",
+    "fix_ups",
+    "from_function",
+    "from_schema",
+    "kernel",
+    "kernel_problems",
+    "merge",
+    "no_kernel",
+    "parse_manifest",
+    "parse_schema",
+    "read_manifest",
+    "unmet",
+]

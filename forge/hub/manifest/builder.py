@@ -1,0 +1,104 @@
+"""A kernel said in Python: what a manifest says, without one."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from forge.hub.manifest import kernels
+from forge.hub.manifest.aliases import read_aliases
+from forge.hub.manifest.errors import Mark, Problems, did_you_mean
+from forge.hub.manifest.fields import Reader
+from forge.hub.manifest.model import KernelEntry, Resolver, Signature
+from forge.hub.manifest.parse import from_python
+from forge.hub.manifest.validate import kernel_problems
+from forge.ir.printing import qualified_name
+
+Dtypes = Sequence[torch.dtype | str] | Mapping[str, Any]
+
+
+def kernel(
+    op: str | Callable,
+    fn: Callable,
+    *,
+    resolver: Resolver,
+    name: str | None = None,
+    library: str = "",
+    dtypes: Dtypes | None = None,
+    arg_meta: Mapping[str, Any] | None = None,
+    type_alias: Mapping[str, Any] | None = None,
+    dim_order_alias: Mapping[str, Any] | None = None,
+    shape: Mapping[str, Any] | None = None,
+    where: Sequence[str] | str = (),
+    device: str | Sequence[str] | Mapping[str, Any] | None = None,
+    args: Mapping[str, Any] | Sequence[Any] | None = None,
+    out: str | int | Sequence[str | int] | None = None,
+    layout: str | Mapping[str, str] | None = None,
+    align: int | Mapping[str, int] | None = None,
+    priority: int = 0,
+    grad: str | Mapping[str, Any] = "none",
+    tolerance: Mapping[torch.dtype | str, Sequence[float]] | None = None,
+) -> KernelEntry:
+    """The entry of a function that implements `op`: a torch function, or its name, or an aten operator's.
+
+    dtypes: those that every tensor argument may have, one and the same in a call; or a mapping by argument, in which
+    each has its own. `arg_meta` with `type_alias` and `dim_order_alias` says more. The other options are a manifest's.
+    Raises ManifestError with every problem, at the caller's file and line.
+    """
+    problems = Problems()
+    reader = Reader(problems)
+    frame = sys._getframe(1)
+    mark = Mark(frame.f_code.co_filename, frame.f_lineno, 1)
+    signature = _signature(op, resolver, mark, problems)
+    given = {
+        "name": name,
+        "priority": priority,
+        "device": device,
+        "arg_meta": arg_meta,
+        "shape": shape,
+        "where": where or None,
+        "args": args,
+        "out": out,
+        "layout": layout,
+        "align": align,
+        "grad": grad,
+        "tolerance": tolerance and {str(dtype): limits for dtype, limits in tolerance.items()},
+    }
+    if dtypes is not None:
+        meta, type_alias = _uniform(dtypes, signature, type_alias)
+        given["arg_meta"] = {**meta, **(arg_meta or {})}
+    definitions = [from_python(alias or {}, mark) for alias in (type_alias, dim_order_alias)]
+    aliases = read_aliases(reader, *definitions)
+    described = kernels.Op(signature.name, "op", signature, aliases, library, 0, False, False)
+    entry = kernels.read_kernel(reader, from_python(given, mark), 0, described, fn)
+    if entry is not None:
+        for text in kernel_problems(entry, signature, _nothing):
+            problems.add(mark, text)
+    problems.raise_any()
+    assert entry is not None, "an entry without problems was read"
+    return entry
+
+
+def _signature(op: str | Callable, resolver: Resolver, mark: Mark, problems: Problems) -> Signature:
+    text = op if isinstance(op, str) else qualified_name(op)
+    signature = resolver.resolve(text) if text is not None else None
+    if signature is None:
+        near = did_you_mean(text or "", resolver.names())
+        problems.add(mark, f"unknown operator {text or op!r}{near}")
+        problems.raise_any()
+    return signature
+
+
+def _uniform(dtypes: Dtypes, signature: Signature, type_alias: Mapping | None) -> tuple[dict, dict]:
+    """arg_meta and type_alias that say what `dtypes` does."""
+    if isinstance(dtypes, Mapping):
+        types = {f"{name}_dtype": value for name, value in dtypes.items()}
+        return {name: f"{name}_dtype" for name in dtypes}, {**(type_alias or {}), **types}
+    tensors = [signature.by_name[name] for name in signature.tensors if not signature.by_name[name].out]
+    meta = {p.name: "T?" if p.optional else "T" for p in tensors}
+    return meta, {**(type_alias or {}), "T": list(dtypes)}
+
+
+def _nothing(name: str) -> Any:
+    raise ImportError(f"{name} was given in Python")

@@ -1,0 +1,273 @@
+"""Checkers: from a kernel's constraints to a yes, or to the first one that fails, in words."""
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from forge.hub.manifest.dtypes import dtype_name
+from forge.hub.manifest.layout import fits, strides_of
+from forge.hub.manifest.model import (
+    REQUIRED,
+    Argument,
+    Device,
+    DimOrder,
+    DtypeAlias,
+    KernelEntry,
+    OrderAlias,
+    Signature,
+)
+from forge.hub.manifest.where import Undecided, same, show
+from forge.ir import TensorProxy
+
+TENSORS = (torch.Tensor, TensorProxy)
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def capability(device: torch.device) -> tuple[int, int] | str:
+    """The compute capability of this very CUDA device, or why it is not known."""
+    if device.type != "cuda":
+        return f"{device.type} devices have none"
+    try:
+        return _cuda_capability(torch.cuda.current_device() if device.index is None else device.index)
+    except Exception as error:
+        lines = str(error).splitlines()
+        return lines[0] if lines else type(error).__name__
+
+
+@functools.cache
+def _cuda_capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+class Checker:
+    """Decides whether a kernel takes a call, from the metadata of its arguments.
+
+    checker(*args, **kwargs) is True or the first failing constraint in words; `failures` gives all of them. A dim order
+    that is not known (a proxy without strides) does not fail: forge.hub.manifest.layout.fix_ups says what puts it right
+    when the program runs.
+    """
+
+    def __init__(self, entry: KernelEntry, signature: Signature) -> None:
+        self.entry = entry
+        self.signature = signature
+        self.subject = next(iter(signature.tensors), None)
+        self.dropped = dropped_defaults(entry, signature)
+        self.constrained = entry.constrained
+
+    def __call__(self, *args: Any, **kwargs: Any) -> bool | str:
+        return self.decide(self.signature.bind(args, kwargs))
+
+    def decide(self, values: dict[str, Any]) -> bool | str:
+        """As a call, for arguments by the operator's own names."""
+        return next(self._reasons(values), True)
+
+    def failures(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Every constraint that fails, in words; empty when the kernel takes the call."""
+        return list(self._reasons(self.signature.bind(args, kwargs)))
+
+    def result_failures(self, outputs: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """What is wrong with the dtypes of the results of a call, as `__ret_0` declares them."""
+        bound: dict[str, torch.dtype] = {}
+        values = self.signature.bind(args, kwargs)
+        for name, alias in self.entry.dtypes.items():
+            for tensor in _tensors(values.get(name)):
+                self._dtype(name, alias, tensor.dtype, bound)
+        results = _tensors(outputs)
+        reasons = [
+            self._dtype(f"__ret_{position}", alias, results[position].dtype, bound)
+            if position < len(results)
+            else f"there is no result {position}"
+            for position, alias in self.entry.returns.items()
+        ]
+        return [reason for reason in reasons if reason is not None]
+
+    def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
+        if self.entry.device is not None:
+            yield from self._device(self.entry.device, values)
+        yield from self._dropped(values)
+        tensors = yield from self._present(values)
+        dims: dict[str, Any] = {}
+        yield from self._dtypes(tensors)
+        yield from self._orders(tensors)
+        broken = yield from self._shapes(tensors, dims)
+        for condition in self.entry.where:
+            if broken and not condition.names <= (values.keys() | dims.keys()):
+                continue  # about a dim of a shape that did not fit, which was said
+            reason = condition.reason({**values, **dims})
+            if reason is not None:
+                yield reason
+
+    def _about(self, name: str) -> str:
+        """The first tensor of a call is what a reason is about unless it says otherwise."""
+        return "" if name == self.subject else f"{name}: "
+
+    def _device(self, wanted: Device, values: Mapping[str, Any]) -> Iterator[str]:
+        for name in self.signature.tensors:
+            for tensor in _tensors(values.get(name)):
+                device = tensor.device
+                if device.type not in wanted.types:
+                    yield f"{self._about(name)}device is {device.type}, needs {' or '.join(wanted.types)}"
+                    return
+                if not wanted.capability:
+                    continue
+                reason = _capability_reason(wanted, device)
+                if reason is not None:
+                    yield self._about(name) + reason
+                    return
+
+    def _dropped(self, values: Mapping[str, Any]) -> Iterator[str]:
+        for name, default in self.dropped:
+            if not is_default(values.get(name, default), default):
+                yield f"{name} is given, but the kernel takes none"
+
+    def _present(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """The constrained arguments that are there; what is missing, or is no tensor, is a reason."""
+        found: dict[str, list[Any]] = {}
+        for name in self.constrained:
+            value = values.get(name)
+            tensors = _tensors(value)
+            if tensors or (isinstance(value, (tuple, list)) and not value):
+                found[name] = tensors
+            elif value is not None:
+                yield f"{name} is {show(value)}, but must be a tensor"
+            elif name not in self.entry.optional and not self.signature.by_name[name].out:
+                yield f"{name} is None, but must be a tensor"
+        return found
+
+    def _dtypes(self, tensors: Mapping[str, list[Any]]) -> Iterator[str]:
+        bound: dict[str, torch.dtype] = {}
+        for name, alias in self.entry.dtypes.items():
+            for tensor in tensors.get(name, ()):
+                reason = self._dtype(name, alias, tensor.dtype, bound)
+                if reason is not None:
+                    yield reason
+                    break
+
+    def _dtype(self, name: str, alias: DtypeAlias, dtype: torch.dtype, bound: dict[str, torch.dtype]) -> str | None:
+        if dtype not in alias.dtypes:
+            return (
+                f"{self._about(name)}dtype {dtype_name(dtype)} {'is not' if alias.name is None else 'not in'} {alias}"
+            )
+        if alias.name is not None and bound.setdefault(alias.name, dtype) != dtype:
+            return f"{name} has dtype {dtype_name(dtype)}, but {alias.name} is {dtype_name(bound[alias.name])} here"
+        return None
+
+    def _orders(self, tensors: Mapping[str, list[Any]]) -> Iterator[str]:
+        bound: dict[str, tuple[DimOrder, ...]] = {}
+        for name, alias in self.entry.orders.items():
+            fixed = self.entry.layout.get(name)
+            if fixed is not None and fixed.order is not None:
+                continue
+            for tensor in tensors.get(name, ()):
+                reason = _order(name, alias, tensor, bound)
+                if reason is not None:
+                    yield reason
+                    break
+
+    def _shapes(self, tensors: Mapping[str, list[Any]], dims: dict[str, Any]) -> Iterator[str]:
+        """Yields what does not fit; the result says whether there was such a shape."""
+        broken = False
+        for name, pattern in self.entry.shape.items():
+            for tensor in tensors.get(name, ()):
+                reason = pattern.mismatch(tensor.shape, dims)
+                if reason is not None:
+                    broken = True
+                    yield self._about(name) + reason
+                    break
+        return broken
+
+
+def _order(name: str, alias: OrderAlias, tensor: Any, bound: dict[str, tuple[DimOrder, ...]]) -> str | None:
+    if len(alias.orders) > 1 and strides_of(tensor) is None:
+        return f"{name}'s dim order is not known, but {alias.name} allows several"
+    possible = fits(alias, tensor)
+    if not possible:
+        only = alias.orders[0] if len(alias.orders) == 1 else None
+        if only is not None and only.dims is None:
+            return f"{name} is not contiguous"
+        return f"{name}'s dim order is not {alias}"
+    if alias.name is None:
+        return None
+    before = bound.setdefault(alias.name, possible)
+    both = tuple(order for order in before if order in possible)
+    if not both:
+        return f"{name} has dim order {possible[0]}, but {alias.name} is {before[0]} here"
+    bound[alias.name] = both
+    return None
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, TENSORS):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [item for item in value if isinstance(item, TENSORS)]
+    return []
+
+
+def _capability_reason(wanted: Device, device: torch.device) -> str | None:
+    found = capability(device)
+    if isinstance(found, str):
+        return f"capability of {device} is not known ({found}), needs {wanted.capability_text}"
+    if all(_COMPARE[compare](found, limit) for compare, limit in wanted.capability):
+        return None
+    return f"capability is {found[0]}.{found[1]}, needs {wanted.capability_text}"
+
+
+def passed(entry: KernelEntry) -> frozenset[str] | None:
+    """The operator's arguments that the kernel is called with; None when it gets all of them."""
+    if entry.args is None:
+        return None
+    return frozenset(given.value.name for given in entry.args if isinstance(given.value, Argument))
+
+
+def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[str, Any], ...]:
+    """Arguments that the kernel does not get, with the only value with which leaving them out is right.
+
+    One that a where expression speaks of is the author's care.
+    """
+    given = passed(entry)
+    if given is None:
+        return ()
+    spoken = frozenset(name for condition in entry.where for name in condition.names)
+    return tuple(
+        (parameter.name, parameter.default)
+        for parameter in signature.parameters
+        if parameter.name not in given | spoken and not parameter.out and parameter.default is not REQUIRED
+    )
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Whether an argument is what it is when it is left out."""
+    try:
+        return value is default or same(value, default)
+    except Undecided:
+        return False
+
+
+def checker(entry: KernelEntry, signature: Signature) -> Checker:
+    """checker(*args, **kwargs) -> True, or the first constraint of the kernel that fails, in words."""
+    return Checker(entry, signature)
+
+
+def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], checkers: Iterable[Checker]) -> str:
+    """Why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu, …'."""
+    shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
+    reasons = [f"{each.entry.name}: {'; '.join(each.failures(*args, **kwargs))}" for each in checkers]
+    return f"no kernel for {name}({', '.join(shown)}): {'; '.join(reasons) or 'none is registered'}"
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, TENSORS):
+        return show(value)
+    return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}] {value.device}"

@@ -1,0 +1,34 @@
+"""The names that a dtype goes by in a manifest: torch's, and ExecuTorch's."""
+
+import torch
+
+_EXECUTORCH = {
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Half": torch.float16,
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "ComplexHalf": torch.complex32,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+    "Bool": torch.bool,
+    "BFloat16": torch.bfloat16,
+}
+
+DTYPES: dict[str, torch.dtype] = {
+    **{name: value for name, value in sorted(vars(torch).items()) if isinstance(value, torch.dtype)},
+    **_EXECUTORCH,
+}
+
+
+def find_dtype(name: str) -> torch.dtype | None:
+    """The dtype of a name ('float16', 'torch.float16', 'half', 'Half'), or None."""
+    return DTYPES.get(name.removeprefix("torch."))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.float16 -> 'float16'."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,72 @@
+"""What is wrong with a manifest: every problem at once, each with its place and a suggestion."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forge.hub.errors import HubError
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """A place in a file; lines and columns count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake, and where it is."""
+
+    mark: Mark
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.mark}: {self.text}"
+
+
+class ManifestError(HubError, ValueError):
+    """A manifest that cannot be used: `problems` holds all that is wrong with it, in the order of the file."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems)))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class Problems:
+    """Collects problems while the rest of a file is still read."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+
+    def add(self, mark: Mark, text: str) -> None:
+        """One more problem."""
+        self.found.append(Problem(mark, text))
+
+    def raise_any(self) -> None:
+        """Raises ManifestError when there is a problem."""
+        if self.found:
+            raise ManifestError(self.found)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'kernel_name'?", or nothing when no known name is near."""
+    near = _near(name, known)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    candidates = list(dict.fromkeys(known))
+    overloads = [other for other in candidates if other.startswith(name + ".")]
+    if overloads:
+        return overloads[:3]
+    similar = [other for other in candidates if abs(len(other) - len(name)) <= 3]
+    found = difflib.get_close_matches(name, similar, n=1, cutoff=0.7)
+    if not found:
+        found = [other for other in similar if other.lower() == name.lower()][:1]
+    return found

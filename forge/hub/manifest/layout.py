@@ -1,0 +1,77 @@
+"""Dim orders of tensors, and the fix-ups that put a tensor in one."""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge.hub.manifest.model import CONTIGUOUS, DimOrder, KernelEntry, Layout, OrderAlias
+from forge.hub.manifest.where import Undecided, is_true
+from forge.ir import Dim, TensorProxy
+
+Tensor = torch.Tensor | TensorProxy
+
+ORDERS = {
+    "contiguous": CONTIGUOUS,
+    "channels_last": DimOrder((0, 2, 3, 1)),
+    "channels_last_3d": DimOrder((0, 2, 3, 4, 1)),
+}
+
+
+def strides_of(tensor: Tensor) -> Sequence[Dim] | None:
+    """The strides of a tensor, None where a proxy does not know them."""
+    return tensor.strides if isinstance(tensor, TensorProxy) else tensor.stride()
+
+
+def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
+    """Whether the tensor's elements lie in memory in this order, without gaps; None when that is not known.
+
+    Source: tensor.permute(order).is_contiguous(), which an expanded tensor is not (Tensor.dim_order() says it is).
+    """
+    shape, strides = tensor.shape, strides_of(tensor)
+    if order.dims is not None and len(order.dims) != len(shape):
+        return False
+    if strides is None:
+        return None
+    dims = range(len(shape)) if order.dims is None else order.dims
+    expected = 1
+    matches = True
+    try:
+        for dim in reversed(dims):
+            if is_true(shape[dim] == 1):
+                continue
+            matches = matches and is_true(strides[dim] == expected)
+            expected = expected * shape[dim]
+        return matches or is_true(expected == 0)
+    except Undecided:
+        return None
+
+
+def fix_ups(entry: KernelEntry) -> dict[str, Layout]:
+    """What must be done, when the program runs, to each argument of a kernel: what `layout` and `align` declare, and
+    the declared dim orders, which a checker cannot always see: a proxy in the middle of a trace has no strides.
+    """
+    wanted = dict(entry.layout)
+    for name, alias in entry.orders.items():
+        if len(alias.orders) == 1:
+            known = wanted.get(name, Layout())
+            wanted[name] = Layout(known.order or alias.orders[0], known.align)
+    return wanted
+
+
+def fix(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The tensor as a kernel needs it: itself where it is so already, else a copy."""
+    order = layout.order
+    if order is not None:
+        if order.dims is None:
+            tensor = tensor.contiguous()
+        elif len(order.dims) == tensor.ndim:
+            inverse = sorted(range(tensor.ndim), key=order.dims.__getitem__)
+            tensor = tensor.permute(order.dims).contiguous().permute(inverse)
+    if layout.align is not None and tensor.data_ptr() % layout.align:
+        tensor = tensor.clone()
+    return tensor
+
+
+def fits(alias: OrderAlias, tensor: Tensor) -> tuple[DimOrder, ...]:
+    """The orders of an alias that the tensor is, or may be, in."""
+    return tuple(order for order in alias.orders if in_order(order, tensor) is not False)

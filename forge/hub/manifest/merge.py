@@ -1,0 +1,74 @@
+"""Many kernels of one operator: which are the same, and which is asked first."""
+
+from collections.abc import Hashable, Iterable, Iterator
+
+from forge.hub.manifest.dtypes import dtype_name
+from forge.hub.manifest.errors import Problem, Problems
+from forge.hub.manifest.model import KernelEntry, Manifest
+
+
+def candidates(entries: Iterable[KernelEntry]) -> list[KernelEntry]:
+    """The kernels in the order in which they are asked: by priority, then the more specific, then as declared."""
+    return sorted(entries, key=lambda entry: (-entry.priority, -entry.specificity))
+
+
+def merge(manifests: Iterable[Manifest]) -> dict[str, list[KernelEntry]]:
+    """The candidates for each operator from all manifests.
+
+    Kernels are merged one by one: a default kernel stays when a partial one comes. `replace: true` drops the kernels
+    that earlier manifests (and earlier entries) gave for the operator. Raises ManifestError when two manifests of one
+    library have the same kernel; kernels of different libraries are candidates side by side.
+    """
+    merged: dict[str, list[KernelEntry]] = {}
+    for manifest in manifests:
+        for op in manifest.ops:
+            merged[op.name] = [*([] if op.replace else merged.get(op.name, [])), *op.kernels]
+    problems = Problems()
+    for entries in merged.values():
+        problems.found += duplicates(entries)
+    problems.raise_any()
+    return {name: candidates(entries) for name, entries in merged.items() if entries}
+
+
+def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
+    """A problem for each kernel that accepts what an earlier one of its library does, or has its name."""
+    by_inputs: dict[Hashable, KernelEntry] = {}
+    by_name: dict[Hashable, KernelEntry] = {}
+    for entry in entries:
+        first = by_inputs.setdefault((entry.library, entry.op, _inputs(entry)), entry)
+        if first is not entry:
+            yield Problem(
+                entry.mark,
+                f"duplicate kernel for {entry.op}: {_located(first, entry)} and {_located(entry, entry)} "
+                "accept the same inputs; constrain one, or give them different priorities",
+            )
+            continue
+        first = by_name.setdefault((entry.library, entry.op, entry.name), entry)
+        if first is not entry and not (first.kernel_name == first.name and entry.kernel_name == entry.name):
+            text = f"the name {entry.name!r} is taken by the kernel at {_place(first, entry)}"
+            yield Problem(entry.mark, f"{text} of {entry.op}")
+
+
+def _located(entry: KernelEntry, beside: KernelEntry) -> str:
+    return f"{entry.name!r} ({_place(entry, beside)})"
+
+
+def _place(entry: KernelEntry, beside: KernelEntry) -> str:
+    file = "" if entry.mark.file == beside.mark.file else f"{entry.mark.file}, "
+    return f"{file}line {entry.mark.line}"
+
+
+def _inputs(entry: KernelEntry) -> Hashable:
+    """What a kernel accepts, whatever its aliases are called."""
+    numbers: dict[str | None, int] = {None: -1}
+    dtypes = tuple(
+        (name, frozenset(map(dtype_name, alias.dtypes)), numbers.setdefault(alias.name, len(numbers)))
+        for name, alias in sorted(entry.dtypes.items())
+    )
+    orders = tuple(
+        (name, alias.orders, numbers.setdefault(alias.name, len(numbers)))
+        for name, alias in sorted(entry.orders.items())
+    )
+    shape = tuple((name, str(pattern)) for name, pattern in sorted(entry.shape.items()))
+    where = frozenset(condition.text for condition in entry.where)
+    return entry.priority, entry.device, dtypes, orders, entry.optional, shape, where

@@ -1,0 +1,314 @@
+"""What a valid manifest says, as plain data."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from packaging.specifiers import SpecifierSet
+
+from forge.hub.manifest.dtypes import dtype_name
+from forge.hub.manifest.errors import Mark
+from forge.hub.manifest.shapes import ShapePattern
+from forge.hub.manifest.where import Where
+
+# operators
+
+
+NOWHERE = Mark("", 1, 1)
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an operator.
+
+    kind: "tensor", "tensors" (a list of them), "other", or "any" where it is not known.
+    optional: None goes in place of a tensor. out: where an out-variant writes. rest: takes all further arguments.
+    """
+
+    name: str
+    kind: str
+    optional: bool = False
+    default: Any = REQUIRED
+    keyword_only: bool = False
+    out: bool = False
+    rest: bool = False
+
+    @property
+    def may_be_tensor(self) -> bool:
+        return self.kind != "other"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How an operator is called. `name` is its canonical name; `returns` counts its results, None where not known."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    returns: int | None = 1
+
+    @cached_property
+    def by_name(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the arguments that are or may be tensors."""
+        return tuple(parameter.name for parameter in self.parameters if parameter.may_be_tensor)
+
+    @cached_property
+    def _positional(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.parameters if not (p.keyword_only or p.rest))
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        return {p.name: p.default for p in self.parameters if p.default is not REQUIRED}
+
+    @cached_property
+    def _rest(self) -> str | None:
+        return next((p.name for p in self.parameters if p.rest), None)
+
+    def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, with defaults."""
+        bound = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
+        if self._rest is not None:
+            bound[self._rest] = tuple(args[len(self._positional) :])
+        return bound
+
+
+class Resolver(Protocol):
+    """Knows the operators that `op` may name."""
+
+    def resolve(self, name: str) -> Signature | None:
+        """The signature of an operator, or None when there is none of this name."""
+
+    def names(self) -> Iterable[str]:
+        """The names of all operators, for suggestions."""
+
+
+# constraints
+
+
+@dataclass(frozen=True)
+class DtypeAlias:
+    """The dtypes that an argument may have. Arguments with one alias have one dtype in a call.
+
+    `name` is None for a dtype that was named directly.
+    """
+
+    name: str | None
+    dtypes: tuple[torch.dtype, ...]
+
+    def __str__(self) -> str:
+        dtypes = ", ".join(map(dtype_name, self.dtypes))
+        return dtypes if self.name is None else f"{self.name} ({dtypes})"
+
+
+@dataclass(frozen=True)
+class DimOrder:
+    """The order of a tensor's dims in memory, outermost first; None is contiguous, for any number of dims."""
+
+    dims: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        return "contiguous" if self.dims is None else str(list(self.dims))
+
+
+CONTIGUOUS = DimOrder()
+
+
+@dataclass(frozen=True)
+class OrderAlias:
+    """The dim orders that an argument may have. Arguments with one alias have one order in a call."""
+
+    name: str | None
+    orders: tuple[DimOrder, ...]
+
+    def __str__(self) -> str:
+        orders = ", ".join(map(str, self.orders))
+        return orders if self.name is None else f"{self.name} ({orders})"
+
+
+@dataclass(frozen=True)
+class Device:
+    """The devices that a kernel runs on, and the capability that it needs there (CUDA)."""
+
+    types: tuple[str, ...]
+    capability: tuple[tuple[str, tuple[int, int]], ...] = ()
+    capability_text: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an argument must be when the kernel gets it: in `order`, at an address that `align` divides."""
+
+    order: DimOrder | None = None
+    align: int | None = None
+
+
+# how a kernel is called
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of the operator, given to a kernel's parameter."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant, given to a kernel's parameter."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one parameter of a kernel gets; `parameter` is None when it is given by position."""
+
+    parameter: str | None
+    value: Argument | Constant
+
+
+@dataclass(frozen=True)
+class Grad:
+    """How a kernel is differentiated.
+
+    kind: "none" (it is not used where a gradient is needed), "composite" (backward derived from the decomposition) or
+    "kernel": `kernel_name`, called with `args` (the operator's arguments, `grad_output` and `output`, numbered when
+    there are several), gives the gradients of the arguments in `returns`, or writes them to its `out` parameters.
+    """
+
+    kind: str = "none"
+    kernel_name: str | None = None
+    args: tuple[Given, ...] | None = None
+    out: tuple[str | int, ...] = ()
+    returns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """One kernel: what it implements, where it may be used, and how it is called.
+
+    op: the operator's canonical name, or the pattern. op_kind: "op", "func" or "pattern". kernel_name: the function
+    (`ns::name`, `python:module:function`, `hub:org/repo:function`); `fn`: itself, where it was given in Python.
+    dtypes, orders, shape: constraints by argument; optional: constrained arguments that may be None.
+    returns: the dtypes of results, by position. args: what the kernel is called with, None for the operator's own
+    arguments. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
+    layout: fix-ups by argument. tolerance: (rtol, atol) by dtype.
+    """
+
+    op: str
+    name: str
+    kernel_name: str | None = None
+    fn: Callable | None = field(default=None, compare=False)
+    op_kind: str = "op"
+    library: str = ""
+    priority: int = 0
+    device: Device | None = None
+    dtypes: Mapping[str, DtypeAlias] = field(default_factory=dict)
+    orders: Mapping[str, OrderAlias] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    returns: Mapping[int, DtypeAlias] = field(default_factory=dict)
+    shape: Mapping[str, ShapePattern] = field(default_factory=dict)
+    where: tuple[Where, ...] = ()
+    grad: Grad = Grad()
+    tolerance: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
+    args: tuple[Given, ...] | None = None
+    out: tuple[str | int, ...] = ()
+    layout: Mapping[str, Layout] = field(default_factory=dict)
+    mark: Mark = field(default=NOWHERE, compare=False)
+
+    __hash__ = object.__hash__
+
+    @property
+    def constrained(self) -> tuple[str, ...]:
+        """The arguments that dtypes, dim orders or shapes are declared for."""
+        return tuple(dict.fromkeys((*self.dtypes, *self.orders, *self.shape)))
+
+    @property
+    def specificity(self) -> int:
+        """How many constraints it has: of two kernels that both fit, the more specific one comes first."""
+        devices = 0 if self.device is None else 1 + len(self.device.capability)
+        return devices + len(self.dtypes) + len(self.orders) + len(self.shape) + len(self.where)
+
+
+# a file
+
+
+@dataclass(frozen=True)
+class Library:
+    """The name of a set of kernels, and the priority of those that declare none."""
+
+    name: str
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What must be installed: a torch version, and Python packages as requirements ("einops>=0.7")."""
+
+    torch: SpecifierSet = field(default_factory=SpecifierSet)
+    python: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Build:
+    """How the kernels are compiled: source files and folders (relative to the manifest), and flags."""
+
+    cpp: tuple[str, ...] = ()
+    cuda: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    cflags: tuple[str, ...] = ()
+    cuda_cflags: tuple[str, ...] = ()
+    ldflags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpEntry:
+    """One operator of a manifest, and its kernels.
+
+    kind "op": `name` exists. "func": a new operator of this `schema`, with an optional `fake` (its meta) and
+    `reference` (its decomposition). "pattern": the function `name` in plain torch, to be found in traces.
+    `signature` is None where only importing the pattern would tell it. `replace`: earlier kernels are dropped.
+    """
+
+    kind: str
+    name: str
+    signature: Signature | None
+    kernels: tuple[KernelEntry, ...]
+    schema: str | None = None
+    fake: str | None = None
+    reference: str | None = None
+    replace: bool = False
+    mark: Mark = NOWHERE
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A valid manifest. dialect: "forge", or "executorch" for a functions.yaml."""
+
+    file: str
+    dialect: str
+    library: Library
+    ops: tuple[OpEntry, ...]
+    requires: Requires = Requires()
+    build: Build = Build()
+
+    @property
+    def kernels(self) -> tuple[KernelEntry, ...]:
+        """The kernels of all operators, in order of declaration; what `replace: true` dropped is gone."""
+        kept: dict[str, list[KernelEntry]] = {}
+        for op in self.ops:
+            kept[op.name] = [*([] if op.replace else kept.get(op.name, [])), *op.kernels]
+        return tuple(sorted((kernel for kernels in kept.values() for kernel in kernels), key=lambda entry: entry.mark))

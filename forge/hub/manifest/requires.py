@@ -1,0 +1,27 @@
+"""Whether what a manifest requires is installed."""
+
+from importlib import metadata
+
+import torch
+from packaging.requirements import Requirement
+
+from forge.hub.manifest.model import Requires
+
+
+def unmet(requires: Requires) -> list[str]:
+    """What is missing, in words: 'needs torch>=2.12, but 2.11.0 is installed'."""
+    missing = []
+    if not requires.torch.contains(torch.__version__.split("+")[0], prereleases=True):
+        missing.append(f"needs torch{requires.torch}, but {torch.__version__} is installed")
+    for text in requires.python:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            missing.append(f"needs {text}, which is not installed")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            missing.append(f"needs {text}, but {version} is installed")
+    return missing

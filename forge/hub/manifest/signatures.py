@@ -1,0 +1,219 @@
+"""Signatures of operators: from torch's schemas, which are parsed by torch, and from Python functions."""
+
+import inspect
+import keyword
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from forge.hub.manifest.model import REQUIRED, Parameter, Signature
+from forge.ir import TensorProxy
+
+MAX_SCHEMA = 4000
+
+_TENSOR_TYPES = (torch.Tensor, TensorProxy)
+_NAMESPACES = ("aten", "prim", "prims", "torch", "c10d", "quantized")
+_INTEGER_TYPES = ("int", "Optional[int]")
+
+
+class InvalidSchema(ValueError):
+    """A text that is no schema of an operator that forge can define."""
+
+
+def from_schema(schema: Any) -> Signature:
+    """The signature of a torch._C.FunctionSchema."""
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return Signature(name, tuple(map(_from_argument, schema.arguments)), len(schema.returns))
+
+
+def _from_argument(argument: Any) -> Parameter:
+    written = str(argument.type)
+    optional = written.startswith("Optional[")
+    inner = written.removeprefix("Optional[").removesuffix("]") if optional else written
+    kind = "tensor" if inner == "Tensor" else "tensors" if "Tensor" in inner else "other"
+    return Parameter(
+        argument.name,
+        kind,
+        optional=optional,
+        default=argument.default_value if argument.has_default_value() else REQUIRED,
+        keyword_only=argument.kwarg_only,
+        out=_is_written(argument) and argument.kwarg_only,
+    )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def parse_schema(text: str, *, namespace: str | None = None) -> Signature:
+    """The signature that a `func` declares; `namespace` is for a name that has none.
+
+    Raises InvalidSchema with torch's words, which mark the place with a caret, or for what torch lets through: a wrong
+    out-variant, two arguments of one name, a default of another type.
+    """
+    return from_schema(parsed_schema(text, namespace=namespace))
+
+
+def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
+    """As parse_schema, the torch._C.FunctionSchema."""
+    if len(text) > MAX_SCHEMA or not text.isascii() or not text.isprintable():
+        raise InvalidSchema(f"invalid schema: it must be at most {MAX_SCHEMA} printable ASCII characters on one line")
+    try:
+        schema = torch._C.parse_schema(text)
+    except RuntimeError as error:
+        raise InvalidSchema(f"invalid schema: {str(error).strip()}") from None
+    if "::" not in schema.name and namespace is not None:
+        schema = torch._C.parse_schema(f"{namespace}::{text.strip()}")
+    for problem in _schema_problems(schema, torch_namespaces=namespace is not None):
+        raise InvalidSchema(f"invalid schema: {problem}")
+    return schema
+
+
+def _schema_problems(schema: Any, *, torch_namespaces: bool) -> Iterator[str]:
+    """What torch's parser accepts, but no operator can be."""
+    namespace, separator, _ = schema.name.partition("::")
+    if not separator:
+        yield f"the name {schema.name!r} has no namespace; write acme::{schema.name}"
+    elif namespace in _NAMESPACES and not torch_namespaces:
+        yield f"the namespace {namespace!r} is torch's own; use one of your own"
+    names = [argument.name for argument in schema.arguments]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            yield f"two arguments are called {name!r}"
+    for argument in schema.arguments:
+        default = argument.default_value if argument.has_default_value() else None
+        if isinstance(default, float) and str(argument.type) in _INTEGER_TYPES:
+            yield f"the default {default} of {argument.name!r} is no integer"
+        if _is_written(argument) and not argument.kwarg_only and not torch_namespaces:
+            yield f"{argument.name!r} is changed in place; only keyword-only out arguments may be written to"
+    yield from _out_problems(schema)
+
+
+def _out_problems(schema: Any) -> Iterator[str]:
+    outs = [argument for argument in schema.arguments if _is_written(argument)]
+    if not outs:
+        if schema.overload_name == "out" or schema.overload_name.endswith("_out"):
+            yield f"the overload {schema.overload_name!r} has no out argument: write *, Tensor(a!) out"
+        if not schema.returns:
+            yield "it returns nothing and writes to nothing"
+        return
+    free = [frozenset(argument.alias_info.before_set) for argument in outs]
+    for position, result in enumerate(schema.returns):
+        aliases = frozenset(result.alias_info.before_set) if result.alias_info is not None else frozenset()
+        if aliases not in free:
+            letter = next(iter(sorted(free[0])), "a") if free else "a"
+            yield f"result {position} is not an out argument; an out-variant returns Tensor({letter}!)"
+            return
+        free.remove(aliases)
+
+
+def from_function(function: Callable, name: str) -> Signature:
+    """The signature of a Python function, by its annotations; an argument without one may be anything.
+
+    Raises ValueError or TypeError when the function does not tell its parameters.
+    """
+    signature = python_signature(function)
+    parameters = [_from_parameter(parameter) for parameter in signature.parameters.values()]
+    return Signature(name, tuple(p for p in parameters if p is not None), _returns(signature.return_annotation))
+
+
+def python_signature(function: Callable) -> inspect.Signature:
+    """inspect.signature, with annotations evaluated where they can be."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except (NameError, SyntaxError, AttributeError, TypeError):
+        return inspect.signature(function)
+
+
+def _from_parameter(parameter: inspect.Parameter) -> Parameter | None:
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        return None
+    kind, optional = _kind(parameter.annotation)
+    rest = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+    default = REQUIRED if parameter.default is inspect.Parameter.empty else parameter.default
+    return Parameter(
+        parameter.name,
+        "tensors" if rest and kind == "tensor" else kind,
+        optional=optional or default is None,
+        default=default,
+        keyword_only=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
+        rest=rest,
+    )
+
+
+def _kind(annotation: Any) -> tuple[str, bool]:
+    if annotation in (inspect.Parameter.empty, Any) or isinstance(annotation, str):
+        return "any", False
+    if annotation in _TENSOR_TYPES:
+        return "tensor", False
+    members = typing.get_args(annotation)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        kinds = {_kind(member)[0] for member in members if member is not type(None)}
+        optional = type(None) in members
+        return (kinds.pop() if len(kinds) == 1 else "any"), optional
+    if any(member in _TENSOR_TYPES for member in members):
+        return "tensors", False
+    return "other", False
+
+
+def _returns(annotation: Any) -> int | None:
+    if annotation in _TENSOR_TYPES:
+        return 1
+    members = typing.get_args(annotation)
+    if typing.get_origin(annotation) is tuple and Ellipsis not in members:
+        return len(members)
+    return None
+
+
+# what a kernel is called with
+
+
+def call_problems(function: Callable, positional: list[str | None], named: list[str]) -> list[str]:
+    """What is wrong with calling a kernel with these positional arguments (by what they are) and these named ones."""
+    parameters = _kernel_parameters(function)
+    if parameters is None:
+        return []
+    takes = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    refused = [] if any_position else [str(what) for what in positional[len(takes) :]]
+    refused += [] if any_name else [name for name in named if name not in by_name]
+    filled = {p.name for p in takes[: len(positional)]} | set(named)
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in filled
+    ]
+    twice = [p.name for p in takes[: len(positional)] if p.name in named]
+    return [
+        *[f"its signature does not accept {name!r}" for name in refused],
+        *[f"its signature needs {name!r}, which it is not given" for name in missing],
+        *[f"it is given {name!r} twice" for name in twice],
+    ]
+
+
+def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
+    """The parameters of a Python function or of a torch operator; None where they are not known."""
+    schema = getattr(function, "_schema", None)
+    if schema is None and hasattr(function, "overloads"):
+        overloads = function.overloads()
+        schema = getattr(function, overloads[0])._schema if len(overloads) == 1 else None
+        if schema is None:
+            return None
+    if schema is not None:
+        return [_schema_parameter(argument) for argument in schema.arguments]
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        return None
+
+
+def _schema_parameter(argument: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+    name = argument.name + "_" if keyword.iskeyword(argument.name) else argument.name
+    return inspect.Parameter(name, kind, default=default)

@@ -1,0 +1,389 @@
+"""From a parsed document to a Manifest: everything is checked, and every problem reported, before anything is used."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from forge.hub.manifest import kernels, signatures
+from forge.hub.manifest.aliases import Aliases, read_aliases
+from forge.hub.manifest.errors import Mark, Problems, did_you_mean
+from forge.hub.manifest.fields import Fields, Reader, constant
+from forge.hub.manifest.merge import duplicates
+from forge.hub.manifest.model import (
+    Argument,
+    Build,
+    KernelEntry,
+    Library,
+    Manifest,
+    OpEntry,
+    Requires,
+    Resolver,
+    Signature,
+)
+from forge.hub.manifest.parse import Document, ListNode, Node, parse, read_document
+
+VERSION = 1
+KEYS = ("forge_kernels", "library", "requires", "build", "ops")
+OP_KEYS = (
+    "op",
+    "func",
+    "pattern",
+    "kernels",
+    "type_alias",
+    "dim_order_alias",
+    "fake",
+    "reference",
+    "replace",
+)
+EXECUTORCH_OP_KEYS = ("op", "func", "kernels", "type_alias", "dim_order_alias")
+# what torch's native_functions.yaml adds to an entry, and a functions.yaml may carry along
+NATIVE_FUNCTION_KEYS = (
+    "dispatch",
+    "variants",
+    "tags",
+    "namespace",
+    "structured",
+    "structured_delegate",
+    "structured_inherits",
+    "precomputed",
+    "ufunc_inner_loop",
+    "device_check",
+    "device_guard",
+    "cpp_no_default_args",
+    "python_module",
+    "category_override",
+    "manual_cpp_binding",
+    "manual_kernel_registration",
+    "use_const_ref_for_mutable_tensors",
+    "autogen",
+)
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_PATTERN = re.compile(r"[A-Za-z_]\w*|python:\.*[\w.]*:[A-Za-z_][\w.]*")
+_TARGETS = ("op", "func", "pattern")
+
+Find = Callable[[str], Any]
+
+
+def read_manifest(path: Path | str, resolver: Resolver, *, find: Find | None = None) -> Manifest:
+    """The manifest in a file. Raises ManifestError with every problem; see validate."""
+    path = Path(path)
+    return validate(read_document(path), resolver, find=find, folder=path.parent)
+
+
+def parse_manifest(
+    text: str | bytes, resolver: Resolver, *, file: str = "manifest", find: Find | None = None
+) -> Manifest:
+    """The manifest in a text. Raises ManifestError with every problem; see validate."""
+    return validate(parse(text, file), resolver, find=find)
+
+
+def validate(
+    document: Document, resolver: Resolver, *, find: Find | None = None, folder: Path | None = None
+) -> Manifest:
+    """The manifest that a document holds: forge's dialect, or ExecuTorch's functions.yaml (a list).
+
+    resolver: knows the operators. find: gives the function that a kernel's or pattern's name means, or raises; without
+    it nothing is imported, kernels are not looked for, and a pattern's arguments are not checked. folder: where the
+    sources of `build` must be. Raises ManifestError with every problem.
+    """
+    problems = Problems()
+    problems.found.extend(document.problems)
+    reader = _Manifest(document, problems, resolver, find, folder)
+    manifest = None
+    if document.root is not None:
+        manifest = reader.read(document.root)
+    elif not document.problems:
+        problems.add(Mark(document.file, 1, 1), "the manifest is empty; it begins with forge_kernels: 1")
+    problems.raise_any()
+    assert manifest is not None, "a manifest without problems was read"
+    return manifest
+
+
+class _Manifest:
+    """Reads a document's root."""
+
+    def __init__(
+        self, document: Document, problems: Problems, resolver: Resolver, find: Find | None, folder: Path | None
+    ) -> None:
+        self.document = document
+        self.problems = problems
+        self.reader = Reader(problems)
+        self.resolver = resolver
+        self.find = find
+        self.folder = folder
+        self.library = Library("")
+        self.functions: dict[str, Signature] = {}
+
+    def read(self, root: Node) -> Manifest | None:
+        if isinstance(root, ListNode):
+            self.library = Library(Path(self.document.file).stem)
+            return self._finished(Manifest(self.document.file, "executorch", self.library, self._ops(root, True)))
+        fields = self.reader.fields(root, "the manifest", KEYS, required=("forge_kernels", "library", "ops"))
+        if fields is None:
+            return None
+        self._version(fields)
+        self.library = self._library(fields.get("library"))
+        manifest = Manifest(
+            self.document.file,
+            "forge",
+            self.library,
+            self._ops(fields.get("ops"), False),
+            self._requires(fields.get("requires")),
+            self._build(fields.get("build")),
+        )
+        return self._finished(manifest)
+
+    def _finished(self, manifest: Manifest) -> Manifest:
+        by_op: dict[str, list[KernelEntry]] = {}
+        for kernel in manifest.kernels:
+            by_op.setdefault(kernel.op, []).append(kernel)
+        for entries in by_op.values():
+            self.problems.found.extend(duplicates(entries))
+        return manifest
+
+    # the head
+
+    def _version(self, fields: Fields) -> None:
+        node = fields.get("forge_kernels")
+        if node is not None and (type(constant(node)) is not int or constant(node) != VERSION):
+            self.reader.no(node, "forge_kernels", f"{VERSION}, the version of manifests that this forge reads")
+
+    def _library(self, node: Node | None) -> Library:
+        fields = None if node is None else self.reader.fields(node, "library", ("name", "priority"), required=("name",))
+        if fields is None:
+            return Library("")
+        wanted = "letters, digits, '_', '-' and '.', such as acme.norms"
+        name = self.reader.matching(fields.get("name"), "library name", _NAME, wanted)
+        return Library(name or "", self.reader.integer(fields.get("priority"), "library priority") or 0)
+
+    def _requires(self, node: Node | None) -> Requires:
+        fields = None if node is None else self.reader.fields(node, "requires", ("torch", "python"))
+        if fields is None:
+            return Requires()
+        torch_node, python = fields.get("torch"), []
+        text = self.reader.text(torch_node, "requires torch")
+        versions = SpecifierSet()
+        if text is not None:
+            try:
+                versions = SpecifierSet(text)
+            except InvalidSpecifier:
+                self.reader.no(torch_node, "requires torch", "a version range such as '>=2.11'")
+        for item in self.reader.one_or_more(fields.get("python")):
+            text = self.reader.text(item, "requires python")
+            if text is not None and self._is_requirement(text, item):
+                python.append(text)
+        return Requires(versions, tuple(python))
+
+    def _is_requirement(self, text: str, node: Node) -> bool:
+        try:
+            return not Requirement(text).url
+        except InvalidRequirement:
+            self.reader.no(node, "requires python", "packages such as einops or 'einops>=0.7'")
+            return False
+
+    def _build(self, node: Node | None) -> Build:
+        names = tuple(Build.__dataclass_fields__)
+        fields = None if node is None else self.reader.fields(node, "build", names)
+        if fields is None:
+            return Build()
+        found = {name: self.reader.texts(fields.get(name), f"build {name}") for name in names}
+        for name in ("cpp", "cuda", "include"):
+            for item in self.reader.one_or_more(fields.get(name)):
+                self._check_path(item, name)
+        return Build(**found)
+
+    def _check_path(self, node: Node, key: str) -> None:
+        """Sources lie in the manifest's own folder."""
+        text = constant(node)
+        if not isinstance(text, str):
+            return
+        absolute = PurePosixPath(text).is_absolute() or PureWindowsPath(text).anchor or "\0" in text
+        if absolute or ".." in re.split(r"[/\\]", text):
+            self.problems.add(node.mark, f"build {key} {text!r} must be a path inside of the manifest's folder")
+            return
+        if self.folder is None:
+            return
+        base, path = os.path.realpath(self.folder), os.path.realpath(self.folder / text)
+        if os.path.commonpath([base, path]) != base:
+            self.problems.add(node.mark, f"build {key} {text!r} is a link out of the manifest's folder")
+        elif not (os.path.isdir(path) if key == "include" else os.path.isfile(path)):
+            near = did_you_mean(text, _files_beside(self.folder, text))
+            self.problems.add(node.mark, f"build {key} {text!r} does not exist in {self.folder}{near}")
+
+    # operators
+
+    def _ops(self, node: Node | None, executorch: bool) -> tuple[OpEntry, ...]:
+        items = self.reader.items(node, "ops", "a list of entries that begin with '- op: …'")
+        found = [self._op(item, index, executorch) for index, item in enumerate(items)]
+        return tuple(entry for entry in found if entry is not None)
+
+    def _op(self, node: Node, index: int, executorch: bool) -> OpEntry | None:
+        known = EXECUTORCH_OP_KEYS if executorch else OP_KEYS
+        ignored = NATIVE_FUNCTION_KEYS if executorch else ()
+        fields = self.reader.fields(node, f"ops[{index}]", known, ignored=ignored)
+        if fields is None:
+            return None
+        given = [kind for kind in _TARGETS if fields.get(kind) is not None]
+        if len(given) != 1:
+            wanted = "exactly one of 'op', 'func' and 'pattern' is required"
+            self.problems.add(fields.mark, f"{wanted}{'; given: ' + ', '.join(given) if given else ''}")
+        aliases = read_aliases(self.reader, fields.get("type_alias"), fields.get("dim_order_alias"))
+        kind = given[0] if len(given) == 1 else None
+        name, signature = self._target(kind, fields, executorch)
+        schema = self.reader.text(fields.get("func"), "func") if kind == "func" else None
+        entry_kernels = self._kernels(fields, kind or "op", name, signature, aliases, executorch)
+        return OpEntry(
+            kind=kind or "op",
+            name=name or "",
+            signature=signature,
+            kernels=entry_kernels,
+            schema=schema,
+            fake=self._of_func("fake", fields, kind),
+            reference=self._of_func("reference", fields, kind),
+            replace=self.reader.boolean(fields.get("replace"), "replace"),
+            mark=fields.mark,
+        )
+
+    def _of_func(self, key: str, fields: Fields, kind: str | None) -> str | None:
+        node = fields.get(key)
+        if node is not None and kind in ("op", "pattern"):
+            self.problems.add(fields.mark_of(key), f"{key!r} belongs to a 'func': an {kind} has it already")
+            return None
+        return self.reader.matching(node, key, kernels.KERNEL_NAME, kernels.KERNEL_NAME_FORMS)
+
+    def _target(self, kind: str | None, fields: Fields, executorch: bool) -> tuple[str | None, Signature | None]:
+        """The canonical name of what an entry implements, and its signature."""
+        if kind is None:
+            return None, None
+        node = fields.get(kind)
+        text = self.reader.text(node, kind)
+        if text is None:
+            return None, None
+        read = {"op": self._existing, "func": self._declared, "pattern": self._pattern}[kind]
+        signature = read(text.strip(), node, executorch)
+        name = signature.name if signature is not None else text.strip() if kind == "pattern" else None
+        return name, signature
+
+    def _existing(self, text: str, node: Node, executorch: bool) -> Signature | None:
+        name = f"aten::{text}" if executorch and "::" not in text else text
+        signature = self.functions.get(name) or self.resolver.resolve(name)
+        if signature is None:
+            near = did_you_mean(name, (*self.resolver.names(), *self.functions))
+            if not near and "::" not in text and self.resolver.resolve(f"aten::{text}"):
+                near = f"; did you mean 'aten::{text}'?"
+            self.problems.add(node.mark, f"unknown operator {name!r}{near}")
+        return signature
+
+    def _declared(self, text: str, node: Node, executorch: bool) -> Signature | None:
+        try:
+            signature = signatures.parse_schema(text, namespace="aten" if executorch else None)
+        except signatures.InvalidSchema as error:
+            self.problems.add(node.mark, str(error))
+            return None
+        if signature.name in self.functions:
+            self.problems.add(node.mark, f"func {signature.name!r} is declared twice")
+        self.functions[signature.name] = signature
+        return signature
+
+    def _pattern(self, text: str, node: Node, executorch: bool) -> Signature | None:
+        if not _PATTERN.fullmatch(text):
+            self.reader.no(node, "pattern", "the name of a pattern, or 'python:module:function'")
+            return None
+        if not text.startswith("python:"):
+            signature = self.resolver.resolve(f"pattern:{text}")
+            if signature is None:
+                known = [name.removeprefix("pattern:") for name in self.resolver.names() if name.startswith("pattern:")]
+                near = did_you_mean(text, known) or f"; known: {', '.join(known) or 'none'}, or python:module:function"
+                self.problems.add(node.mark, f"unknown pattern {text!r}{near}")
+            return signature
+        if self.find is None:
+            return None
+        try:
+            return signatures.from_function(self.find(text), text)
+        except Exception as error:
+            self.problems.add(node.mark, f"pattern {text!r} not found: {described(error)}")
+            return None
+
+    def _kernels(
+        self,
+        fields: Fields,
+        kind: str,
+        name: str | None,
+        signature: Signature | None,
+        aliases: Aliases,
+        executorch: bool,
+    ) -> tuple[KernelEntry, ...]:
+        op = kernels.Op(
+            name=name or "the operator",
+            kind=kind,
+            signature=signature,
+            aliases=aliases,
+            library=self.library.name,
+            priority=self.library.priority,
+            executorch=executorch,
+            has_reference=fields.get("reference") is not None,
+        )
+        node = fields.get("kernels")
+        if node is None and not executorch and not fields.get("replace"):
+            self.problems.add(fields.mark, f"{fields.where} has no 'kernels'")
+        items = self.reader.items(node, "kernels", "a list of entries with a kernel_name")
+        found = [kernels.read_kernel(self.reader, item, index, op) for index, item in enumerate(items)]
+        entries = tuple(entry for entry in found if entry is not None)
+        if self.find is not None and signature is not None:
+            for entry in entries:
+                for text in kernel_problems(entry, signature, self.find):
+                    self.problems.add(entry.mark, text)
+        return entries
+
+
+def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:
+    """Why a kernel cannot be called: it is not found, or its signature does not accept what it would be given."""
+    if entry.kernel_name is None and entry.fn is None:
+        return []
+    label = f"kernel {(entry.kernel_name or entry.name)!r}"
+    try:
+        function = entry.fn if entry.fn is not None else find(entry.kernel_name)
+    except Exception as error:
+        return [f"{label} not found: {described(error)}"]
+    positional, named = called_with(entry, signature)
+    return [f"{label}: {text}" for text in signatures.call_problems(function, positional, named)]
+
+
+def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
+    """What a kernel gets by position (by what it is), and the parameters that it gets by name."""
+    if entry.args is None:
+        ours = [parameter for parameter in signature.parameters if not parameter.out]
+        positional = [parameter.name for parameter in ours if not parameter.keyword_only]
+        named = [parameter.name for parameter in ours if parameter.keyword_only]
+    else:
+        positional = [_what(given.value) for given in entry.args if given.parameter is None]
+        named = [given.parameter for given in entry.args if given.parameter is not None]
+    for out in entry.out:
+        if isinstance(out, int):
+            positional.insert(out, f"out {out}")
+        else:
+            named.append(out)
+    return positional, named
+
+
+def _what(value: Any) -> str:
+    return value.name if isinstance(value, Argument) else repr(value.value)
+
+
+def described(error: Exception) -> str:
+    """An exception as one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _files_beside(folder: Path, text: str) -> list[str]:
+    place = (folder / text).parent
+    try:
+        return [str(PurePosixPath(text).parent / name) for name in os.listdir(place)]
+    except OSError:
+        return []
