@@ -87,24 +87,42 @@ def test_from_scratch_runs() -> None:
 
 def test_the_diff_of_adding_an_op_adds_it(tmp_path: Path) -> None:
     """At most four files and four places, and every test of the op passes."""
-    copy = tmp_path / "forge-with-the-op"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "venv"))
-    (diff,) = [m["text"] for m in BLOCK.finditer((ROOT / "docs/adding-an-op.md").read_text()) if m["info"] == "diff"]
-    assert diff.count("\n+++ ") <= 4
-    assert diff.count("\n@@ ") <= 5, "four places, and an import"
-    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path)}
-    subprocess.run(
-        ["git", "apply", "--whitespace=error-all", "-"], cwd=copy, env=outside, input=diff, text=True, check=True
-    )
-    summary = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_ops.py", "--op", "inverse")
+    assert _diff().count("\n+++ ") <= 4
+    assert _diff().count("\n@@ ") <= 5, "four places, and an import"
+    copy = _copy_with_the_op(tmp_path)
+    summary = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_ops.py", "--op", "inverse").stdout
     assert re.search(r"\d\d passed", summary), summary
 
 
-def _python(where: Path, *arguments: str) -> str:
-    """What a Python process prints that finds the package in `where`. Fails with its output when it fails."""
+def test_a_forgotten_place_is_named_with_its_file(tmp_path: Path) -> None:
+    copy = _copy_with_the_op(tmp_path, "--exclude=forge/executors/*", "--exclude=forge/testing/*")
+    chosen = ("tests/test_registry.py", "-k", "has_an_opinfo or has_an_implementation")
+    missing = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", *chosen, fails=True).stdout
+    assert re.search("prims.inverse has no implementation in torch: .* forge/executors/torchex/linalg.py", missing)
+    assert re.search("torch.inverse has no OpInfo: .* forge/testing/opinfos/linalg.py", missing)
+
+
+def _diff() -> str:
+    (diff,) = [m["text"] for m in BLOCK.finditer((ROOT / "docs/adding-an-op.md").read_text()) if m["info"] == "diff"]
+    return diff
+
+
+def _copy_with_the_op(where: Path, *exclude: str) -> Path:
+    copy = where / "copy"
+    for name in ("forge", "tests"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(where)}
+    command = ["git", "apply", "--whitespace=error-all", *exclude, "-"]
+    subprocess.run(command, cwd=copy, env=outside, input=_diff(), text=True, check=True)
+    return copy
+
+
+def _python(where: Path, *arguments: str, fails: bool = False) -> subprocess.CompletedProcess:
+    """A Python process that finds the package in `where`, and fails or not as it should."""
     environment = {**os.environ, "PYTHONPATH": str(where)}
     found = subprocess.run(
         [sys.executable, *arguments], cwd=where, env=environment, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+    assert (found.returncode != 0) == fails, found.stdout + found.stderr
+    return found
