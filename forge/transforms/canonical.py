@@ -114,7 +114,9 @@ class Canonical:
             return simpler
         node = self._intern(*simpler, proxy, index)
         if prim == BROADCAST and args[0].id == BROADCAST:
-            self.between.setdefault(id(node), []).append(args[0])
+            within = self.between.setdefault(id(node), [])
+            if all(other is not args[0] for other in within):
+                within.append(args[0])
         return node
 
     def _argument(self, arg: Any) -> Any:

@@ -224,7 +224,7 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
             name: graph.visible[id(value)][0] if isinstance(value, Node) else value for name, value in binding.items()
         }
         leaves = {id(value) for value in binding.values() if isinstance(value, Node)}
-        return Match(pattern, stand_ins, shown, _covered(root, leaves))
+        return Match(pattern, stand_ins, shown, _covered(root, leaves, graph))
     return None
 
 
@@ -272,7 +272,7 @@ def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> I
             yield {**binding, name: candidate}
 
 
-def _covered(root: Node, leaves: set[int]) -> set[int]:
+def _covered(root: Node, leaves: set[int], graph: Canonical) -> set[int]:
     """The computations of a site, without those that merely cast or broadcast."""
     found: set[int] = set()
     stack: list[Any] = [root]
@@ -283,6 +283,8 @@ def _covered(root: Node, leaves: set[int]) -> set[int]:
         elif isinstance(node, Node) and id(node) not in leaves and id(node) not in found:
             if node.id not in _TRANSPARENT:
                 found.add(id(node))
+            elif any(id(inner) in leaves for inner in graph.between.get(id(node), ())):
+                continue
             stack.extend(node.args)
     return found
 
