@@ -50,7 +50,7 @@ class _Factories(TorchFunctionMode):
         kwargs = kwargs or {}
         given = list(leaves((args, kwargs)))
         constant = any(isinstance(leaf, torch.Tensor) for leaf in given)
-        if torchlang.find(function) is None or (constant and not any(isinstance(leaf, TensorProxy) for leaf in given)):
+        if not torchlang.is_factory(function) or (constant and not any(isinstance(leaf, TensorProxy) for leaf in given)):
             return function(*args, **kwargs)
         return torchlang.language.call_torch_function(function, args, kwargs)
 

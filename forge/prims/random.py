@@ -8,8 +8,10 @@ from forge.ir import Dim, Tag, TensorProxy, check, current_trace
 from forge.prims.core import check_tensor, like, make_prim
 
 
-def _bernoulli_meta(shape: Sequence[Dim], p: float, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """1 with probability `p`, else 0."""
+def _bernoulli_meta(
+    shape: Sequence[Dim], p: TensorProxy | float, dtype: torch.dtype, device: torch.device
+) -> TensorProxy:
+    """1 with probability `p`, else 0. Shapes: a tensor p broadcasts to `shape`."""
     check(
         not isinstance(p, (int, float)) or 0 <= p <= 1,
         lambda: f"prims.bernoulli: bernoulli_ expects p to be in [0, 1], but got p={p}",
@@ -59,6 +61,20 @@ def _normal_meta(
 
 
 normal = make_prim("normal", "normal", meta=_normal_meta, tags=[Tag.RANDOM])
+
+
+def _exponential_meta(shape: Sequence[Dim], rate: float, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """Exponentially distributed. Dtypes: floating point."""
+    _check_float("prims.exponential", dtype)
+    check(
+        not isinstance(rate, (int, float)) or rate > 0,
+        lambda: f"prims.exponential: exponential_ expects lambda > 0.0, but found lambda={rate}",
+        RuntimeError,
+    )
+    return current_trace().tensor(shape, dtype, device)
+
+
+exponential = make_prim("exponential", "exponential", meta=_exponential_meta, tags=[Tag.RANDOM])
 
 
 def _randint_meta(shape: Sequence[Dim], low: Dim, high: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:

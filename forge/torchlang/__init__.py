@@ -6,6 +6,7 @@ from forge.torchlang.core import (
     call,
     find,
     function_name,
+    is_factory,
     language,
     scatter_step,
     torch_function_of,

@@ -65,6 +65,7 @@ _entries: dict[Any, Entry] = {}
 _methods: dict[str, Entry] = {}
 _symbols: dict[str, Symbol] = {}
 _functions: dict[str, Callable] = {}
+_factories: set[Callable] = set()
 
 
 def torchsymbol(
@@ -77,6 +78,7 @@ def torchsymbol(
     handler: Handler | None = None,
     tags: Iterable[Tag] = (),
     id: str | None = None,
+    factory: bool = False,
 ) -> Callable[[Callable], Symbol]:
     """Makes the decorated function the meaning of torch functions, methods and operators.
 
@@ -90,6 +92,7 @@ def torchsymbol(
         `invert(x, new, *args)` is x with what the view shows replaced by `new`; prims.view_scatter unless given.
     handler: called with (symbol, args, kwargs, memory) in place of the symbol, where a function changes other arguments
         than its first (batch_norm's statistics).
+    factory: whether it makes a tensor without being given one (torch.arange).
 
     Raises ValueError when a function has a meaning already.
     """
@@ -99,6 +102,7 @@ def torchsymbol(
         check(name is not None and name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
         _functions[name] = functions[0]
+        _factories.update(functions if factory else ())
         written = tuple(inplace) if isinstance(inplace, (tuple, list)) else (inplace,) if inplace else ()
         for function in (*functions, *written):
             entry = Entry(symbol, function in written, inplace_position, view, invert, handler)
@@ -159,6 +163,11 @@ def all_symbols() -> dict[str, Symbol]:
 def torch_function_of(symbol: Symbol) -> Callable:
     """The torch function that a torchlang symbol stands for."""
     return _functions[symbol.id]
+
+
+def is_factory(function: Any) -> bool:
+    """Whether a torch function makes a tensor without being given one."""
+    return function in _factories
 
 
 def find(function: Any) -> Symbol | None:

@@ -51,7 +51,7 @@ def _of_size(name: str, fill: Fill, meaning: str) -> Symbol:
         return fill(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
-    return torchsymbol(getattr(torch, name))(body)
+    return torchsymbol(getattr(torch, name), factory=True)(body)
 
 
 def _size(op: str, size: tuple, named: dict) -> tuple[Dim, ...]:
@@ -68,7 +68,7 @@ ones = _of_size("ones", _ones, "A tensor of ones.")
 empty = _of_size("empty", _empty, "A tensor of unspecified values.")
 
 
-@torchsymbol(torch.full)
+@torchsymbol(torch.full, factory=True)
 def full(
     size: Sequence[Dim],
     fill_value: Number | TensorProxy,
@@ -195,7 +195,7 @@ def _holds_tensor(data: Any) -> bool:
     return isinstance(data, TensorProxy) or hasattr(data, "__array__")
 
 
-@torchsymbol(torch.tensor)
+@torchsymbol(torch.tensor, factory=True)
 def tensor(
     data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> TensorProxy:
@@ -213,7 +213,7 @@ def new_tensor(
     return _numbers("new_tensor", data, dtype or self.dtype, device or self.device)
 
 
-@torchsymbol(torch.as_tensor)
+@torchsymbol(torch.as_tensor, factory=True)
 def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorProxy:
     """A tensor as it is where it has the dtype and device; else the tensor of numbers."""
     if not isinstance(data, TensorProxy):
@@ -223,7 +223,7 @@ def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorPr
     return clang.convert(data, dtype or data.dtype)
 
 
-@torchsymbol(torch.scalar_tensor)
+@torchsymbol(torch.scalar_tensor, factory=True)
 def scalar_tensor(
     s: Number,
     *,
@@ -241,7 +241,7 @@ def scalar_tensor(
 # sequences
 
 
-@torchsymbol(torch.arange)
+@torchsymbol(torch.arange, factory=True)
 def arange(
     start: Number,
     end: Number | None = None,
@@ -259,7 +259,7 @@ def arange(
     return clang.arange(start, end, step, dtype, canonical_device(device))
 
 
-@torchsymbol(torch.linspace)
+@torchsymbol(torch.linspace, factory=True)
 def linspace(
     start: Number,
     end: Number,
@@ -285,7 +285,7 @@ def _check_numbers(op: str, *values: Any) -> None:
     )
 
 
-@torchsymbol(torch.logspace)
+@torchsymbol(torch.logspace, factory=True)
 def logspace(
     start: Number,
     end: Number,
@@ -307,7 +307,7 @@ def logspace(
     return clang.convert(clang.pow(base, exponents), dtype)
 
 
-@torchsymbol(torch.eye)
+@torchsymbol(torch.eye, factory=True)
 def eye(
     n: Dim,
     m: Dim | None = None,
@@ -353,7 +353,7 @@ def _triangle(name: str, upper: bool) -> Symbol:
         return prims.triangle_indices(upper, row, col, offset, dtype or torch.int64, canonical_device(device))
 
     body.__name__, body.__doc__ = name, "The rows and columns of a triangle's elements, row by row."
-    return torchsymbol(getattr(torch, name))(body)
+    return torchsymbol(getattr(torch, name), factory=True)(body)
 
 
 tril_indices, triu_indices = _triangle("tril_indices", False), _triangle("triu_indices", True)

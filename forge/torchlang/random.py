@@ -48,7 +48,7 @@ def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
         return draw(shape, dtype or torch.get_default_dtype(), canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Dtypes: the default float dtype."
-    return torchsymbol(getattr(torch, name), tags=RANDOM)(body)
+    return torchsymbol(getattr(torch, name), tags=RANDOM, factory=True)(body)
 
 
 def _uniform(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
@@ -101,7 +101,7 @@ def _bounds(op: str, args: tuple, low: Dim | None, high: Dim | None) -> tuple[Di
     return given[0] or 0, given[1], rest
 
 
-@torchsymbol(torch.randint, tags=RANDOM)
+@torchsymbol(torch.randint, tags=RANDOM, factory=True)
 def randint(
     *args: Any,
     low: Dim | None = None,
@@ -142,7 +142,7 @@ def randint_like(
     return prims.randint(input.shape, low, high, dtype or input.dtype, device)
 
 
-@torchsymbol(torch.randperm, tags=RANDOM)
+@torchsymbol(torch.randperm, tags=RANDOM, factory=True)
 def randperm(
     n: Dim,
     *,
@@ -158,7 +158,7 @@ def randperm(
     return prims.randperm(n, dtype or torch.int64, canonical_device(device))
 
 
-@torchsymbol(torch.normal, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE))
+@torchsymbol(torch.normal, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE), factory=True)
 def normal(
     mean: TensorProxy | float = 0.0,
     std: TensorProxy | float = 1.0,
@@ -195,9 +195,7 @@ def multinomial(
 def bernoulli(input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None) -> TensorProxy:
     """1 with probability `p`, or input's elements, else 0. Shapes and dtypes: input's."""
     check_supported("bernoulli", generator=generator)
-    if p is not None:
-        return prims.bernoulli(input.shape, p, input.dtype, input.device)
-    return clang.convert(_uniform(input.shape, input.dtype, input.device) < input, input.dtype)
+    return prims.bernoulli(input.shape, input if p is None else p, input.dtype, input.device)
 
 
 # methods that fill a tensor: as pure functions, which draw what a tensor like it would be filled with
@@ -243,22 +241,14 @@ def fill_bernoulli(
 ) -> TensorProxy:
     """1 with probability `p`, else 0. Shapes and dtypes: self's."""
     check_supported("bernoulli_", generator=generator)
-    if not isinstance(p, TensorProxy):
-        return prims.bernoulli(self.shape, p, self.dtype, self.device)
-    drawn = _uniform(self.shape, p.dtype if p.dtype.is_floating_point else torch.float32, self.device)
-    return clang.convert(drawn < p, self.dtype)
+    return prims.bernoulli(self.shape, p, self.dtype, self.device)
 
 
 @_fills("exponential_")
 def exponential(self: TensorProxy, lambd: float = 1, *, generator: torch.Generator | None = None) -> TensorProxy:
     """Exponentially distributed with rate `lambd`. Shapes and dtypes: self's."""
     check_supported("exponential_", generator=generator)
-    check(
-        lambd > 0,
-        lambda: f"exponential_ expects lambda > 0.0, but found lambda={lambd}",
-        RuntimeError,
-    )
-    return clang.log1p(-_uniform(self.shape, self.dtype, self.device)) * (-1 / lambd)
+    return prims.exponential(self.shape, lambd, self.dtype, self.device)
 
 
 @_fills("random_")

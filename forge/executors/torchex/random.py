@@ -1,6 +1,7 @@
 """How torch runs the random family: under one seed, eager's bits, and eager's state of the generator afterwards."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ run_prims({prims.multinomial: torch.multinomial})
 
 
 @run_prim(prims.bernoulli)
-def bernoulli(shape: tuple, p: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def bernoulli(shape: tuple, p: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """As eager's dropout draws its mask."""
     return torch.empty(shape, dtype=dtype, device=device).bernoulli_(p)
 
@@ -28,6 +29,12 @@ def uniform(shape: tuple, low: float, high: float, dtype: torch.dtype, device: t
 def normal(shape: tuple, mean: float, std: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """As torch.randn draws."""
     return torch.empty(shape, dtype=dtype, device=device).normal_(mean, std)
+
+
+@run_prim(prims.exponential)
+def exponential(shape: tuple, rate: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As Tensor.exponential_ draws."""
+    return torch.empty(shape, dtype=dtype, device=device).exponential_(rate)
 
 
 @run_prim(prims.randint)
