@@ -153,7 +153,7 @@ def _compile_training(joint: Joint, program: Program, options: Options, compiled
     with compiled.timed("gradients"):
         full = _backward_trace(joint, list(flowing.values()), joint.forward.bound_symbols)
     with compiled.timed("split"):
-        parts = split(joint.forward, full)
+        parts = split(joint.forward, full, [program.trace.inputs[i].name for i in program.mutated])
     compiled.traces += [joint.forward, parts.forward]
     with compiled.timed("claim and generate"):
         forward = _generate(parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
+from forge import prims
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.pytree import names, proxies, rename
 from forge.transforms.cse import merge_calls
 from forge.transforms.dce import KEPT, live_calls
@@ -41,11 +42,12 @@ def free_names(trace: Trace) -> list[str]:
     return list(read)
 
 
-def split(forward: Trace, backward: Trace) -> Split:
+def split(forward: Trace, backward: Trace, mutated: Iterable[str] = ()) -> Split:
     """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
 
     A composite of the forward stays whole unless the backward reads a value from inside it. What a checkpointed call
-    made is not saved: `recompute` makes it again.
+    made is not saved: `recompute` makes it again. The inputs `mutated` are written to after the forward: what the
+    backward reads of their memory is saved as a copy.
     """
     wanted = {*free_names(backward), *forward.output_names}
     calls = unfold(forward.bound_symbols, wanted)
@@ -60,8 +62,27 @@ def split(forward: Trace, backward: Trace) -> Split:
     saved = [defined[name] for name in needed]
     tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
-    output = (forward.output, tuple(tensors), tuple(numbers))
-    return Split(forward.derive("forward, split", calls, name="forward", output=output), tensors, numbers)
+    new = forward.derive("forward, split", calls, name="forward")
+    shared = _sharing_memory(calls, mutated)
+    with recording(new):
+        copies = tuple(prims.clone(proxy) if proxy.name in shared else proxy for proxy in tensors)
+    new.output = (forward.output, copies, tuple(numbers))
+    return Split(new, tensors, numbers)
+
+
+def _sharing_memory(calls: list[BoundSymbol], names: Iterable[str]) -> set[str]:
+    """The names of values that may share memory with these."""
+    found = set(names)
+    for bound in calls if found else ():
+        if not found.isdisjoint(bound.inputs) and _may_be_view(bound):
+            found.update(bound.outputs)
+    return found
+
+
+def _may_be_view(bound: BoundSymbol) -> bool:
+    if Tag.VIEW in bound.all_tags or bound.symbol in (prims.reshape, prims.contiguous):
+        return True
+    return any(map(_may_be_view, bound.subsymbols))
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
