@@ -107,6 +107,8 @@ def _binary(
     return make_prim(name, name, meta=meta, tags=tags)
 
 
+_NO_GRADIENT = (Tag.NOT_DIFFERENTIABLE,)  # torch has no derivative of these
+
 # unary, floating point
 
 acos = _unary("acos", "arc cosine", accepts=FLOAT)
@@ -115,10 +117,10 @@ asin = _unary("asin", "arc sine", accepts=FLOAT)
 asinh = _unary("asinh", "inverse hyperbolic sine", accepts=FLOAT)
 atan = _unary("atan", "arc tangent", accepts=FLOAT)
 atanh = _unary("atanh", "inverse hyperbolic tangent", accepts=FLOAT)
-bessel_j0 = _unary("bessel_j0", "Bessel function of the first kind, order 0", accepts=FLOAT)
-bessel_j1 = _unary("bessel_j1", "Bessel function of the first kind, order 1", accepts=FLOAT)
-bessel_y0 = _unary("bessel_y0", "Bessel function of the second kind, order 0", accepts=FLOAT)
-bessel_y1 = _unary("bessel_y1", "Bessel function of the second kind, order 1", accepts=FLOAT)
+bessel_j0 = _unary("bessel_j0", "Bessel function of the first kind, order 0", accepts=FLOAT, tags=_NO_GRADIENT)
+bessel_j1 = _unary("bessel_j1", "Bessel function of the first kind, order 1", accepts=FLOAT, tags=_NO_GRADIENT)
+bessel_y0 = _unary("bessel_y0", "Bessel function of the second kind, order 0", accepts=FLOAT, tags=_NO_GRADIENT)
+bessel_y1 = _unary("bessel_y1", "Bessel function of the second kind, order 1", accepts=FLOAT, tags=_NO_GRADIENT)
 cos = _unary("cos", "cosine", accepts=FLOAT)
 cosh = _unary("cosh", "hyperbolic cosine", accepts=FLOAT)
 digamma = _unary("digamma", "logarithmic derivative of the gamma function", accepts=FLOAT)
@@ -179,7 +181,7 @@ floor_divide = _binary("floor_divide", "floor(a / b)", accepts=COUNTING)
 fmod = _binary("fmod", "the remainder with the sign of a", accepts=COUNTING)
 ge = _binary("ge", "a >= b", accepts=REAL, result=torch.bool)
 gt = _binary("gt", "a > b", accepts=REAL, result=torch.bool)
-heaviside = _binary("heaviside", "0 for a < 0, b for a == 0, 1 for a > 0", accepts=REAL, tags=[Tag.NOT_DIFFERENTIABLE])
+heaviside = _binary("heaviside", "0 for a < 0, b for a == 0, 1 for a > 0", accepts=REAL, tags=_NO_GRADIENT)
 hypot = _binary("hypot", "sqrt(a^2 + b^2) without overflow", accepts=FLOAT)
 igamma = _binary("igamma", "regularized lower incomplete gamma function of order a at b", accepts=FLOAT)
 igammac = _binary("igammac", "regularized upper incomplete gamma function of order a at b", accepts=FLOAT)
@@ -442,12 +444,12 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
     return of_base, of_exponent
 
 
-def _extremum_derivative(wins: Callable) -> BinaryDerivative:
-    """Ties share the gradient, as in torch."""
+def _extremum_derivative(loses: Callable) -> BinaryDerivative:
+    """Ties share the gradient, as in torch; both operands have it where one is nan."""
 
     def derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
         def of(x: TensorOrNumber, y: TensorOrNumber) -> Callable:
-            return lambda: (x == y).where(g * 0.5, wins(x, y).where(g, 0))
+            return lambda: (x == y).where(g * 0.5, loses(x, y).where(0, g))
 
         return of(a, b), of(b, a)
 
@@ -469,14 +471,15 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     mul: lambda a, b, out, g: (lambda: g * b, lambda: g * a),
     div: lambda a, b, out, g: (lambda: g / b, lambda: -(g * (a / b / b))),  # a / b is the forward's: cse merges it
     pow: _pow_derivative,
-    maximum: _extremum_derivative(lambda x, y: x > y),
-    minimum: _extremum_derivative(lambda x, y: x < y),
+    maximum: _extremum_derivative(lambda x, y: x < y),
+    minimum: _extremum_derivative(lambda x, y: x > y),
     atan2: lambda a, b, out, g: (lambda: g * (b / (a * a + b * b)), lambda: g * (-a / (a * a + b * b))),
     hypot: lambda a, b, out, g: (lambda: g * (a / out), lambda: g * (b / out)),
     fmod: lambda a, b, out, g: (lambda: g, lambda: -(g * (a / b).trunc())),
     remainder: lambda a, b, out, g: (lambda: g, lambda: -(g * (a // b))),
     floor_divide: lambda a, b, out, g: (lambda: zeros_like(g), lambda: zeros_like(g)),
     copysign: lambda a, b, out, g: (lambda: g * (out.sign() * a.sign()), lambda: zeros_like(g)),
+    nextafter: lambda a, b, out, g: (lambda: g, lambda: zeros_like(g)),
     igamma: lambda a, b, out, g: (None, lambda: g * _igamma_slope(a, b)),
     igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),
     zeta: lambda a, b, out, g: (

@@ -3,6 +3,7 @@
 NumPy's names `axis` and `keepdims` are accepted where torch accepts them. What torch returns as a named tuple is one.
 """
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,7 +87,7 @@ def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
     offset = self.ndim - len(shape)
     check(
         offset >= 0
-        and all(
+        and builtins.all(
             prims.known(wanted == 1) or prims.same(length, wanted)
             for length, wanted in zip(self.shape[offset:], shape, strict=True)
         ),

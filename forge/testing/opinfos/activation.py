@@ -69,7 +69,7 @@ def _register(name: str, op: Callable, samples: SampleGenerator, errors: ErrorGe
 _finite = (0.0, -0.0, 30.0, -30.0)
 
 _register("relu", F.relu, _samples({"inplace": False}), _bool_errors, dtypes=(*FLOATS, *INTEGERS))
-register_opinfo(OpInfo("relu_", torch.relu_, _samples(), _bool_errors))
+register_opinfo(OpInfo("relu_", lambda input: torch.relu_(input * 1), _samples(), _number_errors))
 _register("relu6", F.relu6, _samples(edges=(0.0, 6.0, 7.0, -1.0)), _number_errors, dtypes=(*FLOATS, *INTEGERS))
 _register(
     "hardtanh",
@@ -103,8 +103,14 @@ _register(
     _samples({"lambd": 1.0}, edges=(0.5, -0.5, 0.0)),
     _and(_float_errors, {"lambd": -1.0}, "lambda must be greater or equal to 0"),
 )
-_register("tanhshrink", F.tanhshrink, _samples(edges=_finite), _number_errors)
-_register("softsign", F.softsign, _samples(edges=_finite), _number_errors)
+
+
+def _arity_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
+    yield ErrorSample(sample(torch.ones(3, device=device), 1), TypeError, "takes 1 positional argument")
+
+
+_register("tanhshrink", F.tanhshrink, _samples(edges=_finite), _arity_errors)
+_register("softsign", F.softsign, _samples(edges=_finite), _arity_errors)
 
 
 def _scaled_elu_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
@@ -160,6 +166,8 @@ _register("glu", F.glu, _glu_samples, _glu_errors)
 
 # the backward operators
 
+_ONCE = ("hardsigmoid_backward", "mish_backward", "silu_backward")  # torch differentiates these no further
+
 
 def _backward(*options: Any, **named: Any) -> SampleGenerator:
     def samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
@@ -194,7 +202,9 @@ for _name, _options in {
 }.items():
     _operator = getattr(aten, _name).default
     register_opinfo(
-        OpInfo(f"aten.{_name}", _operator, _backward(*_options), _backward_errors(*_options), gradient=True)
+        OpInfo(
+            f"aten.{_name}", _operator, _backward(*_options), _backward_errors(*_options), gradient=_name not in _ONCE
+        )
     )
 
 

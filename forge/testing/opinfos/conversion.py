@@ -82,7 +82,7 @@ def _device_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> I
 
 
 register_opinfo(
-    OpInfo("Tensor.to another device", method("to"), _device_samples, _to_errors, dtypes=(torch.int64,), gradient=False)
+    OpInfo("Tensor.to_device", method("to"), _device_samples, _to_errors, dtypes=(torch.int64,), gradient=False)
 )
 
 

@@ -292,7 +292,7 @@ for _name in ("maximum", "minimum", "fmax", "fmin"):
 
 for _name, _domain in (("atan2", (0.1, None)), ("hypot", (0.1, None)), ("copysign", (0.1, None))):
     register_opinfo(OpInfo(_name, getattr(torch, _name), binary_samples(), binary_errors, domain=_domain))
-register_opinfo(OpInfo("nextafter", torch.nextafter, binary_samples(), binary_errors, gradient=False))
+register_opinfo(OpInfo("nextafter", torch.nextafter, binary_samples(), binary_errors))
 register_opinfo(OpInfo("ldexp", torch.ldexp, binary_samples(second=_small), binary_errors))
 register_opinfo(OpInfo("heaviside", torch.heaviside, binary_samples(), binary_errors, dtypes=REAL, gradient=False))
 

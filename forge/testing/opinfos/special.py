@@ -197,7 +197,7 @@ def _logit_backward_samples(info: OpInfo, device: torch.device, dtype: torch.dty
 
 
 def _logit_backward_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
-    yield ErrorSample(sample(torch.ones(3, device=device), "a"), RuntimeError, "Expected a value of type 'Tensor'")
+    yield ErrorSample(sample(torch.ones(3, device=device), torch.ones(4, device=device)), RuntimeError, "must match")
 
 
 register_opinfo(
@@ -207,5 +207,6 @@ register_opinfo(
         _logit_backward_samples,
         _logit_backward_errors,
         domain=(0.05, 0.95),
+        gradient=False,
     )
 )

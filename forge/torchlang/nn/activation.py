@@ -476,6 +476,28 @@ _register_shrink(hardshrink, hardshrink_backward)
 _register_shrink(softshrink, softshrink_backward)
 
 
+def _register_backward_of_pieces(backward: Symbol) -> None:
+    """The rule of a backward operator that is linear in the gradient and piecewise constant in the input."""
+
+    @register_grad(backward)
+    def rule(grad_output: TensorProxy, self: TensorProxy, *options: Any) -> TensorProxy:
+        out = backward(grad_output, self, *options)
+        g = get_grad(out)
+        put_grad(grad_output, backward(g, self, *options))
+        put_grad(self, prims.zeros_like(g))
+        return out
+
+
+for _backward in (
+    hardshrink_backward,
+    hardtanh_backward,
+    leaky_relu_backward,
+    softshrink_backward,
+    threshold_backward,
+):
+    _register_backward_of_pieces(_backward)
+
+
 @torchsymbol(F.tanhshrink)
 def tanhshrink(input: TensorProxy) -> TensorProxy:
     """input - tanh(input)."""
