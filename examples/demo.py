@@ -63,7 +63,9 @@ def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     config = GPT2Config(
         n_embd=64, n_layer=4, n_head=4, vocab_size=128, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False
     )
-    return GPT2LMHeadModel(config), token_ids()
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # the library's choice for it too, but made with a warning, which breaks the graph
+    return model, token_ids()
 
 
 def vit() -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -116,13 +118,14 @@ class Result:
     gradient_difference: float
     operations: tuple[int, int]
     opaque_calls: int
+    graph_breaks: int
     compile_seconds: tuple[float, float]
     speed: tuple[float, float]
 
     @property
     def good(self) -> bool:
         close = self.forward_difference < FORWARD_TOLERANCE and self.gradient_difference < GRADIENT_TOLERANCE
-        return close and self.opaque_calls == 0
+        return close and self.opaque_calls == self.graph_breaks == 0
 
 
 def compare(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Result:
@@ -142,6 +145,7 @@ def compare(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Result:
         gradient,
         (infer_operations, len(explanation.rows) - infer_operations),
         len(explanation.opaque_calls),
+        len(explanation.graph_breaks),
         (infer_seconds, train_seconds),
         (infer_speed, train_speed),
     )
@@ -220,7 +224,7 @@ def main() -> None:
     show_trace()
     failed = [name for name, result in results.items() if not result.good]
     if failed:
-        sys.exit(f"differs from eager, or has opaque calls: {', '.join(failed)}")
+        sys.exit(f"differs from eager, has opaque calls or graph breaks: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

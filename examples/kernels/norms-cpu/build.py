@@ -1,6 +1,6 @@
 """Compiles csrc/ with g++ into build/<variant>/, in the layout of the Kernel Hub. Does nothing when nothing changed.
 
-    python build.py
+python build.py
 """
 
 import argparse
@@ -116,5 +116,7 @@ def build(compiler: str) -> Path:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"), help="the C++ compiler (default: $CXX, g++)")
+    parser.add_argument(
+        "--compiler", default=os.environ.get("CXX", "g++"), help="the C++ compiler (default: $CXX, g++)"
+    )
     print(build(parser.parse_args().compiler))
