@@ -1,5 +1,6 @@
 """Executors: who runs the calls of a trace."""
 
+from forge.executors import torchex  # noqa: F401 (registers the torch executors)
 from forge.executors.claim import claim
 from forge.executors.executor import (
     Declined,
@@ -10,7 +11,6 @@ from forge.executors.executor import (
     register_executor,
     resolve_executors,
 )
-from forge.executors.torchex import torch_prims, torchex
 
 __all__ = [
     "Declined",
@@ -21,6 +21,4 @@ __all__ = [
     "decline",
     "register_executor",
     "resolve_executors",
-    "torch_prims",
-    "torchex",
 ]

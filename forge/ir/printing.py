@@ -248,6 +248,7 @@ def _read_constants(trace: "Trace") -> dict[str, torch.Tensor]:
 def show(trace: "Trace", depth: int = 1) -> str:
     """The trace as text: Python that runs once every call is an executor's."""
     writer = Writer(flat=False)
+    writer.holders = trace.held  # an object has the same number each time the trace is printed
     body: list[str] = []
     last_line = None
     for bound in trace.bound_symbols:
@@ -264,7 +265,6 @@ def show(trace: "Trace", depth: int = 1) -> str:
     metadata = ", ".join(repr(proxy) for proxy in trace.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
     head = [f"# {trace.name}, {trace.stage}: {len(trace.bound_symbols)} calls"]
     head += sorted(f"import {module}" for module in writer.imports)
-    trace._holders = writer.holders
     return "\n".join([*head, *constants, "", f"def {trace.name}({signature}):  # {metadata}", *body, ""])
 
 
