@@ -1,5 +1,6 @@
 """OpInfo: what there is to know of an operation for testing it, and for verifying the kernels that implement it."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,14 +126,21 @@ def make_tensor(
     noncontiguous: bool = False,
 ) -> torch.Tensor:
     """Random values in [low, high): normal-sized for floats (-3 to 3), -9 to 9 for integers (0 to 9 unsigned)."""
+    if dtype.is_floating_point:
+        low, high = _interval(low, high)
+    elif low is not None or high is not None:  # the integers in the interval, at least one
+        low = None if low is None else math.ceil(low)
+        high = None if high is None else max(math.ceil(high), (low or 0) + 1)
     return torch.testing.make_tensor(
-        tuple(shape),
-        dtype=dtype,
-        device=device,
-        low=low if low is not None else (None if not dtype.is_floating_point else (-3 if high is None else high - 6)),
-        high=high if high is not None else (None if not dtype.is_floating_point else (3 if low is None else low + 6)),
-        noncontiguous=noncontiguous,
+        tuple(shape), dtype=dtype, device=device, low=low, high=high, noncontiguous=noncontiguous
     )
+
+
+def _interval(low: float | None, high: float | None) -> tuple[float, float]:
+    """An open end is 6 away from the other; -3 to 3 where both are open."""
+    if low is None:
+        low = -3 if high is None else high - 6
+    return low, low + 6 if high is None else high
 
 
 _opinfos: dict[str, OpInfo] = {}

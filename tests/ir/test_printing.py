@@ -83,6 +83,7 @@ def test_an_object_without_a_literal_is_held_while_its_trace_lives() -> None:
     trace.output = x
     trace.bound_symbols.append(BoundSymbol(prims.neg, (x, marker), {}, None))
     text = str(trace)
+    assert str(trace) == text  # it has the same number each time
     number = int(text.split("held(")[1].split(")")[0])
     assert held(number) is marker
     del trace
