@@ -1,0 +1,200 @@
+"""Cross entropy of integer targets: one program for each row of logits, read once forward and once backward."""
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from .launch import check, check_tensor, needs_grad, on_device_of, unit_stride, warps
+
+MAX_BLOCK = 8192
+REDUCTIONS = ("none", "mean", "sum")
+
+
+@triton.jit
+def _log_sum_exp(logits, classes, BLOCK: tl.constexpr):
+    """log(sum(exp(row))), with a running maximum."""
+    high = -float("inf")
+    total = 0.0
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        value = tl.load(logits + column, mask=column < classes, other=-float("inf")).to(tl.float32)
+        new_high = tl.maximum(high, tl.max(value, 0))
+        shift = tl.where(new_high == -float("inf"), 0.0, new_high)  # a block of -inf alone adds nothing
+        total = total * tl.exp(high - shift) + tl.sum(tl.exp(value - shift), 0)
+        high = new_high
+    return high + tl.log(total)
+
+
+@triton.jit
+def _forward(losses, lse, logits, target, logits_stride, target_stride, classes, ignore_index, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_stride
+    label = tl.load(target + row * target_stride)
+    found = _log_sum_exp(logits, classes, BLOCK)
+    exists = (label >= 0) & (label < classes)
+    chosen = tl.load(logits + label, mask=exists, other=float("nan")).to(tl.float32)
+    tl.store(losses + row, tl.where(label == ignore_index, 0.0, found - chosen))
+    tl.store(lse + row, found)
+
+
+@triton.jit
+def _backward(
+    grad_logits,
+    grad_losses,
+    lse,
+    logits,
+    target,
+    grad_stride,
+    logits_stride,
+    target_stride,
+    classes,
+    ignore_index,
+    KNOWN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_stride
+    label = tl.load(target + row * target_stride)
+    g = tl.load(grad_losses + row * grad_stride).to(tl.float32)
+    if KNOWN:
+        found = tl.load(lse + row)
+    else:
+        found = _log_sum_exp(logits, classes, BLOCK)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < classes
+        value = tl.load(logits + column, mask=inside, other=0.0).to(tl.float32)
+        grad = (tl.exp(value - found) - tl.where(column == label, 1.0, 0.0)) * g
+        grad = tl.where(label == ignore_index, 0.0, grad)
+        tl.store(grad_logits + row * classes + column, grad.to(grad_logits.dtype.element_ty), mask=inside)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, input: torch.Tensor, target: torch.Tensor, ignore_index: int, reduction: str
+    ) -> torch.Tensor:
+        losses, lse = _run_forward(input, target, ignore_index)
+        ctx.save_for_backward(input, target, lse)
+        ctx.options = ignore_index, reduction
+        return _reduced(losses, target, ignore_index, reduction).to(input.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        input, target, lse = ctx.saved_tensors
+        return cross_entropy_backward(grad_output, input, target, *ctx.options, lse=lse), None, None, None
+
+
+def cross_entropy(
+    input: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, reduction: str = "mean"
+) -> torch.Tensor:
+    """log(sum(exp(input[n]))) - input[n, target[n]], 0 where target[n] is ignore_index; a target out of range gives NaN.
+
+    Shapes: input is [N, V], target is [N]; out is [N] for reduction="none", else [].
+    Dtypes: target is int64; out has input's dtype.
+    Raises: RuntimeError when a shape, dtype or device does not fit; ValueError for an unknown reduction.
+    """
+    _check("cross_entropy", input, target, reduction)
+    if needs_grad(input):
+        return _CrossEntropy.apply(input, target, ignore_index, reduction)
+    losses, _ = _run_forward(input, target, ignore_index)
+    return _reduced(losses, target, ignore_index, reduction).to(input.dtype)
+
+
+def cross_entropy_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    *,
+    lse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """grad_input of cross_entropy. lse: log(sum(exp(input))) of each row; None finds it again."""
+    op = "cross_entropy_backward"
+    _check(op, input, target, reduction)
+    wanted = target.shape if reduction == "none" else torch.Size(())
+    check(
+        grad_output.shape == wanted and grad_output.device == input.device,
+        f"{op}: grad_output is {list(grad_output.shape)} on {grad_output.device}, "
+        f"but must be {list(wanted)} on {input.device}",
+    )
+    grad_input = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    if input.numel() == 0:
+        return grad_input
+    rows, classes = input.shape
+    if reduction == "mean":
+        grad_output = grad_output / (target != ignore_index).sum()
+    grad_output = grad_output.expand(rows)
+    logits = unit_stride(input)
+    block = _block(classes)
+    with on_device_of(logits):
+        _backward[(rows,)](
+            grad_input,
+            grad_output,
+            lse,
+            logits,
+            target,
+            grad_output.stride(0),
+            logits.stride(0),
+            target.stride(0),
+            classes,
+            ignore_index,
+            KNOWN=lse is not None,
+            BLOCK=block,
+            num_warps=warps(block),
+        )
+    return grad_input
+
+
+def _check(op: str, input: torch.Tensor, target: torch.Tensor, reduction: str) -> None:
+    check_tensor(op, "input", input)
+    check(target.device == input.device, f"{op}: target is on {target.device}, input on {input.device}")
+    check(target.dtype == torch.int64, f"{op}: target is {target.dtype}, but must be torch.int64")
+    check(
+        input.ndim == 2 and target.shape == input.shape[:1],
+        f"{op}: input is {list(input.shape)} and target {list(target.shape)}, but they must be [N, V] and [N]",
+    )
+    check(
+        reduction in REDUCTIONS,
+        f"{op}: reduction is {reduction!r}, but must be {' or '.join(map(repr, REDUCTIONS))}",
+        ValueError,
+    )
+
+
+def _block(classes: int) -> int:
+    return min(triton.next_power_of_2(classes), MAX_BLOCK)
+
+
+def _run_forward(input: torch.Tensor, target: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(losses, log(sum(exp(input)))) of the rows, in float32."""
+    rows, classes = input.shape
+    losses, lse = torch.empty((2, rows), dtype=torch.float32, device=input.device)
+    if rows == 0:
+        return losses, lse
+    check(classes > 0, "cross_entropy: input has no classes")
+    logits = unit_stride(input)
+    block = _block(classes)
+    with on_device_of(logits):
+        _forward[(rows,)](
+            losses,
+            lse,
+            logits,
+            target,
+            logits.stride(0),
+            target.stride(0),
+            classes,
+            ignore_index,
+            BLOCK=block,
+            num_warps=warps(block),
+        )
+    return losses, lse
+
+
+def _reduced(losses: torch.Tensor, target: torch.Tensor, ignore_index: int, reduction: str) -> torch.Tensor:
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total if reduction == "sum" else total / (target != ignore_index).sum()

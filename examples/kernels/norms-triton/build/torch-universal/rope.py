@@ -1,0 +1,146 @@
+"""Rotary embedding of halves: one program for some rows of x, whatever their strides."""
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from .launch import check, check_like, check_tensor, needs_grad, on_device_of, unit_stride
+
+ELEMENTS = 2048  # of one half, in one program
+
+
+@triton.jit
+def _offsets(row, heads, length, batch_stride, head_stride, row_stride):
+    """Where rows [batch, head, position] begin."""
+    position = row % length
+    head = (row // length) % heads
+    return (row // (length * heads)) * batch_stride + head * head_stride + position * row_stride
+
+
+@triton.jit
+def _rotate(
+    out,
+    x,
+    cos,
+    sin,
+    rows,
+    heads,
+    length,
+    half,
+    out_0,
+    out_1,
+    out_2,
+    x_0,
+    x_1,
+    x_2,
+    cos_0,
+    cos_1,
+    cos_2,
+    sin_0,
+    sin_1,
+    sin_2,
+    BACKWARD: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, HALF)[None, :]
+    inside = (row < rows) & (column < half)
+    x_at = x + _offsets(row, heads, length, x_0, x_1, x_2) + column
+    cos_at = cos + _offsets(row, heads, length, cos_0, cos_1, cos_2) + column
+    sin_at = sin + _offsets(row, heads, length, sin_0, sin_1, sin_2) + column
+    out_at = out + _offsets(row, heads, length, out_0, out_1, out_2) + column
+    first = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x_at + half, mask=inside, other=0.0).to(tl.float32)
+    first_cos = tl.load(cos_at, mask=inside, other=0.0).to(tl.float32)
+    second_cos = tl.load(cos_at + half, mask=inside, other=0.0).to(tl.float32)
+    first_sin = tl.load(sin_at, mask=inside, other=0.0).to(tl.float32)
+    second_sin = tl.load(sin_at + half, mask=inside, other=0.0).to(tl.float32)
+    if BACKWARD:  # the rotation's transpose
+        first_out = first * first_cos + second * second_sin
+        second_out = second * second_cos - first * first_sin
+    else:
+        first_out = first * first_cos - second * first_sin
+        second_out = second * second_cos + first * second_sin
+    tl.store(out_at, first_out.to(out.dtype.element_ty), mask=inside)
+    tl.store(out_at + half, second_out.to(out.dtype.element_ty), mask=inside)
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin, x if cos.requires_grad or sin.requires_grad else None)
+        return _run(x, cos, sin, backward=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin, x = ctx.saved_tensors
+        of_x, of_cos, of_sin = ctx.needs_input_grad
+        grad_x = rotary_backward(grad_output, cos, sin) if of_x else None
+        grad_cos = (grad_output * x).sum_to_size(cos.shape).to(cos.dtype) if of_cos else None
+        grad_sin = (grad_output * _turned(x)).sum_to_size(sin.shape).to(sin.dtype) if of_sin else None
+        return grad_x, grad_cos, grad_sin
+
+
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x * cos + cat(-x[..., D/2:], x[..., :D/2]) * sin, rounded once, in x's dtype.
+
+    Shapes: x is [..., D] with D even; cos and sin are [..., D] and broadcast to x.
+    Dtypes: any mixture of float32, bfloat16 and float16.
+    Raises: RuntimeError when a shape, dtype or device does not fit.
+    """
+    _check("rotary", "x", x, cos, sin)
+    return _Rotary.apply(x, cos, sin) if needs_grad(x, cos, sin) else _run(x, cos, sin, backward=False)
+
+
+def rotary_backward(grad_output: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """grad_x of rotary."""
+    _check("rotary_backward", "grad_output", grad_output, cos, sin)
+    return _run(grad_output, cos, sin, backward=True)
+
+
+def _check(op: str, name: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    check_tensor(op, name, x)
+    check(x.ndim > 0 and x.shape[-1] % 2 == 0, f"{op}: {name} is {list(x.shape)}, but its last dim must be even")
+    for table_name, table in (("cos", cos), ("sin", sin)):
+        check_tensor(op, table_name, table)
+        check(table.device == x.device, f"{op}: {table_name} is on {table.device}, {name} on {x.device}")
+        shape = (1,) * (x.ndim - table.ndim) + tuple(table.shape)
+        check(
+            len(shape) == x.ndim
+            and shape[-1] == x.shape[-1]
+            and all(length in (1, wanted) for length, wanted in zip(shape, x.shape, strict=True)),
+            f"{op}: {table_name} is {list(table.shape)}, which does not broadcast to {name}, {list(x.shape)}",
+        )
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def _four_dims(tensor: torch.Tensor) -> torch.Tensor:
+    """[batch, head, position, D], a view where the strides allow it."""
+    tensor = tensor[(None,) * (4 - tensor.ndim)] if tensor.ndim < 4 else tensor.flatten(0, -4)
+    return unit_stride(tensor)
+
+
+def _run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, backward: bool) -> torch.Tensor:
+    shape = x.shape
+    cos, sin = (_four_dims(table.expand(shape)) for table in (cos, sin))
+    x = _four_dims(x)
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out.view(shape)
+    _, heads, length, width = x.shape
+    rows, half = x.numel() // width, width // 2
+    block = triton.next_power_of_2(half)
+    block_rows = min(max(ELEMENTS // block, 1), triton.next_power_of_2(rows))
+    strides = [stride for tensor in (out, x, cos, sin) for stride in tensor.stride()[:3]]
+    with on_device_of(x):
+        _rotate[(triton.cdiv(rows, block_rows),)](
+            out, x, cos, sin, rows, heads, length, half, *strides, BACKWARD=backward, ROWS=block_rows, HALF=block
+        )
+    return out.view(shape)
