@@ -15,12 +15,12 @@ from forge.hub.errors import (
     RefusedError,
     UnreachableError,
 )
-from forge.hub.load import Loaded, Verified, load, loaded, verify
+from forge.hub.loader import Loaded, Verified, load, loaded, verify
 from forge.hub.lock import lock_kernels
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.metadata import Metadata
 from forge.hub.policy import Policy
-from forge.hub.resolve import Resolved, Selection, available, fetch, resolve, select
+from forge.hub.resolver import Resolved, Selection, available, fetch, resolve, select
 
 __all__ = [
     "HubError",

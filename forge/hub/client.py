@@ -11,7 +11,7 @@ from forge.hub.errors import HubError, MalformedError, NotFoundError, Place, Unr
 from forge.hub.files import unsafe_path
 
 T = TypeVar("T")
-PROBE_SECONDS = 5.0
+PROBE_SECONDS = 3.0
 REMEMBER_SECONDS = 60.0
 
 
@@ -47,10 +47,10 @@ def refs(repository: str) -> dict[str, str]:
 
 
 def _get_refs(api: Any, repository: str) -> dict[str, str]:
-    utils = compat.library("huggingface_hub.utils")
+    utils, token = compat.library("huggingface_hub.utils"), compat.library("huggingface_hub").get_token()
     response = utils.get_session().get(
         f"{api.endpoint}/api/kernels/{repository}/refs",
-        headers=utils.build_hf_headers(library_name="forge"),
+        headers={"authorization": f"Bearer {token}"} if token else {},
         timeout=PROBE_SECONDS,
     )
     utils.hf_raise_for_status(response)

@@ -100,7 +100,8 @@ def hub_api() -> Any:
 
     It names forge and no user agent: the one that `kernels` makes is an illegal header when telemetry is off.
     """
-    return library("huggingface_hub").HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="forge")
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    return library("huggingface_hub").HfApi(endpoint=endpoint, library_name="forge", library_version="hub")
 
 
 def is_offline() -> bool:

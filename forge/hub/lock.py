@@ -8,7 +8,7 @@ from forge.hub.errors import NotFoundError
 from forge.hub.files import check_pins, is_bytecode, read_files
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.policy import Policy
-from forge.hub.resolve import Resolved, Selection, fetch, select
+from forge.hub.resolver import Resolved, Selection, fetch, select
 
 
 def lock_kernels(

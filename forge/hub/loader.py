@@ -23,7 +23,7 @@ from forge.hub.errors import HubNotice, IntegrityError, KernelImportError, Malfo
 from forge.hub.files import File, check_pins, content_hash, read_files
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import dependency_modules
-from forge.hub.resolve import Resolved
+from forge.hub.resolver import Resolved
 
 PREFIX = "forge_kernel_"
 NATIVE = (".so", ".pyd", ".dylib")

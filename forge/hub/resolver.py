@@ -261,7 +261,12 @@ def _notice(text: str) -> None:
 
 
 def fetch(selection: Selection, variant: str) -> Resolved:
-    """The files of a variant, from the cache or the Hub, and its metadata."""
+    """The files of a variant and of what it depends on, from the cache or the Hub, and its metadata."""
+    return _fetch(selection, variant, ())
+
+
+def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolved:
+    """asked: the kernels that depend on this one, the outermost first."""
     place, blobs = selection.place(variant), None
     folder = selection.build / variant
     if selection.commit is not None:
@@ -284,7 +289,7 @@ def fetch(selection: Selection, variant: str) -> Resolved:
         selection.policy,
         _pins(selection, variant),
         blobs,
-        _depends(selection, metadata),
+        _depends(selection, metadata, (*asked, str(selection.source.repository))),
     )
 
 
@@ -316,9 +321,13 @@ def _pins(selection: Selection, variant: str) -> Pins | None:
     return Pins(listed, f"the Hub's listing of commit {selection.commit[:12]}")
 
 
-def _depends(selection: Selection, metadata: Metadata) -> tuple[Resolved, ...]:
-    return tuple(
-        resolve(
+def _depends(selection: Selection, metadata: Metadata, asked: tuple[str, ...]) -> tuple[Resolved, ...]:
+    found = []
+    for each in metadata.kernel_depends:
+        if each.repository in asked:
+            way = " and ".join(asked[asked.index(each.repository) + 1 :]) or "its own metadata"
+            raise MalformedError(f"{each.repository}: depends on itself, by way of {way}")
+        selected = select(
             each.repository,
             version=each.version,
             revision=each.revision,
@@ -326,5 +335,5 @@ def _depends(selection: Selection, metadata: Metadata) -> tuple[Resolved, ...]:
             policy=selection.policy,
             backend=selection.backend,
         )
-        for each in metadata.kernel_depends
-    )
+        found.append(_fetch(selected, selected.variant, asked))
+    return tuple(found)

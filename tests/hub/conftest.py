@@ -1,0 +1,57 @@
+"""A loopback Hub, and a cache of its own for every test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forge.hub import client, loader
+from tests.hub.server import Hub
+
+
+@pytest.fixture(autouse=True)
+def _needs_extra() -> None:
+    pytest.importorskip("kernels", reason="needs the extra: pip install forge-jit[hub]")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded() -> Iterator[None]:
+    """Each test starts with no kernel loaded, as a process does."""
+    yield
+    loader._loaded.clear()
+    loader._packages.clear()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a process that does not remember the Hub."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("KERNELS_CACHE", str(folder))
+    client.forget()
+    return folder
+
+
+@pytest.fixture
+def server(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A Hub that the real client talks to; `acme` is a trusted publisher."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    server = Hub(trusted={"acme"}).start()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    for name, value in {
+        "ENDPOINT": server.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+        "AGENT_HARNESSES_PATH": str(tmp_path / "agents.json"),
+    }.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    huggingface_hub.utils.disable_progress_bars()
+    yield server
+    server.stop()
+    client.forget()
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HF_HUB_OFFLINE=1, as the process would have read it."""
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub").constants, "HF_HUB_OFFLINE", True)

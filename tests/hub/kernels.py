@@ -1,0 +1,51 @@
+"""Small kernels as files: what a test publishes, or writes to a folder."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forge import hub
+
+LOCAL = hub.Policy(local=True)
+INIT = "from .ops import double\n"
+OPS = "def double(x):\n    return x * 2\n"
+
+
+def metadata(name: str = "rms", kernel_id: str = "_rms_ab12", **values: Any) -> str:
+    """metadata.json in today's form."""
+    known = {
+        "name": name,
+        "id": kernel_id,
+        "version": 1,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": {"type": "cpu", "archs": []},
+    }
+    return json.dumps(known | {key.replace("_", "-"): value for key, value in values.items()})
+
+
+def digest(files: Mapping[str, str]) -> dict[str, Any]:
+    hashes = {path: base64.b64encode(hashlib.sha256(data.encode()).digest()).decode() for path, data in files.items()}
+    return {"algorithm": "sha256", "files": hashes}
+
+
+def kernel(files: Mapping[str, str | bytes | None] | None = None, variant: str = "torch-universal") -> dict[str, Any]:
+    """The files of a kernel with a function `double`, below build/; `files` are added, and None takes one away."""
+    held = {"__init__.py": INIT, "ops.py": OPS, "metadata.json": metadata(), **(files or {})}
+    return {f"{variant}/{path}": data for path, data in held.items() if data is not None}
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    """Writes files below the folder's build/."""
+    for path, data in files.items():
+        target = folder / "build" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data.encode() if isinstance(data, str) else data)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return hub.load(hub.resolve(folder, policy=LOCAL, **options))
