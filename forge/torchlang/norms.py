@@ -170,7 +170,8 @@ def cosine_similarity(x1: TensorProxy, x2: TensorProxy, dim: int = 1, eps: float
     )
     dims = (check_dim("cosine_similarity", dim, x1.ndim),) if x1.ndim else ()
     norms = [clang.vector_norm(x, 2, dims, True) for x in (x1, x2)]
-    units = [x / clang.where(n > eps, n, eps) for x, n in zip((x1, x2), norms, strict=True)]
+    norms = [prims.with_data(norm, clang.where(norm < eps, eps, norm)) for norm in norms]  # torch clamps without grad
+    units = [x / norm for x, norm in zip((x1, x2), norms, strict=True)]
     return clang.sum(units[0] * units[1], dims) if dims else units[0] * units[1]
 
 
