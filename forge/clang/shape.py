@@ -69,6 +69,23 @@ def transpose(x: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
     return prims.permute(x, tuple(dims))
 
 
+@clangop("T")
+def reverse_dims(x: TensorProxy) -> TensorProxy:
+    """x with its dims in reverse order."""
+    return permute(x, tuple(reversed(range(x.ndim))))
+
+
+@clangop("mT")
+def transpose_matrices(x: TensorProxy) -> TensorProxy:
+    """x with its last two dims exchanged."""
+    check(
+        x.ndim >= 2,
+        lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}",
+        RuntimeError,
+    )
+    return transpose(x, -2, -1)
+
+
 @clangop()
 def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]) -> TensorProxy:
     """x with the dims `source` at `destination`, the others in order."""
@@ -228,10 +245,31 @@ def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
         dtype = torch.promote_types(dtype, tensor.dtype)
-    ranks = {tensor.ndim for tensor in tensors}
-    kept = [t for t in tensors if len(ranks) == 1 or t.ndim != 1 or not known(t.shape[0] == 0)]
+    kept = _without_empty(tensors)
     dim = check_dim("cat", dim, kept[0].ndim)
     return prims.cat([convert(tensor, dtype) for tensor in kept], dim)
+
+
+def _without_empty(tensors: Sequence[TensorProxy]) -> list[TensorProxy]:
+    """Those that cat joins: 1-d tensors without elements go with tensors of any rank."""
+    if len({tensor.ndim for tensor in tensors}) == 1:
+        return list(tensors)
+    return [tensor for tensor in tensors if tensor.ndim != 1 or not known(tensor.shape[0] == 0)]
+
+
+@register_grad(cat)
+def _cat_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
+    out = cat(tensors, dim)
+    g, dim, start = get_grad(out), check_dim("cat", dim, out.ndim), 0
+    kept = _without_empty(tensors)
+    for tensor in tensors:
+        if not any(tensor is each for each in kept):
+            put_grad(tensor, prims.full(tensor.shape, 0, g.dtype, g.device))
+            continue
+        stop = start + tensor.shape[dim]
+        put_grad(tensor, prims.slice(g, dim, start, stop))
+        start = stop
+    return out
 
 
 @clangop()

@@ -132,11 +132,23 @@ class TensorProxy(Proxy):
 
     @property
     def T(self) -> "TensorProxy":  # torch's own name
-        return _method("t")(self) if self.ndim <= 2 else _method("permute")(self, tuple(reversed(range(self.ndim))))
+        return _method("T")(self)
 
     @property
     def mT(self) -> "TensorProxy":  # torch's own name
-        return _method("transpose")(self, -2, -1)
+        return _method("mT")(self)
+
+    @property
+    def H(self) -> "TensorProxy":  # torch's own name
+        return _method("H")(self)
+
+    @property
+    def mH(self) -> "TensorProxy":  # torch's own name
+        return _method("mH")(self)
+
+    @property
+    def data(self) -> "TensorProxy":
+        return _method("data")(self)
 
     def __len__(self) -> int:
         check(self.ndim > 0, lambda: "len() of a 0-d tensor", TypeError)

@@ -174,6 +174,11 @@ clone = make_prim("clone", "clone", meta=_clone_meta)
 def _contiguous_meta(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
     """x, or a copy of it, laid out in `memory_format`. Source: torch.Tensor.contiguous."""
     check_tensor("prims.contiguous", x=x)
+    check(
+        isinstance(memory_format, torch.memory_format),
+        lambda: f"prims.contiguous: memory_format is {memory_format!r}, but must be a torch.memory_format",
+        TypeError,
+    )
     return like(x)
 
 

@@ -90,7 +90,7 @@ def _filled(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, dev
     return prims.full(tuple(shape), value, dtype or clang.dtype_of(value), device)
 
 
-def _like(name: str, fill: Fill, meaning: str, *written: Callable) -> Symbol:
+def _like(name: str, fill: Fill, meaning: str) -> Symbol:
     """torch.zeros_like and kin."""
 
     def body(
@@ -107,10 +107,10 @@ def _like(name: str, fill: Fill, meaning: str, *written: Callable) -> Symbol:
         return fill(input.shape, dtype or input.dtype, input.device if device is None else canonical_device(device))
 
     body.__name__, body.__doc__ = name, f"{meaning} Shapes and dtypes: input's."
-    return torchsymbol(getattr(torch, name), inplace=written)(body)
+    return torchsymbol(getattr(torch, name))(body)
 
 
-zeros_like = _like("zeros_like", _zeros, "A tensor of zeros.", torch.zero_, Tensor.zero_)
+zeros_like = _like("zeros_like", _zeros, "A tensor of zeros.")
 ones_like = _like("ones_like", _ones, "A tensor of ones.")
 empty_like = _like("empty_like", _empty, "A tensor of unspecified values.")
 

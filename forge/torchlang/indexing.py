@@ -268,6 +268,34 @@ def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> Ten
     return clang.expand(clang.convert(src, self.dtype), self.shape)
 
 
+@register_grad(copy)
+def _copy_grad(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
+    out = copy(self, src, non_blocking)
+    g = get_grad(out)
+    put_grad(src, g if src.device == self.device else prims.device_put(g, src.device, non_blocking))
+    _put_zeros(self)
+    return out
+
+
+def _put_zeros(overwritten: TensorProxy) -> None:
+    """What a tensor was before all of it was written gets zeros, as in eager, where it keeps its history."""
+    put_grad(overwritten, prims.full(overwritten.shape, 0, overwritten.dtype, overwritten.device))
+
+
+@torchsymbol(torch.zeros_like, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
+def zero(input: TensorProxy) -> TensorProxy:
+    """Zeros in input's shape and dtype."""
+    return prims.full(input.shape, 0, input.dtype, input.device)
+
+
+@register_grad(zero)
+def _zero_grad(input: TensorProxy) -> TensorProxy:
+    out = zero(input)
+    get_grad(out)
+    _put_zeros(input)
+    return out
+
+
 @torchsymbol(torch.fill, inplace=(torch.fill_, Tensor.fill_))
 def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
     """`value` in input's shape and dtype. Shapes: value is 0-d."""
@@ -279,6 +307,14 @@ def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
         RuntimeError,
     )
     return clang.expand(clang.convert(value, input.dtype), input.shape)
+
+
+@register_grad(fill)
+def _fill_grad(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
+    out = fill(input, value)
+    put_grad(value, get_grad(out))
+    _put_zeros(input)
+    return out
 
 
 # places

@@ -250,21 +250,8 @@ def _t(x: TensorProxy) -> TensorProxy:
     return clang.transpose(x, 0, 1) if x.ndim == 2 else x
 
 
-def _reversed_dims(x: TensorProxy) -> TensorProxy:
-    return clang.permute(x, tuple(reversed(range(x.ndim))))
-
-
-def _matrices_transposed(x: TensorProxy) -> TensorProxy:
-    check(
-        x.ndim >= 2,
-        lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}",
-        RuntimeError,
-    )
-    return clang.transpose(x, -2, -1)
-
-
 def _own_inverse(
-    name: str, meaning: Callable[[TensorProxy], TensorProxy], *functions: Callable, id: str | None = None
+    name: str, meaning: Callable[[TensorProxy], TensorProxy], *functions: Callable, attribute: bool = False
 ) -> Symbol:
     """A view without arguments that undoes itself."""
 
@@ -272,13 +259,18 @@ def _own_inverse(
         return meaning(input)
 
     body.__name__, body.__doc__ = name, "Dims in reverse order: of all, or of the last two."
-    invert = lambda x, new: meaning(new)
-    return torchsymbol(*functions, id=id, view=View.ALWAYS, invert=invert)(body)
+    return torchsymbol(
+        *functions,
+        id=f"torch.Tensor.{name}" if attribute else None,
+        methods=(name,) if attribute else (),
+        view=View.ALWAYS,
+        invert=lambda x, new: meaning(new),
+    )(body)
 
 
 t = _own_inverse("t", _t, torch.t, Tensor.t)
-T = _own_inverse("T", _reversed_dims, Tensor.T.__get__, id="torch.Tensor.T")
-mT = _own_inverse("mT", _matrices_transposed, Tensor.mT.__get__, id="torch.Tensor.mT")
+T = _own_inverse("T", clang.reverse_dims, Tensor.T.__get__, attribute=True)
+mT = _own_inverse("mT", clang.transpose_matrices, Tensor.mT.__get__, attribute=True)
 
 
 def _real_adjoint(x: TensorProxy) -> TensorProxy:
@@ -287,11 +279,11 @@ def _real_adjoint(x: TensorProxy) -> TensorProxy:
         lambda: f"the adjoint of a complex tensor is not supported ({x}); see forge/torchlang/shape.py",
         NotImplementedError,
     )
-    return x if x.ndim == 0 else _matrices_transposed(x)
+    return x if x.ndim == 0 else clang.transpose_matrices(x)
 
 
-H = _own_inverse("H", _real_adjoint, Tensor.H.__get__, id="torch.Tensor.H")
-mH = _own_inverse("mH", _real_adjoint, Tensor.mH.__get__, id="torch.Tensor.mH")
+H = _own_inverse("H", _real_adjoint, Tensor.H.__get__, attribute=True)
+mH = _own_inverse("mH", _real_adjoint, Tensor.mH.__get__, attribute=True)
 adjoint = _own_inverse("adjoint", _real_adjoint, torch.adjoint, Tensor.adjoint)
 
 
@@ -513,8 +505,9 @@ def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) 
     Tensor.detach,
     Tensor.data.__get__,
     torch._C._autograd._get_data_attr,
+    methods=("data",),
     view=View.ALWAYS,
-    invert=lambda x, new: new,
+    invert=lambda x, new: prims.with_data(x, new),
     tags=[Tag.NOT_DIFFERENTIABLE],
 )
 def detach(input: TensorProxy) -> TensorProxy:
