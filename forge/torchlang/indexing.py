@@ -282,7 +282,11 @@ def _put_zeros(overwritten: TensorProxy) -> None:
     put_grad(overwritten, prims.full(overwritten.shape, 0, overwritten.dtype, overwritten.device))
 
 
-@torchsymbol(torch.zeros_like, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
+def _zeroed(input: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(input)
+
+
+@torchsymbol(_zeroed, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
 def zero(input: TensorProxy) -> TensorProxy:
     """Zeros in input's shape and dtype."""
     return prims.full(input.shape, 0, input.dtype, input.device)
