@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -44,8 +45,8 @@ def sources() -> list[Path]:
 
 def build_key(compiler: str) -> str:
     """A short hash of the sources, the compiler, torch's headers and Python's."""
-    told = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    digest = hashlib.sha256(told + version("torch").encode() + platform.python_version().encode())
+    told = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
+    digest = hashlib.sha256(f"{told}{version('torch')}{platform.python_version()}".encode())
     for path in sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
@@ -54,7 +55,7 @@ def build_key(compiler: str) -> str:
 def include_flags() -> list[str]:
     """Where the headers of torch and Python are; torch itself is not imported, which would take longer than g++."""
     torch = Path(importlib.util.find_spec("torch").origin).parent
-    return [f"-isystem{torch / 'include'}", f"-isystem{sysconfig.get_paths()['include']}", f"-L{torch / 'lib'}"]
+    return [f"-I{torch / 'include'}", f"-I{sysconfig.get_paths()['include']}", f"-L{torch / 'lib'}"]
 
 
 def compile_all(compiler: str, namespace: str, work: Path) -> Path:
@@ -116,7 +117,11 @@ def build(compiler: str) -> Path:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--compiler", default=os.environ.get("CXX", "g++"), help="the C++ compiler (default: $CXX, g++)"
-    )
-    print(build(parser.parse_args().compiler))
+    parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"), help="default: $CXX, g++")
+    compiler = parser.parse_args().compiler
+    if shutil.which(compiler) is None:
+        parser.error(f"there is no {compiler}: install a C++ compiler, or name one with --compiler")
+    try:
+        print(build(compiler))
+    except subprocess.CalledProcessError as error:  # the compiler has said why
+        sys.exit(error.returncode)

@@ -90,8 +90,9 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(
     input: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, reduction: str = "mean"
 ) -> torch.Tensor:
-    """log(sum(exp(input[n]))) - input[n, target[n]], 0 where target[n] is ignore_index; a target out of range gives NaN.
+    """log(sum(exp(input[n]))) - input[n, target[n]], and 0 where target[n] is ignore_index.
 
+    A target out of range gives NaN.
     Shapes: input is [N, V], target is [N]; out is [N] for reduction="none", else [].
     Dtypes: target is int64; out has input's dtype.
     Raises: RuntimeError when a shape, dtype or device does not fit; ValueError for an unknown reduction.

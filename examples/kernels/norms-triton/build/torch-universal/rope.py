@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .launch import check, check_like, check_tensor, needs_grad, on_device_of, unit_stride
+from .launch import check, check_tensor, needs_grad, on_device_of, unit_stride
 
 ELEMENTS = 2048  # of one half, in one program
 
