@@ -97,7 +97,7 @@ _UNARY["bitwise_not"] = ("__invert__",)
 
 def _unary(name: str) -> Symbol:
     """Every spelling of a unary function, as clang has it."""
-    target = getattr(clang, name)
+    target = clang.conj if name == "conj_physical" else getattr(clang, name)
 
     def body(input: TensorProxy) -> TensorProxy:
         if not isinstance(input, TensorProxy):
@@ -108,11 +108,12 @@ def _unary(name: str) -> Symbol:
     return named(name, *_UNARY.get(name, ()), more=_MORE.get(name, ()))(body)
 
 
-for (
-    _name
-) in """abs acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil cos cosh digamma
-erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log log10 log1p log2 log_ndtr
-logical_not ndtri reciprocal rsqrt sigmoid sign signbit sin sinh sqrt square tan tanh trunc""".split():
+_AS_IN_CLANG = """abs acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil
+conj_physical cos cosh digamma erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log
+log10 log1p log2 log_ndtr logical_not ndtri reciprocal rsqrt sigmoid sign signbit sin sinh sqrt square tan tanh
+trunc""".split()
+
+for _name in _AS_IN_CLANG:
     globals()[_name] = _unary(_name)
 
 

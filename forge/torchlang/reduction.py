@@ -465,3 +465,25 @@ def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0)
     check_tensor("histc", input=input)
     prims.check_dtype("histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)
+
+
+@torchsymbol(torch.diff, Tensor.diff)
+def diff(
+    input: TensorProxy,
+    n: int = 1,
+    dim: int = -1,
+    prepend: TensorProxy | None = None,
+    append: TensorProxy | None = None,
+) -> TensorProxy:
+    """Each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
+    check_tensor("diff", input=input)
+    check(input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}", RuntimeError)
+    check(n >= 0, lambda: f"diff: order must be non-negative but got {n}", RuntimeError)
+    dim = prims.check_dim("diff", dim, input.ndim)
+    parts = [part for part in (prepend, input, append) if part is not None]
+    out = clang.cat(parts, dim) if len(parts) > 1 else input
+    for _ in range(n):
+        length = out.shape[dim]
+        later, earlier = clang.slice_in_dim(out, dim, 1, None), clang.slice_in_dim(out, dim, 0, length - 1)
+        out = clang.bitwise_xor(later, earlier) if out.dtype == torch.bool else clang.sub(later, earlier)
+    return prims.clone(out) if out is input else out

@@ -8,7 +8,7 @@ used, and prims and clang symbols (which gradients and decompositions are writte
 from collections.abc import Callable
 from typing import Any
 
-from forge.executors.executor import OperatorExecutor, register_executor
+from forge.executors.executor import Decision, OperatorExecutor, decline, register_executor
 from forge.ir import Symbol
 from forge.torchlang import torch_function_of
 
@@ -52,3 +52,8 @@ def run_torchlang(
     torchex.register_implementation(
         symbol, function or torch_function_of(symbol), checker=checker, grad_transform=grad_transform
     )
+
+
+def as_what_it_calls(*args: Any, **kwargs: Any) -> Decision:
+    """The checker of a symbol whose torch function is Python around others: those are run, without it."""
+    return decline("torch runs the functions that this one calls")

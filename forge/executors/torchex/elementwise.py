@@ -40,6 +40,8 @@ def device_put(x: torch.Tensor, device: torch.device, non_blocking: bool = False
 
 
 def _of_tensors(function: Callable) -> Callable:
+    """`function`, which takes no number, as one that does."""
+
     def run(a: Any, b: Any) -> torch.Tensor:
         if not isinstance(a, torch.Tensor):
             a = torch.full((), a, dtype=b.dtype, device=b.device)
@@ -47,8 +49,14 @@ def _of_tensors(function: Callable) -> Callable:
             b = torch.full((), b, dtype=a.dtype, device=a.device)
         return function(a, b)
 
-    run.__name__ = function.__name__
-    return run
+    return _published(run, function.__name__)
+
+
+def _published(function: Callable, name: str) -> Callable:
+    """Makes a function an attribute of this module, under which a printed trace finds it."""
+    function.__name__ = function.__qualname__ = name
+    globals()[name] = function
+    return function
 
 
 for _name in [*_TENSOR_FIRST, *_TENSORS_ONLY]:
@@ -56,13 +64,14 @@ for _name in [*_TENSOR_FIRST, *_TENSORS_ONLY]:
 
 
 def _limit(function: Callable, by_number: Callable) -> Callable:
+    """maximum or minimum, of tensors and of a number."""
+
     def run(a: Any, b: Any) -> torch.Tensor:
         if not isinstance(b, torch.Tensor):
             return by_number(a, b)
         return function(a, b) if isinstance(a, torch.Tensor) else by_number(b, a)
 
-    run.__name__ = function.__name__
-    return run
+    return _published(run, function.__name__)
 
 
 run_prim(prims.maximum)(_limit(torch.maximum, torch.clamp_min))

@@ -1,11 +1,9 @@
 """How torch runs the reduction family."""
 
-from collections.abc import Callable
-
 import torch
 
-from forge import clang, prims
-from forge.executors.torchex.core import run_prim, run_prims, torchex
+from forge import clang, prims, torchlang
+from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang, torchex
 
 aten = torch.ops.aten
 
@@ -21,10 +19,8 @@ run_prims(
         prims.kthvalue: torch.kthvalue,
         prims.logcumsumexp: torch.logcumsumexp,
         prims.max_dim: torch.max,
-        prims.median: torch.median,
         prims.min_dim: torch.min,
         prims.mode: torch.mode,
-        prims.nanmedian: torch.nanmedian,
         prims.topk: torch.topk,
     }
 )
@@ -34,6 +30,22 @@ run_prims(
 def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
     """The dtype stays, where torch.cumsum of integers is int64."""
     return torch.cumsum(x, dim, dtype=x.dtype)
+
+
+@run_prim(prims.median)
+def median(x: torch.Tensor, dim: int) -> tuple:
+    """Of a contiguous tensor: torch.median along a dim of an expanded one reads memory that it has not written."""
+    return torch.median(x.contiguous(), dim)
+
+
+@run_prim(prims.nanmedian)
+def nanmedian(x: torch.Tensor, dim: int) -> tuple:
+    """Of a contiguous tensor, as median."""
+    return torch.nanmedian(x.contiguous(), dim)
+
+
+for _symbol in (torchlang.median, torchlang.nanmedian):
+    run_torchlang(_symbol, checker=as_what_it_calls)
 
 
 @run_prim(prims.sort)
@@ -64,16 +76,16 @@ def prod(x: torch.Tensor, dims: tuple) -> torch.Tensor:
     return x
 
 
-def _over_dims(function: Callable) -> Callable:
-    def run(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-        return function(x, dims) if dims else x
-
-    run.__name__ = function.__name__
-    return run
+@run_prim(prims.amax)
+def amax(x: torch.Tensor, dims: tuple) -> torch.Tensor:
+    """No dims mean none, where torch.amax means all."""
+    return torch.amax(x, dims) if dims else x
 
 
-run_prim(prims.amax)(_over_dims(torch.amax))
-run_prim(prims.amin)(_over_dims(torch.amin))
+@run_prim(prims.amin)
+def amin(x: torch.Tensor, dims: tuple) -> torch.Tensor:
+    """No dims mean none, where torch.amin means all."""
+    return torch.amin(x, dims) if dims else x
 
 
 @run_prim(prims.any)

@@ -121,6 +121,17 @@ for _name, _dtypes, _gradient in (
     )
 
 
+register_opinfo(
+    OpInfo(
+        "conj_physical",
+        torch.conj_physical,
+        unary_samples,
+        unary_errors,
+        dtypes=(torch.complex64, torch.complex128, torch.float64),
+    )
+)
+
+
 def _round_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     yield from edge_samples(info, device, dtype)
     if dtype in (torch.float32, torch.float64):

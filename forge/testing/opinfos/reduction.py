@@ -1,7 +1,7 @@
 """OpInfos of the reduction family."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -288,8 +288,17 @@ def _middle_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> I
         yield sample(torch.tensor([2.0, 2.0, 2.0, 1.0], device=device, dtype=dtype))
 
 
-register_opinfo(OpInfo("median", torch.median, _middle_samples, _dim_errors, dtypes=FLOATS))
-register_opinfo(OpInfo("nanmedian", torch.nanmedian, _middle_samples, _dim_errors, dtypes=FLOATS))
+def _of_contiguous(function: Callable) -> Callable:
+    """torch.median along a dim of an expanded tensor reads memory that it has not written (torch 2.13)."""
+    return lambda input, *args, **kwargs: function(input.contiguous(), *args, **kwargs)
+
+
+for _middle in (torch.median, torch.nanmedian):
+    register_opinfo(
+        OpInfo(
+            _middle.__name__, _middle, _middle_samples, _dim_errors, reference=_of_contiguous(_middle), dtypes=FLOATS
+        )
+    )
 register_opinfo(OpInfo("mode", torch.mode, _over_dim({}, axis=False), _dim_errors, dtypes=FLOATS))
 
 
