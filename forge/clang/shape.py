@@ -342,18 +342,23 @@ def triangle_mask(rows: Dim, columns: Dim, diagonal: Dim, device: torch.device) 
     return unsqueeze(row, 1) >= unsqueeze(column, 0)
 
 
+def _zero(x: TensorProxy) -> bool | int:
+    """The number that promotes with x to x's own dtype."""
+    return False if x.dtype == torch.bool else 0
+
+
 @clangop()
 def tril(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
     """x with zeros above a diagonal of its last two dims."""
     _check_matrices("tril", x)
-    return triangle_mask(*x.shape[-2:], diagonal, x.device).where(x, 0)
+    return triangle_mask(*x.shape[-2:], diagonal, x.device).where(x, _zero(x))
 
 
 @clangop()
 def triu(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
     """x with zeros below a diagonal of its last two dims."""
     _check_matrices("triu", x)
-    return triangle_mask(*x.shape[-2:], diagonal - 1, x.device).where(0, x)
+    return triangle_mask(*x.shape[-2:], diagonal - 1, x.device).where(_zero(x), x)
 
 
 def _check_matrices(op: str, x: TensorProxy) -> None:

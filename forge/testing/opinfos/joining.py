@@ -161,3 +161,21 @@ _register(
         (lambda make: sample(make(2), 2, 1), IndexError, "out of range"),
     ),
 )
+
+
+_register(
+    "diff",
+    torch.diff,
+    cases(
+        lambda make: sample(make(3, 5)),
+        lambda make: sample(make(3, 5), 2, 0),
+        lambda make: sample(make(3, 5), dim=-1, prepend=make(3, 1)),
+        lambda make: sample(make(3, 5), prepend=make(3, 1), append=make(3, 2)),
+        lambda make: sample(make(4), 3),
+        lambda make: sample(make(3, 5), 0),
+    ),
+    errors(
+        (lambda make: sample(make()), RuntimeError, "at least one-dimensional"),
+        (lambda make: sample(make(3), -1), RuntimeError, "order must be non-negative"),
+    ),
+)
