@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge.hub import compat
-from forge.hub.errors import HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
+from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
 from forge.hub.files import File, check_pins, content_hash, read_files
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import dependency_modules
@@ -137,8 +137,7 @@ def _load(verified: Verified) -> types.ModuleType:
     depends = {each.resolved.source: _load(each) for each in verified.depends}
     if verified.content not in _loaded:
         _check_natives_are_free(verified)
-        context = compat.kernel_dependencies(depends) if depends else contextlib.nullcontext()
-        with context, _nothing_else_changes(verified.resolved.place()):
+        with compat.kernel_dependencies(depends) if depends else contextlib.nullcontext():
             _loaded[verified.content] = Loaded(verified, _import(verified))
     return _loaded[verified.content].module
 
@@ -163,14 +162,19 @@ def _import(verified: Verified) -> types.ModuleType:
         sys.meta_path.insert(0, _finder)
     _packages[name] = verified
     try:
-        return importlib.import_module(name)
+        with _nothing_else_changes(place):
+            return importlib.import_module(name)
     except BaseException as error:
-        del _packages[name]
-        for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            del sys.modules[each]
-        if not isinstance(error, Exception | SystemExit):
+        _forget(name)
+        if isinstance(error, HubError) or not isinstance(error, Exception | SystemExit):
             raise
         raise KernelImportError(f"{place}: raised while it was imported: {type(error).__name__}: {error}") from error
+
+
+def _forget(name: str) -> None:
+    del _packages[name]
+    for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+        del sys.modules[each]
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ def _needs_extra() -> None:
 def _nothing_loaded() -> Iterator[None]:
     """Each test starts with no kernel loaded, as a process does."""
     yield
+    for name in list(loader._packages):
+        loader._forget(name)
     loader._loaded.clear()
-    loader._packages.clear()
 
 
 @pytest.fixture

@@ -1,0 +1,120 @@
+"""What forge takes from `kernels` and huggingface_hub beyond their public names, held against the installed releases.
+
+A failure here means that a library changed: forge/hub/compat.py is the place to follow it.
+"""
+
+import base64
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge import hub
+from forge.hub import compat
+from forge.hub.errors import Place
+from forge.hub.files import UNPINNED, content_hash, is_bytecode, read_files
+from tests.hub.kernels import metadata
+
+
+def test_variants_are_parsed_and_print_as_they_were_written() -> None:
+    assert compat.parse_variant("torch-universal").variant_str == "torch-universal"
+    with pytest.raises(ValueError, match="Unknown framework"):
+        compat.parse_variant("nonsense")
+
+
+def test_decisions_keep_the_very_variants_they_were_given() -> None:
+    given = [compat.parse_variant(name) for name in ("torch-metal", "torch-universal", "torch-cpu")]
+    decided = compat.decide_variants(given, "cpu")
+    assert [variant for variant, _ in decided] == [given[2], given[1], given[0]]
+    assert all(any(variant is each for each in given) for variant, _ in decided)
+    assert [reason is None for _, reason in decided] == [True, True, False]
+    with pytest.raises(ValueError, match="Invalid backend"):
+        compat.decide_variants(given, "abacus")
+
+
+def test_metadata_has_the_fields_that_forge_reads() -> None:
+    depends = [{"repo-id": "a/b", "version": 2}, {"repo-id": "a/c", "revision": "main"}]
+    parsed = compat.parse_metadata(metadata(kernel_depends=depends, kernels_minver="0.1.0").encode())
+    assert (str(parsed.name), parsed.id, parsed.version, parsed.license) == ("rms", "_rms_ab12", 1, "Apache-2.0")
+    assert (str(parsed.backend.backend_type), parsed.backend.archs, parsed.python_depends) == ("cpu", [], [])
+    assert [compat.kernel_dependency(each) for each in parsed.kernel_depends] == [
+        ("a/b", 2, None),
+        ("a/c", None, "main"),
+    ]
+    assert not compat.newer_than_installed(parsed.kernels_minver)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+def test_the_librarys_digest_covers_the_files_that_forge_pins(tmp_path: Path, algorithm: str) -> None:
+    for path in ("__init__.py", "metadata.json", "metadata.json.sigstore", "inner/metadata.json", "__pycache__/a.pyc"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(path)
+    parsed = compat.parse_metadata(metadata(digest={"algorithm": algorithm, "files": {}}).encode())
+    theirs = type(parsed.digest).hash_variant(parsed.digest.algorithm, tmp_path)
+    assert str(parsed.digest.algorithm).lower() == algorithm
+    ours = read_files(tmp_path, Place("x"), max_file_bytes=1 << 20)
+    assert set(theirs.files) == {path for path in ours if path not in UNPINNED and not is_bytecode(path)}
+    if algorithm == "sha256":
+        assert {base64.b64decode(each).hex() for each in theirs.files.values()} == {
+            ours[path].sha256 for path in theirs.files
+        }
+    assert content_hash(ours)
+
+
+def test_python_dependencies_give_modules() -> None:
+    assert compat.python_dependencies("cpu")["einops"] == (("einops", "einops"),)
+    assert compat.python_dependencies("cuda")["nvidia-cutlass-dsl"] == (("nvidia-cutlass-dsl", "cutlass"),)
+    assert compat.python_dependencies("xpu")["onednn"] == (("onednn-devel", None),)
+    assert "nvidia-cutlass-dsl" not in compat.python_dependencies("cpu")
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "runs"),
+    [
+        (["8.0"], (8, 0), True),
+        (["8.0"], (8, 9), True),
+        (["8.0"], (9, 0), False),
+        (["8.0+PTX"], (9, 0), True),
+        (["9.0a"], (9, 0), True),
+        (["9.0a"], (10, 0), False),
+        (["?"], (9, 0), True),
+    ],
+)
+def test_capabilities_are_compared(archs: list[str], capability: tuple[int, int], runs: bool) -> None:
+    assert compat.supports_capability(archs, capability) is runs
+
+
+def test_a_missing_signature_needs_no_network(tmp_path: Path) -> None:
+    assert compat.signature_problem(tmp_path) == "SignatureBundleMissing"
+    (tmp_path / "metadata.json.sigstore").write_text("{}")
+    assert compat.signature_problem(tmp_path).startswith("SignatureBundleInvalid: ")
+
+
+def test_the_results_of_a_signature_are_those_that_forge_names() -> None:
+    results = compat.library("kernels.verify").VerificationResult
+    assert results.SignatureVerificationFailure(reason="why").reason == "why"
+    assert results.DigestVerificationFailure(violations=[]).violations == []
+    assert results.Success()
+
+
+def test_dependencies_are_given_while_the_context_is_entered() -> None:
+    kernels = compat.library("kernels")
+    with compat.kernel_dependencies({"a/b": sys}):
+        assert kernels.get_kernel_dep("a/b") is sys
+    with pytest.raises(RuntimeError):
+        kernels.get_kernel_dep("a/b")
+
+
+def test_transport_errors_are_what_the_client_raises() -> None:
+    errors = compat.library("huggingface_hub.errors")
+    base, *_ = compat.transport_errors()
+    assert issubclass(errors.HfHubHTTPError, base)
+    client = importlib.import_module(base.__module__.split(".")[0])
+    assert all(issubclass(getattr(client, name), base) for name in ("ConnectError", "ConnectTimeout", "ReadTimeout"))
+
+
+def test_without_the_extra_a_call_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kernels", None)
+    with pytest.raises(hub.MissingExtraError, match=r"need the package kernels .*: pip install forge-jit\[hub\]"):
+        hub.resolve("acme/rms", version=1)
