@@ -160,7 +160,10 @@ class Writer:
         args += [f"{key}={self.value(value)}" for key, value in bound.kwargs.items()]
         op = bound.symbol.op
         if len(args) == 2 and not bound.kwargs and op in _INFIX:
-            text = f"{args[0]} {_INFIX[op]} {args[1]}"
+            left, right = (
+                f"({text})" if isinstance(arg, SYMBOLIC_TYPES) else text for text, arg in zip(args, bound.args, strict=True)
+            )
+            text = f"{left} {_INFIX[op]} {right}"
         elif _is_method(op) and bound.args and isinstance(bound.args[0], TensorProxy):
             text = f"{args[0]}.{op.__name__}({', '.join(args[1:])})"
         else:
