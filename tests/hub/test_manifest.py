@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.hub.manifests import OPERATORS, VALID, entry, problems, read
 
 from forge.hub.manifest import (
     Argument,
@@ -22,6 +21,7 @@ from forge.hub.manifest import (
     read_manifest,
     unmet,
 )
+from tests.hub.manifests import OPERATORS, VALID, entry, problems, read
 
 
 def kernels(text: str) -> dict[str, KernelEntry]:
@@ -202,13 +202,13 @@ EXECUTORCH = """\
 
 - op: aten::native_dropout.out
 
-- func: custom::allclose.out(Tensor self, Tensor other, float rtol=1e-05, bool dummy=False, *, Tensor(a!) out) -> Tensor(a!)
+- func: custom::allclose.out(Tensor self, Tensor other, float rtol=1e-05, *, Tensor(a!) out) -> Tensor(a!)
   variants: function
   kernels:
     - arg_meta: null
       kernel_name: torch::executor::allclose_out
 
-- func: linear.scratch(Tensor input, Tensor weight, Tensor? bias=None, *, Tensor(a!) out, Tensor(b!) scratch) -> Tensor(a!)
+- func: linear.scratch(Tensor input, Tensor weight, *, Tensor(a!) out, Tensor(b!) scratch) -> Tensor(a!)
   dispatch:
     CPU: torch::executor::linear_scratch_example
 """

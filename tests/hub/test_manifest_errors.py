@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hub.manifests import VALID, entry, problems, read
+import yaml
 
-from forge.hub.manifest import ManifestError
+from forge.hub.manifest import ManifestError, parse
+from tests.hub.manifests import VALID, entry, problems, read
 
 HEAD = "forge_kernels: 1\nlibrary: {name: acme}\nops:\n"
 
@@ -381,6 +382,13 @@ def test_an_error_is_a_value_error_with_its_problems() -> None:
         15,
         "priority is 'high', but must be a whole number",
     )
+
+
+@pytest.mark.parametrize("text", [VALID, *[text for text, _ in ERRORS.values()]])
+def test_errors_are_the_same_without_libyaml(text: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = problems(text)
+    monkeypatch.setattr(parse, "_QUICK_LOADER", yaml.SafeLoader)
+    assert problems(text) == found
 
 
 # kernels that are looked for

@@ -84,7 +84,7 @@ UNDECIDED = [
     ("K == 1", {}, "where 'K == 1': K has no value here"),
     ("x", {"x": X}, "where 'x': a tensor's value is not known before the program runs"),
     ("n in 3", {"n": 1}, "where 'n in 3': n = 1 cannot be compared with 3"),
-    ("text * 1000000000 == text", {"text": "a"}, "where 'text * 1000000000 == text': text = 'a' is no number"),
+    ("word * 1000000000 == word", {"word": "a"}, "where 'word * 1000000000 == word': word = 'a' is no number"),
 ]
 
 
@@ -144,7 +144,6 @@ NOT_ALLOWED = [
     "x = 1",
     "import os",
     "",
-    "(" * 100 + ")" * 100,
     "1" * 201,
     "x" + "\0",
 ]

@@ -66,7 +66,7 @@ def _near(name: str, known: Iterable[str]) -> list[str]:
     if overloads:
         return overloads[:3]
     similar = [other for other in candidates if abs(len(other) - len(name)) <= 3]
-    found = difflib.get_close_matches(name, similar, n=1, cutoff=0.7)
+    found = difflib.get_close_matches(name, similar, n=1, cutoff=0.6)
     if not found:
         found = [other for other in similar if other.lower() == name.lower()][:1]
     return found

@@ -366,6 +366,8 @@ class _Kernel:
         if entry.args is None:
             return
         used = {given.value.name for given in entry.args if isinstance(given.value, Argument)}
+        if not used <= self.signature.by_name.keys():  # a misspelt one, which was reported
+            return
         used |= {name for condition in entry.where for name in condition.names}
         for parameter in self.signature.parameters:
             if (

@@ -287,6 +287,7 @@ class _Manifest:
             return None
         if signature.name in self.functions:
             self.problems.add(node.mark, f"func {signature.name!r} is declared twice")
+            return None
         self.functions[signature.name] = signature
         return signature
 
@@ -319,7 +320,7 @@ class _Manifest:
         executorch: bool,
     ) -> tuple[KernelEntry, ...]:
         op = kernels.Op(
-            name=name or "the operator",
+            name=name or fields.where,
             kind=kind,
             signature=signature,
             aliases=aliases,
