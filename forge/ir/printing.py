@@ -152,6 +152,10 @@ class Writer:
             return self._bind(symbol.op, "call_" + symbol.name)
         return self.object(symbol.op, symbol.name)
 
+    def operand(self, value: Any) -> str:
+        """A value beside an infix operator, which must not bind tighter than what is inside it."""
+        return f"({self.value(value)})" if isinstance(value, SYMBOLIC_TYPES) else self.value(value)
+
     def call(self, bound: BoundSymbol) -> str:
         """One statement."""
         if bound.symbol is DEL:
@@ -160,9 +164,7 @@ class Writer:
         args += [f"{key}={self.value(value)}" for key, value in bound.kwargs.items()]
         op = bound.symbol.op
         if len(args) == 2 and not bound.kwargs and op in _INFIX:
-            left, right = (
-                f"({text})" if isinstance(arg, SYMBOLIC_TYPES) else text for text, arg in zip(args, bound.args, strict=True)
-            )
+            left, right = [self.operand(arg) for arg in bound.args]
             text = f"{left} {_INFIX[op]} {right}"
         elif _is_method(op) and bound.args and isinstance(bound.args[0], TensorProxy):
             text = f"{args[0]}.{op.__name__}({', '.join(args[1:])})"

@@ -143,6 +143,15 @@ def test_a_trace_over_symbolic_lengths_runs_for_other_lengths() -> None:
     assert trace.python_callable()(6) == (12, [6])
 
 
+def test_a_symbolic_operand_of_an_infix_operator_stands_in_parentheses() -> None:
+    """x / 4*s0 would divide by 4 alone."""
+    a = Shapes().length(5, "a")
+    symbol = Symbol("div", "test.div", meta=lambda x, y: x, op=torch.div)
+    x = TensorProxy("x", (), torch.float32, torch.device("cpu"))
+    out = TensorProxy("out", (), torch.float32, torch.device("cpu"))
+    assert Writer(flat=True).call(BoundSymbol(symbol, (x, a * 4), {}, out)) == f"out = x / (4*{a.node.expr})"
+
+
 def _operator(output: Any, function: Any) -> BoundSymbol:
     symbol = Symbol("make", "test.make", meta=lambda *args: output, op=function)
     return BoundSymbol(symbol, (), {}, output)
