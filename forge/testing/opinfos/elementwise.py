@@ -127,7 +127,7 @@ register_opinfo(
         torch.conj_physical,
         unary_samples,
         unary_errors,
-        dtypes=(torch.complex64, torch.complex128, torch.float64),
+        dtypes=(torch.complex64, torch.complex128),
     )
 )
 
