@@ -232,6 +232,18 @@ def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorPr
     return reading.write(_copied(shown, value))
 
 
+def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
+    """x[key] summed to `shape`: the gradient of what was written there. A mask may be in the key."""
+    reading = read_key("getitem", x, key)
+    shown = reading.shown
+    if reading.indices:
+        indices = tuple(_trimmed(reading.indices))
+        if prims.has_mask(indices):
+            return prims.index_sum(shown, indices, tuple(shape))
+        shown = prims.index(shown, indices)
+    return reshape(shown, (*[1] * (len(shape) - shown.ndim), *shown.shape))
+
+
 def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`value` as what is written to all of `shown`; leading dims of length 1 go, as in torch."""
     extra = builtins.max(value.ndim - shown.ndim, 0)
@@ -384,7 +396,8 @@ def _index_fill_grad(x: TensorProxy, dim: int, index: TensorProxy, value: Tensor
     if needs_grad(x):
         put_grad(x, index_fill(g, dim, index, 0))
     if needs_grad(value):
-        put_grad(value, index_select(g, dim, index).sum())
+        nowhere = prims.full(x.shape, False, torch.bool, x.device)
+        put_grad(value, where(index_fill(nowhere, dim, index, True), g, 0).sum())
     return out
 
 

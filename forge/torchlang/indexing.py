@@ -48,6 +48,17 @@ def setitem(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
     return clang.with_item(input, key, value)
 
 
+@register_grad(setitem)
+def _setitem_grad(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
+    out = setitem(input, key, value)
+    g = get_grad(out)
+    if needs_grad(input):
+        put_grad(input, setitem(g, key, 0))
+    if needs_grad(value):
+        put_grad(value, clang.item_sum(g, key, value.shape))
+    return out
+
+
 @torchsymbol(torch.index_put, Tensor.index_put, inplace=(torch.index_put_, Tensor.index_put_))
 def index_put(
     input: TensorProxy, indices: Sequence[TensorProxy | None], values: TensorProxy, accumulate: bool = False
@@ -265,7 +276,8 @@ def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> Ten
     """src in self's shape, dtype and device."""
     if src.device != self.device:
         src = prims.device_put(src, self.device, non_blocking)
-    return clang.expand(clang.convert(src, self.dtype), self.shape)
+    new = clang.expand(clang.convert(src, self.dtype), self.shape)
+    return prims.clone(new) if new is src else new  # a call to hang the gradient rule on
 
 
 @register_grad(copy)

@@ -25,7 +25,7 @@ class Maker:
 
     def places(self, *numbers: Any) -> torch.Tensor:
         """The given integers."""
-        return torch.tensor(numbers, device=self.device)
+        return torch.tensor(numbers, device=self.device, dtype=torch.int64)
 
     def mask(self, *shape: int) -> torch.Tensor:
         """Trues and falses."""
