@@ -14,14 +14,23 @@ from tests.models.zoo import MODELS
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 # A third-party operator of the transformers library, which torch does not have.
-OPAQUE = {"qwen3_moe": ["transformers.grouped_mm_fallback"]}
+OPAQUE = {"qwen3_moe": ["torch.ops.transformers.grouped_mm_fallback"]}
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def build(name: str, training: bool) -> tuple[torch.nn.Module, dict[str, Any]]:
+def build(name: str, training: bool, device: str = "cpu") -> tuple[torch.nn.Module, dict[str, Any]]:
     """A model and its arguments, the same for one name each time."""
     torch.manual_seed(0)
     model, arguments = MODELS[name]()
-    return model.train(training), arguments
+    arguments = _pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, arguments)
+    return model.train(training).to(device), arguments
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    """cuDNN's convolutions compute in TF32 by default, which differs between algorithms."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
 
 
 def outputs(result: Any) -> list[torch.Tensor]:
@@ -44,9 +53,10 @@ def difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
-def test_model_equals_eager(name, training, meta_checked):
-    model, arguments = build(name, training)
+def test_model_equals_eager(name, device, training, meta_checked):
+    model, arguments = build(name, training, device)
     eager = copy.deepcopy(model)
     jitted = forge.jit(model)
     torch.manual_seed(1)

@@ -102,7 +102,8 @@ def phi3():
 
 @model
 def gpt2():
-    return causal("GPT2", n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=64)
+    # without a loss_type the library logs a warning from the forward, which breaks the graph
+    return causal("GPT2", n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=64, loss_type="ForCausalLM")
 
 
 @model
