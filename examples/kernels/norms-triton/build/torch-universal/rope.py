@@ -79,8 +79,8 @@ class _Rotary(torch.autograd.Function):
         cos, sin, x = ctx.saved_tensors
         of_x, of_cos, of_sin = ctx.needs_input_grad
         grad_x = rotary_backward(grad_output, cos, sin) if of_x else None
-        grad_cos = (grad_output * x).sum_to_size(cos.shape).to(cos.dtype) if of_cos else None
-        grad_sin = (grad_output * _turned(x)).sum_to_size(sin.shape).to(sin.dtype) if of_sin else None
+        grad_cos = _summed(grad_output, x, cos) if of_cos else None
+        grad_sin = _summed(grad_output, _turned(x), sin) if of_sin else None
         return grad_x, grad_cos, grad_sin
 
 
@@ -119,6 +119,11 @@ def _check(op: str, name: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Te
 def _turned(x: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
+
+
+def _summed(grad_output: torch.Tensor, factor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The gradient of cos or sin, which models seldom want: in plain torch."""
+    return (grad_output.float() * factor.float()).sum_to_size(table.shape).to(table.dtype)
 
 
 def _four_dims(tensor: torch.Tensor) -> torch.Tensor:
