@@ -1,1 +1,101 @@
 """OpInfos of the attention family."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from forge.testing.opinfo import Directive, OpInfo, register_opinfo, sample
+from forge.testing.opinfos.specs import Spec, calls, errors, t, wrong
+
+_ROUNDED = Directive(
+    "tolerance",
+    "torch's kernels round between blocks of keys, the decomposition not at all",
+    dtypes=(torch.bfloat16, torch.float16),
+    tolerance=(2e-2, 3e-2),
+)
+
+
+def _register(name: str, op: Callable, samples: tuple, mistakes: tuple, **known: Any) -> None:
+    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), directives=(_ROUNDED,), **known))
+
+
+_Q, _K, _V = t(2, 4, 5, 8), t(2, 4, 6, 8), t(2, 4, 6, 8)
+_ONE_HIDDEN = [[(row + column) % 3 != 0 and row != 2 for column in range(6)] for row in range(5)]
+_BOOL = Spec((5, 6), dtype=torch.bool, values=_ONE_HIDDEN)
+_register(
+    "nn.functional.scaled_dot_product_attention",
+    F.scaled_dot_product_attention,
+    (
+        sample(_Q, _K, _V),
+        sample(_Q, _K, _V, is_causal=True),
+        sample(_K, _Q, _Q, is_causal=True, scale=0.3),
+        sample(_Q, _K, _V, _BOOL),
+        sample(_Q, _K, _V, t(2, 1, 5, 6)),
+        sample(_Q, _K, _V, dropout_p=0.4),
+        sample(_Q, _K, _V, _BOOL, 0.4),
+        sample(_Q, t(2, 2, 6, 8), t(2, 2, 6, 8), enable_gqa=True),
+        sample(_Q, t(2, 2, 6, 8), t(2, 2, 6, 8), None, 0.2, True, enable_gqa=True),
+        sample(_Q, _K, t(2, 4, 6, 3)),
+        sample(t(4, 5, 8), t(4, 6, 8), t(4, 6, 8)),
+        sample(t(5, 8), t(6, 8), t(6, 8)),
+    ),
+    (
+        wrong(_Q, t(2, 4, 6, 8, dtype=torch.float64), _V, match="same dtype"),
+        wrong(t(8), _K, _V, match="at least 2 dimensional"),
+        wrong(_Q, t(2, 4, 6, 4), _V, match="one width"),
+        wrong(_Q, _K, _V, t(5, 6, dtype=torch.int64), match="Expected attn_mask dtype"),
+        wrong(_Q, _K, _V, dropout_p=1.5, match="between 0 and 1"),
+        wrong(_Q, t(2, 3, 6, 8), t(2, 3, 6, 8), enable_gqa=True, match="Number of heads"),
+    ),
+)
+
+_PARAMETERS = (t(24, 8), t(24))
+_OUT = (t(8, 8), t(8))
+
+
+def _heads(query: Spec, key: Spec, *, biases: tuple = (None, None), zero: bool = False, **options: Any) -> Any:
+    out = (0.0, *_OUT)
+    return sample(query, key, key, 8, 2, *_PARAMETERS, *biases, zero, *out, **options)
+
+
+_SEPARATE = {
+    "use_separate_proj_weight": True,
+    "q_proj_weight": t(8, 8),
+    "k_proj_weight": t(8, 6),
+    "v_proj_weight": t(8, 6),
+}
+_PADDING = Spec((2, 3), dtype=torch.bool, values=[[False, False, True], [False, False, False]])
+_register(
+    "nn.functional.multi_head_attention_forward",
+    F.multi_head_attention_forward,
+    (
+        _heads(t(5, 2, 8), t(3, 2, 8)),
+        _heads(t(5, 2, 8), t(3, 2, 8), need_weights=False),
+        _heads(t(5, 8), t(3, 8), average_attn_weights=False),
+        _heads(t(5, 2, 8), t(3, 2, 8), key_padding_mask=_PADDING, attn_mask=t(5, 3)),
+        _heads(t(5, 2, 8), t(3, 2, 8), key_padding_mask=_PADDING, need_weights=False, attn_mask=t(4, 5, 3)),
+        _heads(t(3, 2, 8), t(3, 2, 8), attn_mask=t(3, 3), is_causal=True, need_weights=False),
+        _heads(t(5, 2, 8), t(3, 2, 8), biases=(t(1, 1, 8), t(1, 1, 8)), zero=True, attn_mask=t(5, 3)),
+        sample(t(5, 2, 8), t(3, 2, 6), t(3, 2, 6), 8, 2, None, t(24), None, None, False, 0.0, *_OUT, **_SEPARATE),
+    ),
+    (
+        wrong(
+            t(5, 2, 7),
+            t(3, 2, 7),
+            t(3, 2, 7),
+            8,
+            2,
+            *_PARAMETERS,
+            None,
+            None,
+            False,
+            0.0,
+            *_OUT,
+            error=AssertionError,
+            match="embedding dimension",
+        ),
+    ),
+    domain=(-1.0, 1.0),
+)

@@ -1,7 +1,7 @@
 """Normalizations."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -339,18 +339,7 @@ def batch_norm(
     return _scale_and_shift(out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype)
 
 
-def _reordered(function: Symbol, handler: Callable) -> Callable:
-    """The handler of torch.batch_norm and torch.instance_norm, which have the parameters in another order."""
-
-    def handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-        given = dict(_bind(symbol, args, kwargs))
-        given.pop("cudnn_enabled")
-        return handler(function, (), given, memory)
-
-    return handle
-
-
-@torchsymbol(torch.batch_norm, handler=_reordered(batch_norm, _handle_batch_norm))
+@torchsymbol(torch.batch_norm, handler=_handle_batch_norm)
 def torch_batch_norm(
     input: TensorProxy,
     weight: TensorProxy | None,
@@ -386,7 +375,7 @@ def _handle_instance_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Mem
     values = memory.read_all(given)
     names = ("running_mean", "running_var")
     if not given["use_input_stats"] or all(given[name] is None for name in names):
-        return symbol(**values)
+        return symbol(*memory.read_all(args), **memory.read_all(kwargs))
     input, count = values["input"], values["input"].shape[0]
     _check_instances(**{key: values[key] for key in ("input", *names, "weight", "bias")})
     out, *new = batch_norm_train(
@@ -428,7 +417,7 @@ def instance_norm(
     return clang.reshape(out, input.shape)
 
 
-@torchsymbol(torch.instance_norm, handler=_reordered(instance_norm, _handle_instance_norm))
+@torchsymbol(torch.instance_norm, handler=_handle_instance_norm)
 def torch_instance_norm(
     input: TensorProxy,
     weight: TensorProxy | None,

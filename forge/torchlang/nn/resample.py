@@ -27,7 +27,7 @@ _MODES = {
 }
 
 
-@torchsymbol(F.interpolate)
+@torchsymbol(F.interpolate, F.upsample)
 def interpolate(
     input: TensorProxy,
     size: Lengths | None = None,
@@ -42,18 +42,6 @@ def interpolate(
     Shapes: input (N, C, *lengths). Raises: as torch, ValueError for options that do not go together.
     """
     return _interpolate(input, size, scale_factor, mode, align_corners, bool(recompute_scale_factor), antialias)
-
-
-@torchsymbol(F.upsample)
-def upsample(
-    input: TensorProxy,
-    size: Lengths | None = None,
-    scale_factor: Scales | None = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-) -> TensorProxy:
-    """interpolate, by its old name."""
-    return _interpolate(input, size, scale_factor, mode, align_corners, False, False)
 
 
 def _interpolate(
