@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from packaging.specifiers import SpecifierSet
 
 from forge.hub.manifest.dtypes import dtype_name
 from forge.hub.manifest.errors import Mark
@@ -256,9 +255,9 @@ class Library:
 
 @dataclass(frozen=True)
 class Requires:
-    """What must be installed: a torch version, and Python packages as requirements ("einops>=0.7")."""
+    """What must be installed: a range of torch versions (">=2.11"), and packages as requirements ("einops>=0.7")."""
 
-    torch: SpecifierSet = field(default_factory=SpecifierSet)
+    torch: str = ""
     python: tuple[str, ...] = ()
 
 

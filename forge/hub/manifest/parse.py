@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import yaml
-
+from forge.hub.compat import library
 from forge.hub.manifest.errors import Mark, Problems
 
 MAX_BYTES = 1 << 20
@@ -21,7 +21,7 @@ _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _FLOAT = re.compile(r"[-+]?(\d{1,40}\.\d{0,40}|\.\d{1,40}|\d{1,40}(?=[eE]))([eE][-+]?\d{1,3})?")
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
-_QUICK_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_QUICK_LOADER = "CSafeLoader"
 
 ScalarValue = str | int | float | bool | None
 
@@ -76,7 +76,11 @@ def read_document(path: Path) -> Document:
 
 
 def parse(source: str | bytes, file: str) -> Document:
-    """The document in a text. Never raises for its contents: the problems are in the document."""
+    """The document in a text. Never raises for its contents: the problems are in the document.
+
+    Raises MissingExtraError where PyYAML is not installed.
+    """
+    yaml = library("yaml")
     problems = Problems()
     text = _decode(source, file, problems)
     root = None
@@ -84,7 +88,7 @@ def parse(source: str | bytes, file: str) -> Document:
         try:
             root = _build(text, file, problems)
         except yaml.MarkedYAMLError as error:
-            _report_syntax(error, file, problems)
+            problems.add(*_syntax_problem(error, file))
         except yaml.reader.ReaderError as error:
             problems.add(_mark_at(file, text, error.position), f"not YAML: {error.reason}")
     return Document(file, root, tuple(problems.found))
@@ -94,11 +98,12 @@ def _build(text: str, file: str, problems: Problems) -> Node | None:
     """The root of a text: by libyaml where PyYAML has it (ten times faster); by PyYAML itself for its errors, whose
     words and places are then the same everywhere.
     """
+    yaml = library("yaml")
     quick = Problems()
     try:
-        root = _Builder(file, quick).build(text, _QUICK_LOADER)
+        root = _Builder(yaml, file, quick).build(text, getattr(yaml, _QUICK_LOADER, yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeError):
-        return _Builder(file, problems).build(text, yaml.SafeLoader)
+        return _Builder(yaml, file, problems).build(text, yaml.SafeLoader)
     problems.found.extend(quick.found)
     return root
 
@@ -122,19 +127,20 @@ def _mark_at(file: str, text: str, position: int) -> Mark:
     return Mark(file, before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1)
 
 
-def _report_syntax(error: yaml.MarkedYAMLError, file: str, problems: Problems) -> None:
+def _syntax_problem(error: Any, file: str) -> tuple[Mark, str]:
     at = error.problem_mark or error.context_mark
     mark = Mark(file, at.line + 1, at.column + 1) if at else Mark(file, 1, 1)
     context = ""
     if error.context and error.context_mark:
         context = f" ({error.context} that began at line {error.context_mark.line + 1})"
-    problems.add(mark, f"not YAML: {error.problem or error.context}{context}")
+    return mark, f"not YAML: {error.problem or error.context}{context}"
 
 
 class _Builder:
     """Makes nodes of YAML's events, without recursion."""
 
-    def __init__(self, file: str, problems: Problems) -> None:
+    def __init__(self, yaml: ModuleType, file: str, problems: Problems) -> None:
+        self.yaml = yaml
         self.file = file
         self.problems = problems
         self.open: list[tuple[type, Mark, list[Node]]] = []
@@ -143,13 +149,14 @@ class _Builder:
 
     def build(self, text: str, loader: type) -> Node | None:
         """The root of the first document. Raises YAMLError."""
-        for event in yaml.parse(text, Loader=loader):
+        for event in self.yaml.parse(text, Loader=loader):
             self._take(event)
         for extra in self.documents[1:2]:
             self.problems.add(extra.mark, "a second document: a manifest is one")
         return self.documents[0] if self.documents else None
 
-    def _take(self, event: yaml.Event) -> None:
+    def _take(self, event: Any) -> None:
+        yaml = self.yaml
         mark = Mark(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
         if isinstance(event, yaml.NodeEvent):
             self._refuse(event, mark)
@@ -162,21 +169,21 @@ class _Builder:
         elif isinstance(event, yaml.CollectionEndEvent):
             self._close()
 
-    def _refuse(self, event: yaml.NodeEvent, mark: Mark) -> None:
+    def _refuse(self, event: Any, mark: Mark) -> None:
         if event.anchor is not None:
             self.problems.add(mark, "anchors and aliases (& and *) are not read here; write the value out, or quote it")
         tag = getattr(event, "tag", None)
         if tag is not None:
             self.problems.add(mark, f"the tag {tag!r} is not read here; leave it out, or quote the value")
 
-    def _open(self, event: yaml.Event, mark: Mark) -> None:
+    def _open(self, event: Any, mark: Mark) -> None:
         if len(self.open) >= MAX_DEPTH:
             if not self.skipping:
                 self.problems.add(mark, f"nested deeper than {MAX_DEPTH} levels")
                 self._put(ScalarNode(mark, None))
             self.skipping += 1
             return
-        self.open.append((MappingNode if isinstance(event, yaml.MappingStartEvent) else ListNode, mark, []))
+        self.open.append((MappingNode if isinstance(event, self.yaml.MappingStartEvent) else ListNode, mark, []))
 
     def _close(self) -> None:
         if self.skipping:
@@ -204,7 +211,7 @@ class _Builder:
         return MappingNode(mark, tuple((name, at, node) for name, (at, node) in found.items()))
 
 
-def _value(event: yaml.ScalarEvent) -> ScalarValue:
+def _value(event: Any) -> ScalarValue:
     text = event.value
     if event.style or not event.implicit[0]:  # quoted; a plain one has the style None or ''
         return text

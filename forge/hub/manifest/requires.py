@@ -3,18 +3,19 @@
 from importlib import metadata
 
 import torch
-from packaging.requirements import Requirement
 
+from forge.hub.compat import library
 from forge.hub.manifest.model import Requires
 
 
 def unmet(requires: Requires) -> list[str]:
     """What is missing, in words: 'needs torch>=2.12, but 2.11.0 is installed'."""
     missing = []
-    if not requires.torch.contains(torch.__version__.split("+")[0], prereleases=True):
+    versions = library("packaging.specifiers").SpecifierSet(requires.torch)
+    if not versions.contains(torch.__version__.split("+")[0], prereleases=True):
         missing.append(f"needs torch{requires.torch}, but {torch.__version__} is installed")
     for text in requires.python:
-        requirement = Requirement(text)
+        requirement = library("packaging.requirements").Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         try:

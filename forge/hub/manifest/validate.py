@@ -1,14 +1,13 @@
 """From a parsed document to a Manifest: everything is checked, and every problem reported, before anything is used."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
+from forge.hub.compat import library
 from forge.hub.manifest import kernels, signatures
 from forge.hub.manifest.aliases import Aliases, read_aliases
 from forge.hub.manifest.errors import Mark, Problems, did_you_mean
@@ -17,6 +16,7 @@ from forge.hub.manifest.merge import duplicates
 from forge.hub.manifest.model import (
     Argument,
     Build,
+    Device,
     KernelEntry,
     Library,
     Manifest,
@@ -25,7 +25,7 @@ from forge.hub.manifest.model import (
     Resolver,
     Signature,
 )
-from forge.hub.manifest.parse import Document, ListNode, Node, parse, read_document
+from forge.hub.manifest.parse import Document, ListNode, MappingNode, Node, parse, read_document
 
 VERSION = 1
 KEYS = ("forge_kernels", "library", "requires", "build", "ops")
@@ -40,10 +40,17 @@ OP_KEYS = (
     "reference",
     "replace",
 )
-EXECUTORCH_OP_KEYS = ("op", "func", "kernels", "type_alias", "dim_order_alias")
+EXECUTORCH_OP_KEYS = ("op", "func", "kernels", "type_alias", "dim_order_alias", "dispatch")
+# the dispatch keys under which an entry may name its kernel, and the devices that they are
+DISPATCH = {
+    "CPU": ("cpu",),
+    "CUDA": ("cuda",),
+    "CPU, CUDA": ("cpu", "cuda"),
+    "CompositeExplicitAutograd": (),
+    "CompositeImplicitAutograd": (),
+}
 # what torch's native_functions.yaml adds to an entry, and a functions.yaml may carry along
 NATIVE_FUNCTION_KEYS = (
-    "dispatch",
     "variants",
     "tags",
     "namespace",
@@ -167,24 +174,26 @@ class _Manifest:
             return Requires()
         torch_node, python = fields.get("torch"), []
         text = self.reader.text(torch_node, "requires torch")
-        versions = SpecifierSet()
-        if text is not None:
-            try:
-                versions = SpecifierSet(text)
-            except InvalidSpecifier:
-                self.reader.no(torch_node, "requires torch", "a version range such as '>=2.11'")
+        specifiers = library("packaging.specifiers")
+        try:
+            specifiers.SpecifierSet(text or "")
+        except specifiers.InvalidSpecifier:
+            self.reader.no(torch_node, "requires torch", "a version range such as '>=2.11'")
         for item in self.reader.one_or_more(fields.get("python")):
-            text = self.reader.text(item, "requires python")
-            if text is not None and self._is_requirement(text, item):
-                python.append(text)
-        return Requires(versions, tuple(python))
+            package = self.reader.text(item, "requires python")
+            if package is not None and self._is_requirement(package, item):
+                python.append(package)
+        return Requires(text or "", tuple(python))
 
     def _is_requirement(self, text: str, node: Node) -> bool:
+        requirements = library("packaging.requirements")
         try:
-            return not Requirement(text).url
-        except InvalidRequirement:
+            valid = not requirements.Requirement(text).url
+        except requirements.InvalidRequirement:
+            valid = False
+        if not valid:
             self.reader.no(node, "requires python", "packages such as einops or 'einops>=0.7'")
-            return False
+        return valid
 
     def _build(self, node: Node | None) -> Build:
         names = tuple(Build.__dataclass_fields__)
@@ -310,6 +319,19 @@ class _Manifest:
             self.problems.add(node.mark, f"pattern {text!r} not found: {described(error)}")
             return None
 
+    def _dispatched(self, node: Node | None, op: kernels.Op) -> list[KernelEntry | None]:
+        """The kernels of an ExecuTorch entry that names them by dispatch key."""
+        found = []
+        for key, mark, item in self.reader.pairs(node, "dispatch", "a mapping from dispatch keys to kernels"):
+            if key not in DISPATCH:
+                near = did_you_mean(key, DISPATCH) or f"; known: {', '.join(map(repr, DISPATCH))}"
+                self.problems.add(mark, f"unknown dispatch key {key!r}{near}")
+                continue
+            entry = kernels.read_kernel(self.reader, MappingNode(mark, (("kernel_name", mark, item),)), len(found), op)
+            device = Device(DISPATCH[key]) if DISPATCH[key] else None
+            found.append(None if entry is None else dataclasses.replace(entry, device=device))
+        return found
+
     def _kernels(
         self,
         fields: Fields,
@@ -334,6 +356,8 @@ class _Manifest:
             self.problems.add(fields.mark, f"{fields.where} has no 'kernels'")
         items = self.reader.items(node, "kernels", "a list of entries with a kernel_name")
         found = [kernels.read_kernel(self.reader, item, index, op) for index, item in enumerate(items)]
+        if node is None:
+            found += self._dispatched(fields.get("dispatch"), op)
         entries = tuple(entry for entry in found if entry is not None)
         if self.find is not None and signature is not None:
             for entry in entries:
