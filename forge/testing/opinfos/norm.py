@@ -125,7 +125,8 @@ _register(
         sample(t(4, 3), *_statistics(3), training=True, momentum=0.3),
     ),
     (wrong(t(2, 3), *_statistics(2), training=True, match="should contain 3 elements"),),
-    dtypes=(torch.float32, torch.bfloat16),
+    dtypes=(torch.float32, torch.float64),
+    directives=(),
 )
 _register(
     "batch_norm",
@@ -151,7 +152,8 @@ _register(
         sample(t(2, 3, 4, 5), *_statistics(3), use_input_stats=False),
     ),
     (wrong(t(2, 3, 1), *_statistics(3), error=ValueError, match="more than 1 spatial element"),),
-    dtypes=(torch.float32,),
+    dtypes=(torch.float32, torch.float64),
+    directives=(),
 )
 _register(
     "instance_norm",
