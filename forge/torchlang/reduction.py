@@ -125,7 +125,8 @@ def _quantifier(name: str) -> Symbol:
         check_tensor(name, input=input)
         dim = axis if dim is None else dim
         if isinstance(dim, (tuple, list)) and not dim:  # over no dim, where other reductions take () for all
-            return prims.clone(input) if input.dtype in (torch.bool, torch.uint8) else clang.ne(input, 0)
+            out = clang.ne(input, 0)
+            return clang.convert(out, torch.uint8) if input.dtype == torch.uint8 else out
         return target(input, dim, keepdim or keepdims)
 
     body.__name__, body.__doc__ = name, target.__doc__
@@ -477,7 +478,9 @@ def diff(
 ) -> TensorProxy:
     """Each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
     check_tensor("diff", input=input)
-    check(input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}", RuntimeError)
+    check(
+        input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}", RuntimeError
+    )
     check(n >= 0, lambda: f"diff: order must be non-negative but got {n}", RuntimeError)
     dim = prims.check_dim("diff", dim, input.ndim)
     parts = [part for part in (prepend, input, append) if part is not None]

@@ -25,6 +25,15 @@ from forge.testing.opinfos.elementwise import method
 SHAPES = ((5,), (2, 3), (2, 3, 4), ())
 
 
+_STEPWISE = Directive(
+    "tolerance",
+    "eager rounds to half precision after each step, and loses the last bits where terms cancel",
+    executors=("torch-prims",),
+    dtypes=(torch.bfloat16, torch.float16),
+    tolerance=(2e-2, 2e-2),
+)
+
+
 def _over_dims(*options: dict[str, Any], all_by_default: bool = True, empty: bool = True) -> SampleGenerator:
     """No dim, one, several and all, kept or not, and one call for each of `options`."""
 
@@ -122,7 +131,9 @@ def _prod_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Ite
     yield sample(info.tensor((0, 3), device, dtype), 0)
 
 
-register_opinfo(OpInfo("prod", torch.prod, _prod_samples, _dim_errors, dtypes=ALL, domain=(-2, 2)))
+register_opinfo(
+    OpInfo("prod", torch.prod, _prod_samples, _dim_errors, dtypes=ALL, domain=(-2, 2), directives=(_STEPWISE,))
+)
 
 
 def _count_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
@@ -142,13 +153,6 @@ def _logsumexp_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -
         yield sample(torch.tensor(values, device=device, dtype=dtype), 1)
 
 
-_STEPWISE = Directive(
-    "tolerance",
-    "eager rounds to half precision after each step, and loses the last bits where terms cancel",
-    executors=("torch-prims",),
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(2e-2, 2e-2),
-)
 register_opinfo(
     OpInfo(
         "logsumexp",
