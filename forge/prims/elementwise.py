@@ -437,6 +437,8 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
     def of_exponent() -> TensorProxy:
         log_a = a.log() if isinstance(a, TensorProxy) else (math.log(a) if a > 0 else -math.inf)
         slope = g * (out * log_a)
+        if out.dtype.is_complex:
+            return (a == 0).where(0, slope) if isinstance(a, TensorProxy) else slope
         if isinstance(a, TensorProxy):
             return ((a == 0) & (b >= 0)).where(0, slope)
         return (b >= 0).where(0, slope) if a == 0 else slope

@@ -210,6 +210,22 @@ isposinf = _is_infinite("isposinf", math.inf)
 isneginf = _is_infinite("isneginf", -math.inf)
 
 
+@named("angle")
+def angle(input: TensorProxy) -> TensorProxy:
+    """The angle of a real number in the complex plane: pi of a negative one, else 0. Dtypes: real."""
+    check_tensor("angle", input=input)
+    prims.check_dtype("angle", input, prims.REAL)
+    x = clang.convert(input, clang.compute_dtype(input, kind=clang.Promotion.INT_TO_FLOAT))
+    return clang.where(clang.isnan(x), x, clang.where(x < 0, math.pi, prims.zeros_like(x)))
+
+
+@register_grad(angle)
+def _angle_grad(input: TensorProxy) -> TensorProxy:
+    out = angle(input)
+    put_grad(input, prims.zeros_like(get_grad(out)))
+    return out
+
+
 @named("isreal")
 def isreal(input: TensorProxy) -> TensorProxy:
     """True of every real number. Dtypes: real."""

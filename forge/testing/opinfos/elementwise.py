@@ -95,6 +95,7 @@ def edge_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iter
 
 for _name, _dtypes, _gradient in (
     ("abs", REAL, True),
+    ("angle", (*FLOATS[:2], *INTEGERS), True),
     ("ceil", REAL, True),
     ("floor", REAL, True),
     ("frac", FLOATS, True),

@@ -403,14 +403,14 @@ def _logsigmoid_grad(input: TensorProxy) -> TensorProxy:
 @torchsymbol(aten.tanh_backward.default)
 def tanh_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
     """The gradient of tanh from its result."""
-    g, out = _backward_wide(grad_output, output)
+    g, out = _backward_wide(grad_output, clang.conj(output))
     return clang.convert(g * (1 - out * out), output.dtype)
 
 
 @torchsymbol(aten.sigmoid_backward.default)
 def sigmoid_backward(grad_output: TensorProxy, output: TensorProxy) -> TensorProxy:
     """The gradient of sigmoid from its result."""
-    g, out = _backward_wide(grad_output, output)
+    g, out = _backward_wide(grad_output, clang.conj(output))
     return clang.convert(g * (out * (1 - out)), output.dtype)
 
 
@@ -420,7 +420,7 @@ def _register_from_result(symbol: Symbol, backward: Symbol) -> None:
     @register_grad(symbol)
     def rule(input: TensorProxy) -> TensorProxy:
         out = symbol(input)
-        put_grad(input, backward(get_grad(out), clang.conj(out)))
+        put_grad(input, backward(get_grad(out), out))
         return out
 
 
