@@ -7,7 +7,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Number, TensorProxy, check, short_dtype
-from forge.prims.core import check_dim, check_tensor
+from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.linalg import check_real
 
@@ -183,3 +183,30 @@ def pairwise_distance(
     check_tensor("pairwise_distance", x1=x1, x2=x2)
     difference = clang.add(clang.sub(x1, x2), eps)
     return _vector_norm("pairwise_distance", difference, p, -1 if difference.ndim else None, keepdim, None)
+
+
+@torchsymbol(torch.cdist)
+def cdist(
+    x1: TensorProxy,
+    x2: TensorProxy,
+    p: float = 2.0,
+    compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
+) -> TensorProxy:
+    """out[..., i, j] = the p-norm of x1[..., i, :] - x2[..., j, :]. compute_mode is torch's choice of a kernel.
+
+    Shapes: x1 (..., P, M), x2 (..., R, M), whose batch dims broadcast.
+    """
+    check_tensor("cdist", x1=x1, x2=x2)
+    check(
+        x1.ndim >= 2 and x2.ndim >= 2,
+        lambda: f"cdist only supports at least 2D tensors, but got {x1} and {x2}",
+        RuntimeError,
+    )
+    check(
+        same(x1.shape[-1], x2.shape[-1]),
+        lambda: f"cdist: X1 and X2 must have the same number of columns, but they are {x1} and {x2}",
+        RuntimeError,
+    )
+    check(p >= 0, lambda: f"cdist only supports non-negative p values, but p is {p}", RuntimeError)
+    difference = clang.unsqueeze(x1, -2) - clang.unsqueeze(x2, -3)
+    return _vector_norm("cdist", difference, p, -1, False, None)

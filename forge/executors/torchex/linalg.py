@@ -2,8 +2,40 @@
 
 import torch
 
-from forge import clang, prims
-from forge.executors.torchex.core import run_clang, run_prims
+from forge import clang, prims, torchlang
+from forge.executors.torchex.core import run_clang, run_prims, run_torchlang, torchex
+from forge.ir import TensorProxy, get_grad, needs_grad, put_grad
+from forge.prims.core import like
 
 run_prims({prims.matmul: torch.matmul})
 run_clang({clang.matmul: torch.matmul, clang.vector_norm: torch.linalg.vector_norm})
+
+
+def _cdist_backward(
+    g: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
+) -> torch.Tensor:
+    """The kernel wants one batch and rows laid out one after another."""
+    batch = g.shape[:-2]
+    x1, x2 = [x.expand(*batch, *x.shape[-2:]).contiguous() for x in (x1, x2)]
+    return torch.ops.aten._cdist_backward(g.contiguous(), x1, x2, p, distances.contiguous())
+
+
+cdist_backward = torchex.register_operator(
+    "cdist_backward",
+    meta=lambda g, x1, x2, p, distances: like(x1, shape=(*g.shape[:-2], *x1.shape[-2:])),
+    fn=_cdist_backward,
+)
+
+
+def _cdist_grad(x1: TensorProxy, x2: TensorProxy, p: float = 2.0, *mode: str, **named: str) -> TensorProxy:
+    """Saves the operands and the distances; the decomposition would save every difference."""
+    out = torchlang.cdist(x1, x2, p, *mode, **named)
+    g = get_grad(out)
+    if needs_grad(x1):
+        put_grad(x1, cdist_backward(g, x1, x2, p, out))
+    if needs_grad(x2):
+        put_grad(x2, cdist_backward(g.transpose(-2, -1), x2, x1, p, out.transpose(-2, -1)))
+    return out
+
+
+run_torchlang(torchlang.cdist, grad_transform=_cdist_grad)

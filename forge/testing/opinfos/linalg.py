@@ -335,3 +335,20 @@ _register(
     (sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4), 1.0, keepdim=True), sample(t(4), t(4), 3.0)),
     (wrong(t(3, 4), t(3, 5), match="do not broadcast"),),
 )
+_register(
+    "cdist",
+    torch.cdist,
+    (
+        sample(t(5, 3), t(4, 3)),
+        sample(t(2, 5, 3), t(4, 3), 1.0),
+        sample(t(2, 5, 3), t(2, 4, 3), p=3.0),
+        sample(t(5, 3), t(4, 3), math.inf),
+        sample(t(5, 3), t(4, 3), compute_mode="donot_use_mm_for_euclid_dist"),
+    ),
+    (
+        wrong(t(5, 3), t(4, 2), match="number of columns"),
+        wrong(t(3), t(4, 3), match="at least 2D"),
+        wrong(t(5, 3), t(4, 3), -1.0, match="non-negative"),
+    ),
+    dtypes=(torch.float32, torch.float64),
+)
