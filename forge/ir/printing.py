@@ -8,6 +8,7 @@ import inspect
 import linecache
 import operator
 import re
+import types
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -166,6 +167,8 @@ class Writer:
         if len(args) == 2 and not bound.kwargs and op in _INFIX:
             left, right = [self.operand(arg) for arg in bound.args]
             text = f"{left} {_INFIX[op]} {right}"
+        elif property_name(op) is not None:
+            text = f"{args[0]}.{property_name(op)}"
         elif _is_method(op) and bound.args and isinstance(bound.args[0], TensorProxy):
             text = f"{args[0]}.{op.__name__}({', '.join(args[1:])})"
         else:
@@ -191,6 +194,13 @@ _INFIX = {
     torch.gt: ">",
     torch.ge: ">=",
 }
+
+
+def property_name(function: Any) -> str | None:
+    """'T' for torch.Tensor.T.__get__, which is what Dynamo hands over for x.T; None for what reads no property."""
+    owner = getattr(function, "__self__", None)
+    reads = isinstance(owner, types.GetSetDescriptorType) and function.__name__ == "__get__"
+    return owner.__name__ if reads else None
 
 
 def _is_method(op: Callable | None) -> bool:
