@@ -26,6 +26,22 @@ ERRORS = {
         op("op: aten::ad.out", KERNEL),
         "4:7: unknown operator 'aten::ad.out'; did you mean 'aten::add.out'?",
     ),
+    "misspelt namespace": (
+        op("op: atn::add.out", KERNEL),
+        "4:7: unknown operator 'atn::add.out'; did you mean 'aten::add.out'?",
+    ),
+    "torch function of another module": (
+        op("op: torch.rms_norm", KERNEL),
+        "4:7: unknown operator 'torch.rms_norm'; did you mean 'torch.nn.functional.rms_norm'?",
+    ),
+    "misspelt base of an overload": (
+        op("op: aten::conv1.out", KERNEL),
+        "4:7: unknown operator 'aten::conv1.out'; did you mean 'aten::",
+    ),
+    "misspelt operator of ExecuTorch": (
+        "- op: ad.out\n  kernels:\n  - {arg_meta: null, kernel_name: k}\n",
+        "1:7: unknown operator 'aten::ad.out'; did you mean 'aten::add.out'?",
+    ),
     "misspelt torch function": (
         op("op: torch.nn.functional.rms_nrm", KERNEL),
         "4:7: unknown operator 'torch.nn.functional.rms_nrm'; did you mean 'torch.nn.functional.rms_norm'?",
