@@ -9,7 +9,8 @@ from forge.ir import NUMBER_TYPES, Dim, Number, Tag, TensorProxy, check, current
 from forge.prims.core import known, make_prim
 
 
-def _check_lengths(op: str, shape: Sequence[Dim]) -> None:
+def check_lengths(op: str, shape: Sequence[Dim]) -> None:
+    """Raises RuntimeError for a shape with a negative length."""
     for length in shape:
         check(
             not known(length < 0),
@@ -20,7 +21,7 @@ def _check_lengths(op: str, shape: Sequence[Dim]) -> None:
 
 def _full_meta(shape: Sequence[Dim], value: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """A tensor filled with `value`."""
-    _check_lengths("prims.full", shape)
+    check_lengths("prims.full", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
@@ -29,7 +30,7 @@ full = make_prim("full", "full", meta=_full_meta)
 
 def _empty_meta(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """A tensor of unspecified values."""
-    _check_lengths("prims.empty", shape)
+    check_lengths("prims.empty", shape)
     return current_trace().tensor(shape, dtype, device)
 
 

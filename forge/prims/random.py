@@ -1,15 +1,25 @@
-"""Random prims: each draws from torch's default generator of its device."""
+"""Random prims: each draws from torch's default generator of its device.
+
+Numbers are drawn in the order of the memory that they fill: `like` is a tensor whose layout the result has.
+"""
 
 from collections.abc import Sequence
 
 import torch
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace
-from forge.prims.core import check_tensor, like, make_prim
+from forge.prims.core import check_tensor, make_prim
+from forge.prims.creation import check_lengths
+
+RANDOM = (Tag.RANDOM, Tag.NOT_DIFFERENTIABLE)
 
 
 def _bernoulli_meta(
-    shape: Sequence[Dim], p: TensorProxy | float, dtype: torch.dtype, device: torch.device
+    shape: Sequence[Dim],
+    p: TensorProxy | float,
+    dtype: torch.dtype,
+    device: torch.device,
+    like: TensorProxy | None = None,
 ) -> TensorProxy:
     """1 with probability `p`, else 0. Shapes: a tensor p broadcasts to `shape`."""
     check(
@@ -17,14 +27,20 @@ def _bernoulli_meta(
         lambda: f"prims.bernoulli: bernoulli_ expects p to be in [0, 1], but got p={p}",
         RuntimeError,
     )
+    check_lengths("prims.bernoulli", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-bernoulli = make_prim("bernoulli", "bernoulli", meta=_bernoulli_meta, tags=[Tag.RANDOM])
+bernoulli = make_prim("bernoulli", "bernoulli", meta=_bernoulli_meta, tags=RANDOM)
 
 
 def _uniform_meta(
-    shape: Sequence[Dim], low: float, high: float, dtype: torch.dtype, device: torch.device
+    shape: Sequence[Dim],
+    low: float,
+    high: float,
+    dtype: torch.dtype,
+    device: torch.device,
+    like: TensorProxy | None = None,
 ) -> TensorProxy:
     """Uniform in [low, high). Dtypes: floating point."""
     _check_float("prims.uniform", dtype)
@@ -33,6 +49,7 @@ def _uniform_meta(
         lambda: f"prims.uniform: uniform_ expects to return a [from, to) range, but found from={low} > to={high}",
         RuntimeError,
     )
+    check_lengths("prims.uniform", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
@@ -44,11 +61,16 @@ def _check_float(op: str, dtype: torch.dtype) -> None:
     )
 
 
-uniform = make_prim("uniform", "uniform", meta=_uniform_meta, tags=[Tag.RANDOM])
+uniform = make_prim("uniform", "uniform", meta=_uniform_meta, tags=RANDOM)
 
 
 def _normal_meta(
-    shape: Sequence[Dim], mean: float, std: float, dtype: torch.dtype, device: torch.device
+    shape: Sequence[Dim],
+    mean: float,
+    std: float,
+    dtype: torch.dtype,
+    device: torch.device,
+    like: TensorProxy | None = None,
 ) -> TensorProxy:
     """Normally distributed. Dtypes: floating point."""
     _check_float("prims.normal", dtype)
@@ -57,13 +79,20 @@ def _normal_meta(
         lambda: f"prims.normal: normal expects std >= 0.0, but found std {std}",
         RuntimeError,
     )
+    check_lengths("prims.normal", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-normal = make_prim("normal", "normal", meta=_normal_meta, tags=[Tag.RANDOM])
+normal = make_prim("normal", "normal", meta=_normal_meta, tags=RANDOM)
 
 
-def _exponential_meta(shape: Sequence[Dim], rate: float, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+def _exponential_meta(
+    shape: Sequence[Dim],
+    rate: float,
+    dtype: torch.dtype,
+    device: torch.device,
+    like: TensorProxy | None = None,
+) -> TensorProxy:
     """Exponentially distributed. Dtypes: floating point."""
     _check_float("prims.exponential", dtype)
     check(
@@ -71,23 +100,32 @@ def _exponential_meta(shape: Sequence[Dim], rate: float, dtype: torch.dtype, dev
         lambda: f"prims.exponential: exponential_ expects lambda > 0.0, but found lambda={rate}",
         RuntimeError,
     )
+    check_lengths("prims.exponential", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-exponential = make_prim("exponential", "exponential", meta=_exponential_meta, tags=[Tag.RANDOM])
+exponential = make_prim("exponential", "exponential", meta=_exponential_meta, tags=RANDOM)
 
 
-def _randint_meta(shape: Sequence[Dim], low: Dim, high: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+def _randint_meta(
+    shape: Sequence[Dim],
+    low: Dim,
+    high: Dim,
+    dtype: torch.dtype,
+    device: torch.device,
+    like: TensorProxy | None = None,
+) -> TensorProxy:
     """Integers, uniform in [low, high)."""
     check(
         not (isinstance(low, int) and isinstance(high, int)) or low < high,
         lambda: f"prims.randint: random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
         RuntimeError,
     )
+    check_lengths("prims.randint", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-randint = make_prim("randint", "randint", meta=_randint_meta, tags=[Tag.RANDOM])
+randint = make_prim("randint", "randint", meta=_randint_meta, tags=RANDOM)
 
 
 def _randperm_meta(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
@@ -100,7 +138,7 @@ def _randperm_meta(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorPr
     return current_trace().tensor((n,), dtype, device)
 
 
-randperm = make_prim("randperm", "randperm", meta=_randperm_meta, tags=[Tag.RANDOM])
+randperm = make_prim("randperm", "randperm", meta=_randperm_meta, tags=RANDOM)
 
 
 def _multinomial_meta(x: TensorProxy, num_samples: int, replacement: bool) -> TensorProxy:
@@ -124,7 +162,7 @@ def _multinomial_meta(x: TensorProxy, num_samples: int, replacement: bool) -> Te
         ),
         RuntimeError,
     )
-    return like(x, shape=(*x.shape[:-1], num_samples), dtype=torch.int64)
+    return current_trace().tensor((*x.shape[:-1], num_samples), torch.int64, x.device)
 
 
-multinomial = make_prim("multinomial", "multinomial", meta=_multinomial_meta, tags=[Tag.RANDOM])
+multinomial = make_prim("multinomial", "multinomial", meta=_multinomial_meta, tags=RANDOM)

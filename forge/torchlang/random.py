@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
-from forge.ir import Dim, Symbol, Tag, TensorProxy, check
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.ir.memory import Memory
 from forge.torchlang.core import torchsymbol, write
 
@@ -51,12 +51,16 @@ def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
     return torchsymbol(getattr(torch, name), tags=RANDOM, factory=True)(body)
 
 
-def _uniform(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    return prims.uniform(tuple(shape), 0.0, 1.0, dtype, device)
+def _uniform(
+    shape: Sequence[Dim], dtype: torch.dtype, device: torch.device, like: TensorProxy | None = None
+) -> TensorProxy:
+    return prims.uniform(tuple(shape), 0.0, 1.0, dtype, device, like=like)
 
 
-def _normal(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    return prims.normal(tuple(shape), 0.0, 1.0, dtype, device)
+def _normal(
+    shape: Sequence[Dim], dtype: torch.dtype, device: torch.device, like: TensorProxy | None = None
+) -> TensorProxy:
+    return prims.normal(tuple(shape), 0.0, 1.0, dtype, device, like=like)
 
 
 rand = _of_size("rand", _uniform, "Uniform in [0, 1).")
@@ -78,7 +82,8 @@ def _like(name: str, draw: Callable, meaning: str) -> Symbol:
         generator: torch.Generator | None = None,
     ) -> TensorProxy:
         check_supported(name, generator=generator, layout=layout, requires_grad=requires_grad)
-        return draw(input.shape, dtype or input.dtype, input.device if device is None else canonical_device(device))
+        device = input.device if device is None else canonical_device(device)
+        return draw(input.shape, dtype or input.dtype, device, input)
 
     body.__name__, body.__doc__ = name, f"{meaning} Shapes and dtypes: input's."
     return torchsymbol(getattr(torch, name), tags=RANDOM)(body)
@@ -139,7 +144,7 @@ def randint_like(
     check_supported("randint_like", generator=generator, layout=layout, requires_grad=requires_grad)
     low, high, _ = _bounds("randint_like", args, low, high)
     device = input.device if device is None else canonical_device(device)
-    return prims.randint(input.shape, low, high, dtype or input.dtype, device)
+    return prims.randint(input.shape, low, high, dtype or input.dtype, device, like=input)
 
 
 @torchsymbol(torch.randperm, tags=RANDOM, factory=True)
@@ -158,7 +163,7 @@ def randperm(
     return prims.randperm(n, dtype or torch.int64, canonical_device(device))
 
 
-@torchsymbol(torch.normal, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE), factory=True)
+@torchsymbol(torch.normal, tags=RANDOM, factory=True)
 def normal(
     mean: TensorProxy | float = 0.0,
     std: TensorProxy | float = 1.0,
@@ -182,7 +187,7 @@ def normal(
     return noise * std + mean
 
 
-@torchsymbol(torch.multinomial, Tensor.multinomial, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE))
+@torchsymbol(torch.multinomial, Tensor.multinomial, tags=(*RANDOM, Tag.NOT_DIFFERENTIABLE))
 def multinomial(
     input: TensorProxy, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> TensorProxy:
@@ -191,25 +196,71 @@ def multinomial(
     return prims.multinomial(input, num_samples, replacement)
 
 
-@torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=(Tag.RANDOM, Tag.NOT_DIFFERENTIABLE))
+@torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=RANDOM)
 def bernoulli(input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None) -> TensorProxy:
     """1 with probability `p`, or input's elements, else 0. Shapes and dtypes: input's."""
     check_supported("bernoulli", generator=generator)
     return prims.bernoulli(input.shape, input if p is None else p, input.dtype, input.device)
 
 
+@register_grad(bernoulli)
+def _bernoulli_grad(
+    input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None
+) -> TensorProxy:
+    """Zeros, as in eager."""
+    out = bernoulli(input, p, generator=generator)
+    get_grad(out)
+    put_grad(input, _no_slope(input))
+    return out
+
+
+@register_grad(normal)
+def _normal_grad(
+    mean: TensorProxy | float = 0.0, std: TensorProxy | float = 1.0, *args: Any, **kwargs: Any
+) -> TensorProxy:
+    """Zeros, as in eager."""
+    out = normal(mean, std, *args, **kwargs)
+    get_grad(out)
+    for given in (mean, std):
+        if needs_grad(given):
+            put_grad(given, _no_slope(given))
+    return out
+
+
+def _no_slope(x: TensorProxy) -> TensorProxy:
+    return prims.full(x.shape, 0, x.dtype, x.device)
+
+
 # methods that fill a tensor: as pure functions, which draw what a tensor like it would be filled with
 
 
 def _fills(name: str) -> Callable[[Callable], Symbol]:
-    """Makes a body the meaning of Tensor.name, which writes random numbers into its tensor."""
+    """Makes a body the meaning of Tensor.name, which writes random numbers into its tensor.
+
+    What the tensor was before, and parameters that are tensors, get gradients of zeros, as in eager.
+    """
     method = getattr(Tensor, name)
 
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return method(torch.empty_like(self), *args, **kwargs)
 
     run.__name__ = name.rstrip("_")
-    return torchsymbol(run, id=f"torch.Tensor.{name}", inplace=method, tags=RANDOM)
+
+    def decorate(body: Callable) -> Symbol:
+        symbol = torchsymbol(run, id=f"torch.Tensor.{name}", inplace=method, tags=RANDOM)(body)
+
+        @register_grad(symbol)
+        def rule(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
+            out = symbol(self, *args, **kwargs)
+            get_grad(out)
+            for given in (self, *args, *kwargs.values()):
+                if needs_grad(given):
+                    put_grad(given, _no_slope(given))
+            return out
+
+        return symbol
+
+    return decorate
 
 
 def _range(args: tuple, named: dict, default_high: Any) -> tuple[Any, Any]:
@@ -223,7 +274,7 @@ def uniform(self: TensorProxy, *args: float, generator: torch.Generator | None =
     """Uniform in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
     check_supported("uniform_", generator=generator)
     low, high = _range(args, named, 1)
-    return prims.uniform(self.shape, low, high, self.dtype, self.device)
+    return prims.uniform(self.shape, low, high, self.dtype, self.device, like=self)
 
 
 @_fills("normal_")
@@ -232,7 +283,7 @@ def fill_normal(
 ) -> TensorProxy:
     """Normally distributed. Shapes and dtypes: self's."""
     check_supported("normal_", generator=generator)
-    return prims.normal(self.shape, mean, std, self.dtype, self.device)
+    return prims.normal(self.shape, mean, std, self.dtype, self.device, like=self)
 
 
 @_fills("bernoulli_")
@@ -241,24 +292,26 @@ def fill_bernoulli(
 ) -> TensorProxy:
     """1 with probability `p`, else 0. Shapes and dtypes: self's."""
     check_supported("bernoulli_", generator=generator)
-    return prims.bernoulli(self.shape, p, self.dtype, self.device)
+    return prims.bernoulli(self.shape, p, self.dtype, self.device, like=self)
 
 
 @_fills("exponential_")
 def exponential(self: TensorProxy, lambd: float = 1, *, generator: torch.Generator | None = None) -> TensorProxy:
     """Exponentially distributed with rate `lambd`. Shapes and dtypes: self's."""
     check_supported("exponential_", generator=generator)
-    return prims.exponential(self.shape, lambd, self.dtype, self.device)
+    return prims.exponential(self.shape, lambd, self.dtype, self.device, like=self)
 
 
 @_fills("random_")
-def random(self: TensorProxy, *args: Any, generator: torch.Generator | None = None, **named: Any) -> TensorProxy:
+def fill_random(self: TensorProxy, *args: Any, generator: torch.Generator | None = None, **named: Any) -> TensorProxy:
     """Integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
     check_supported("random_", generator=generator)
     if len(args) == 1 and not named:
         args = (0, *args)
     low, high = _range(args, named, None)
-    return prims.randint(self.shape, low, _above(self.dtype) if high is None else high, self.dtype, self.device)
+    return prims.randint(
+        self.shape, low, _above(self.dtype) if high is None else high, self.dtype, self.device, like=self
+    )
 
 
 def _above(dtype: torch.dtype) -> int:
@@ -289,12 +342,19 @@ def dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim]
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)
-    noise = prims.bernoulli(x.shape if noise_shape is None else tuple(noise_shape), 1 - p, x.dtype, x.device)
+    noise = _kept(x, p, noise_shape)
     return x * (noise / (1 - p))
 
 
 def _run_dropout_(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return torch.dropout_(input.clone(), p, train)
+
+
+def _kept(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> TensorProxy:
+    """1 for what dropout keeps, 0 for what it zeroes."""
+    if noise_shape is None:
+        return prims.bernoulli(x.shape, 1 - p, x.dtype, x.device, like=x)
+    return prims.bernoulli(tuple(noise_shape), 1 - p, x.dtype, x.device)
 
 
 @torchsymbol(_run_dropout_, id="torch.dropout_", inplace=torch.dropout_)
@@ -351,7 +411,7 @@ def native_dropout(input: TensorProxy, p: float, train: bool | None) -> tuple[Te
     check_torch_probability("native_dropout", p)
     if train is False or p == 0 or prims.known(input.numel() == 0):
         return prims.clone(input), prims.full(input.shape, True, torch.bool, input.device)
-    noise = prims.bernoulli(input.shape, 1 - p, input.dtype, input.device)
+    noise = _kept(input, p, None)
     return input * noise * (0.0 if p == 1 else 1 / (1 - p)), noise != 0
 
 
@@ -419,7 +479,7 @@ def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequen
         return x
     if p == 1:
         return x * prims.full((), 0, x.dtype, x.device)
-    noise = prims.bernoulli(x.shape if noise_shape is None else tuple(noise_shape), 1 - p, x.dtype, x.device)
+    noise = _kept(x, p, noise_shape)
     a = 1.0 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
     return x * (noise * a) + ((noise - 1) * (ALPHA * a) + ALPHA * a * p)
 

@@ -1,6 +1,7 @@
 """How torch runs the random family: under one seed, eager's bits, and eager's state of the generator afterwards."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,34 +14,32 @@ from forge.prims.core import like
 run_prims({prims.multinomial: torch.multinomial})
 
 
-@run_prim(prims.bernoulli)
-def bernoulli(shape: tuple, p: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As eager's dropout draws its mask."""
-    return torch.empty(shape, dtype=dtype, device=device).bernoulli_(p)
+def _memory(shape: tuple, dtype: torch.dtype, device: torch.device, like: torch.Tensor | None) -> torch.Tensor:
+    if like is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty_like(like, dtype=dtype, device=device)
 
 
-@run_prim(prims.uniform)
-def uniform(shape: tuple, low: float, high: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As torch.rand draws."""
-    return torch.empty(shape, dtype=dtype, device=device).uniform_(low, high)
+def _filling(method: Callable) -> Callable:
+    """A function that fills new memory by a method of torch.Tensor, as eager does."""
+
+    def fill(shape: tuple, *args: Any, like: torch.Tensor | None = None) -> torch.Tensor:
+        *parameters, dtype, device = args
+        return method(_memory(shape, dtype, device, like), *parameters)
+
+    fill.__name__ = method.__name__.rstrip("_")
+    return fill
 
 
-@run_prim(prims.normal)
-def normal(shape: tuple, mean: float, std: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As torch.randn draws."""
-    return torch.empty(shape, dtype=dtype, device=device).normal_(mean, std)
-
-
-@run_prim(prims.exponential)
-def exponential(shape: tuple, rate: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As Tensor.exponential_ draws."""
-    return torch.empty(shape, dtype=dtype, device=device).exponential_(rate)
-
-
-@run_prim(prims.randint)
-def randint(shape: tuple, low: int, high: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As torch.randint draws."""
-    return torch.empty(shape, dtype=dtype, device=device).random_(low, high)
+run_prims(
+    {
+        prims.bernoulli: _filling(torch.Tensor.bernoulli_),
+        prims.exponential: _filling(torch.Tensor.exponential_),
+        prims.normal: _filling(torch.Tensor.normal_),
+        prims.randint: _filling(torch.Tensor.random_),
+        prims.uniform: _filling(torch.Tensor.uniform_),
+    }
+)
 
 
 @run_prim(prims.randperm)
