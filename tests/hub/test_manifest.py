@@ -202,6 +202,8 @@ EXECUTORCH = """\
 
 - op: aten::native_dropout.out
 
+- op: an_operator_of_another_torch.out
+
 - func: custom::allclose.out(Tensor self, Tensor other, float rtol=1e-05, *, Tensor(a!) out) -> Tensor(a!)
   variants: function
   kernels:

@@ -65,8 +65,28 @@ def _near(name: str, known: Iterable[str]) -> list[str]:
     overloads = [other for other in candidates if other.startswith(name + ".")]
     if overloads:
         return overloads[:3]
+    if "::" in name:
+        return _near_operator(name, candidates)
+    last = name.rpartition(".")[2]
+    elsewhere = [other for other in candidates if other.endswith("." + last) and "::" not in other]
+    if len(last) > 2 and elsewhere:
+        return sorted(elsewhere, key=len)[:1]
     similar = [other for other in candidates if abs(len(other) - len(name)) <= 3]
     found = difflib.get_close_matches(name, similar, n=1, cutoff=0.6)
     if not found:
         found = [other for other in similar if other.lower() == name.lower()][:1]
     return found
+
+
+def _near_operator(name: str, candidates: list[str]) -> list[str]:
+    """Of `ns::base.overload`: the bases are compared, and one that has the same overload is preferred."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    bases: dict[str, list[str]] = {}
+    for other in candidates:
+        if other.startswith(namespace + "::"):
+            bases.setdefault(other.partition("::")[2].partition(".")[0], []).append(other)
+    similar = [other for other in bases if abs(len(other) - len(base)) <= 3]
+    near = [other for found in difflib.get_close_matches(base, similar, n=3, cutoff=0.6) for other in bases[found]]
+    near = near or [other for other in candidates if other.partition("::")[2] == rest]
+    return sorted(near, key=lambda other: other.partition(".")[2] != overload)[:1]

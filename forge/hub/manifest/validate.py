@@ -241,6 +241,8 @@ class _Manifest:
         if len(given) != 1:
             wanted = "exactly one of 'op', 'func' and 'pattern' is required"
             self.problems.add(fields.mark, f"{wanted}{'; given: ' + ', '.join(given) if given else ''}")
+        if executorch and fields.get("kernels") is None and fields.get("dispatch") is None and not fields.get("func"):
+            return self._selected(fields)
         aliases = read_aliases(self.reader, fields.get("type_alias"), fields.get("dim_order_alias"))
         kind = given[0] if len(given) == 1 else None
         name, signature = self._target(kind, fields, executorch)
@@ -257,6 +259,13 @@ class _Manifest:
             replace=self.reader.boolean(fields.get("replace"), "replace"),
             mark=fields.mark,
         )
+
+    def _selected(self, fields: Fields) -> OpEntry | None:
+        """An ExecuTorch entry that only selects an operator; one that this torch does not have is passed over."""
+        text = self.reader.text(fields.get("op"), "op")
+        name = None if text is None else text if "::" in text else f"aten::{text}"
+        signature = None if name is None else self.resolver.resolve(name)
+        return None if signature is None else OpEntry("op", signature.name, signature, (), mark=fields.mark)
 
     def _of_func(self, key: str, fields: Fields, kind: str | None) -> str | None:
         node = fields.get(key)
