@@ -8,7 +8,7 @@ import torch
 from forge import prims
 from forge.clang.promotion import Promotion, compute_dtype
 from forge.ir import Dim, LanguageContext, Symbol, TensorProxy, check
-from forge.prims.core import known, same
+from forge.prims.core import check_same_device, known, same
 
 language = LanguageContext("clang")
 _symbols: dict[str, Symbol] = {}
@@ -83,8 +83,16 @@ def broadcast(op: str, *operands: Any) -> tuple:
     shapes = [operand.shape for operand in operands if isinstance(operand, TensorProxy)]
     if all(shape == shapes[0] for shape in shapes[1:]):
         return operands
-    shape = broadcast_shapes(op, *shapes)
-    return tuple(expand_to(operand, shape) if isinstance(operand, TensorProxy) else operand for operand in operands)
+    shape, device = broadcast_shapes(op, *shapes), check_same_device(op, *operands)
+    return tuple(
+        expand_to(_beside(operand, device), shape) if isinstance(operand, TensorProxy) else operand
+        for operand in operands
+    )
+
+
+def _beside(x: TensorProxy, device: torch.device) -> TensorProxy:
+    """A 0-d CPU tensor may go with tensors of another device; to be expanded, it moves there."""
+    return x if x.device == device else prims.device_put(x, device)
 
 
 def prepare(op: str, *operands: Any, kind: Promotion = Promotion.DEFAULT) -> tuple:

@@ -111,8 +111,10 @@ class _Interpreter:
                 raise Unsupported(f"input {name} is {value.layout}, quantized or nested")
             return self.trace.add_input(_tensor_proxy(name, value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            self.trace.names.discard(name)
-            self.trace.add_input(NumberProxy(str(value.node.expr), value))
+            symbol = str(value.node.expr)
+            if symbol.isidentifier() and symbol not in self.trace.names:  # else its symbols come from other inputs
+                name = symbol
+            self.trace.add_input(NumberProxy(name, value))
             return value
         raise Unsupported(f"input {name} is a {type(value).__name__}")
 

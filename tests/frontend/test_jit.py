@@ -210,3 +210,19 @@ def test_bad_input_raises_torchs_own_exception_types():
     with pytest.raises(Exception, match=r"size|shape") as caught:
         jitted(torch.ones(2, 3), torch.ones(2, 3))
     assert "forge" not in type(caught.value).__module__
+
+
+def test_two_sizes_with_one_symbol():
+    def f(x, n, m):
+        return x.view(n, m) * 2
+
+    jitted = forge.jit(f, dynamic=True)
+    for size in (4, 6):
+        x = torch.arange(float(size * size))
+        torch.testing.assert_close(jitted(x, size, size), f(x, size, size))
+
+
+def test_zero_dim_cpu_tensors_go_with_any_device():
+    x, scale = torch.ones(2, 3, device="meta"), torch.tensor(2.0)
+    trace = forge.trace(lambda x, scale: torch.where(x > 0, scale, x / scale), x, scale)
+    assert trace.output.device.type == "meta"
