@@ -88,5 +88,7 @@ def _near_operator(name: str, candidates: list[str]) -> list[str]:
             bases.setdefault(other.partition("::")[2].partition(".")[0], []).append(other)
     similar = [other for other in bases if abs(len(other) - len(base)) <= 3]
     near = [other for found in difflib.get_close_matches(base, similar, n=3, cutoff=0.6) for other in bases[found]]
-    near = near or [other for other in candidates if other.partition("::")[2] == rest]
+    if not near:
+        elsewhere = [other for other in candidates if other.partition("::")[2] == rest]
+        return difflib.get_close_matches(name, elsewhere, n=1, cutoff=0.6)
     return sorted(near, key=lambda other: other.partition(".")[2] != overload)[:1]
