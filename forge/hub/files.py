@@ -80,7 +80,20 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _read(path: str, location: Path, roots: list[Path], place: Place, max_file_bytes: int) -> File:
+def read_small(location: Path, place: Place, limit: int, links_into: Path | None = None) -> bytes | None:
+    """The content of one file of at most `limit` bytes, or None where there is none. Raises as read_files does."""
+    roots = [location.parent.resolve()] + ([links_into.resolve()] if links_into else [])
+    if not os.path.lexists(location):
+        return None
+    try:
+        _check(location, roots, place, limit)
+        return location.read_bytes()
+    except OSError as error:
+        raise MalformedError(f"{place}: cannot be read: {error}") from error
+
+
+def _check(location: Path, roots: list[Path], place: Place, limit: int) -> int:
+    """The size of a regular file that lies in one of the roots."""
     if location.is_symlink():
         target = location.resolve()
         if not any(target.is_relative_to(root) for root in roots):
@@ -88,14 +101,19 @@ def _read(path: str, location: Path, roots: list[Path], place: Place, max_file_b
     status = location.stat()
     if not stat.S_ISREG(status.st_mode):
         raise MalformedError(f"{place}: is not a regular file")
-    limit = min(max_file_bytes, MAX_SOURCE_BYTES) if path.endswith(".py") else max_file_bytes
     if status.st_size > limit:
         raise MalformedError(f"{place}: has {status.st_size} bytes, but at most {limit} are allowed")
-    if path.endswith(".py"):
+    return status.st_size
+
+
+def _read(path: str, location: Path, roots: list[Path], place: Place, max_file_bytes: int) -> File:
+    is_source = path.endswith(".py")
+    size = _check(location, roots, place, min(max_file_bytes, MAX_SOURCE_BYTES) if is_source else max_file_bytes)
+    if is_source:
         content = location.read_bytes()
         return File(path, location, len(content), hashlib.sha256(content).hexdigest(), content)
     with location.open("rb") as stream:
-        return File(path, location, status.st_size, hashlib.file_digest(stream, "sha256").hexdigest())
+        return File(path, location, size, hashlib.file_digest(stream, "sha256").hexdigest())
 
 
 def content_hash(files: Mapping[str, File]) -> str:

@@ -16,7 +16,7 @@ from forge.hub.files import File
 # triton comes with torch wherever it can run.
 ALWAYS = frozenset({"torch", "triton", *sys.stdlib_module_names})
 ID = re.compile(r"_?[A-Za-z0-9_]+")
-DYNAMIC = ("import_module", "__import__")
+DYNAMIC = (b"import_module", b"__import__")
 
 
 def check_imports(
@@ -34,7 +34,7 @@ def check_imports(
             inside = path.removeprefix(f"{root}/") if root else path
             problems += [
                 f"{path}:{line}: {problem}"
-                for line, problem in _problems(_parse(file.content, place.at(path)), inside, names, allowed)
+                for line, problem in _problems(file.content, inside, names, allowed, place.at(path))
             ]
     if problems:
         raise RefusedError(f"{place}: imports what a kernel may not:" + "".join(f"\n  {each}" for each in problems))
@@ -48,10 +48,11 @@ def _parse(content: bytes, place: Place) -> ast.Module:
 
 
 def _problems(
-    tree: ast.Module, path: str, names: Collection[str], allowed: Collection[str]
+    content: bytes, path: str, names: Collection[str], allowed: Collection[str], place: Place
 ) -> Iterator[tuple[int, str]]:
-    depth = len(path.split("/"))
-    for line, module, level in _imports(tree):
+    tree, depth = _parse(content, place), len(path.split("/"))
+    has_calls = any(name in content for name in DYNAMIC)
+    for line, module, level in _imports(tree, has_calls):
         if level > depth:
             yield line, f"from {'.' * level}{module}: leads out of the kernel"
         elif level == 0:
@@ -62,9 +63,12 @@ def _problems(
                 yield line, f"import {module}: is neither the standard library, torch nor declared in metadata.json"
 
 
-def _imports(node: ast.AST) -> Iterator[tuple[int, str, int]]:
-    """(line, module, level) of each import that can run; those under `if TYPE_CHECKING` cannot."""
-    pending: list[ast.AST] = [node]
+def _imports(tree: ast.Module, has_calls: bool) -> Iterator[tuple[int, str, int]]:
+    """(line, module, level) of each import that can run; those under `if TYPE_CHECKING` cannot.
+
+    Without has_calls only statements are walked, which is most of the time saved.
+    """
+    pending: list[ast.AST] = list(reversed(tree.body))
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Import):
@@ -76,13 +80,20 @@ def _imports(node: ast.AST) -> Iterator[tuple[int, str, int]]:
         if isinstance(node, ast.If) and _is_type_checking(node.test):
             pending += reversed(node.orelse)
         else:
-            pending += reversed(list(ast.iter_child_nodes(node)))
+            pending += reversed(list(ast.iter_child_nodes(node) if has_calls else _statements(node)))
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    for block in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inner = getattr(node, block, ())
+        if isinstance(inner, list):
+            yield from inner
 
 
 def _dynamic(node: ast.Call) -> str | None:
     """The absolute name in `importlib.import_module("name")` or `__import__("name")`."""
     function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-    if function not in DYNAMIC or not node.args or not isinstance(node.args[0], ast.Constant):
+    if str(function).encode() not in DYNAMIC or not node.args or not isinstance(node.args[0], ast.Constant):
         return None
     name = node.args[0].value
     return name if isinstance(name, str) and name and not name.startswith(".") else None
@@ -99,7 +110,7 @@ def check_id(kernel_id: str, folder: Path, place: Place) -> None:
     if kernel_id in sys.stdlib_module_names:
         raise RefusedError(f"{place}: the id {kernel_id!r} shadows a module of the standard library")
     origin = _origin(kernel_id)
-    if origin is not None and not Path(origin).is_relative_to(folder):
+    if origin is not None and not Path(origin).parent.resolve().is_relative_to(folder.resolve()):
         state = "was loaded from" if kernel_id in sys.modules else "shadows the installed module"
         raise RefusedError(f"{place}: the id {kernel_id!r} {state} {origin}")
 

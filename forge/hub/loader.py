@@ -56,6 +56,7 @@ class Loaded:
 _lock = threading.RLock()
 _loaded: dict[str, Loaded] = {}
 _packages: dict[str, Verified] = {}
+_import_checks: set[tuple[str, str, frozenset[str], frozenset[str]]] = set()
 
 
 def load(resolved: Resolved) -> types.ModuleType:
@@ -84,11 +85,14 @@ def verify(resolved: Resolved) -> Verified:
         if pins is not None:
             check_pins(files, pins, place)
     _check_signature(resolved)
-    root = _package_root(resolved, files)
-    allowed = {*dependency_modules(metadata, resolved.backend, place), *resolved.policy.imports}
-    names = {metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])}
-    check_imports(files, root=root, names=names, allowed=allowed | ({"kernels"} if depends else set()), place=place)
-    verified = Verified(resolved, files, content_hash(files), root, depends)
+    root, content = _package_root(resolved, files), content_hash(files)
+    modules = frozenset(dependency_modules(metadata, resolved.backend, place))
+    allowed = modules | {*resolved.policy.imports, *(["kernels"] if depends else [])}
+    names = frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
+    if (content, root, names, allowed) not in _import_checks:
+        check_imports(files, root=root, names=names, allowed=allowed, place=place)
+        _import_checks.add((content, root, names, allowed))
+    verified = Verified(resolved, files, content, root, depends)
     if metadata.id is not None:
         check_id(metadata.id, resolved.folder, place)
         _check_id_is_free(verified)
@@ -108,14 +112,15 @@ def _check_signature(resolved: Resolved) -> None:
 
 
 def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
-    """ "" for __init__.py in the variant's folder, the inner folder for the older nested layout."""
+    """Empty for __init__.py in the variant's folder, the inner folder for the older nested layout."""
     if "__init__.py" in files:
         return ""
     inner = [path.split("/")[0] for path in files if path.count("/") == 1 and path.endswith("/__init__.py")]
     wanted = resolved.metadata.name.replace("-", "_")
     if wanted in inner:
         return wanted
-    if len(inner) == 1:
+    is_named = resolved.commit is not None or resolved.metadata.form == "current"
+    if len(inner) == 1 and not is_named:
         return inner[0]
     raise MalformedError(f"{resolved.place()}: has neither __init__.py nor {wanted}/__init__.py")
 

@@ -9,6 +9,7 @@ from forge.hub.files import check_pins, is_bytecode, read_files
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.policy import Policy
 from forge.hub.resolver import Resolved, Selection, fetch, select
+from forge.hub.source import Source, parse_source
 
 
 def lock_kernels(
@@ -23,21 +24,31 @@ def lock_kernels(
     """Writes the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
 
     sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
-    lock instead of the one for this system; all_variants: all.
+    lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it.
     """
     path = Path(path)
     lock = read_lock(path) if path.exists() else Lock(path)
-    for source in list(sources) or [_source(kernel, path) for kernel in lock.kernels]:
-        selection = select(source, policy=policy, backend=backend)
-        lock = lock.with_kernel(_locked(lock, selection, _wanted(selection, variants, all_variants)))
+    pending = [parse_source(source) for source in sources] or [_source(kernel, path) for kernel in lock.kernels]
+    done = set()
+    while pending:
+        source = pending.pop()
+        if source in done:
+            continue
+        done.add(source)
+        options = {} if source.path is not None else {"version": source.version, "revision": source.revision}
+        selection = select(source.path or source.repository, policy=policy, backend=backend, **options)
+        resolved = [fetch(selection, name) for name in _wanted(selection, variants, all_variants)]
+        lock = lock.with_kernel(_locked(lock, selection, resolved))
+        depends = [each for one in resolved for each in one.metadata.kernel_depends]
+        pending += [Source(each.repository, None, each.version, each.revision) for each in depends]
     lock.write()
     return lock
 
 
-def _source(kernel: LockedKernel, path: Path) -> str | Path:
+def _source(kernel: LockedKernel, path: Path) -> Source:
     if kernel.commit is None:
-        return path.parent / kernel.source
-    return f"{kernel.source}@{f'v{kernel.version}' if kernel.version is not None else kernel.revision}"
+        return Source(None, path.parent / kernel.source, None, None)
+    return Source(kernel.source, None, kernel.version, kernel.revision)
 
 
 def _wanted(selection: Selection, variants: Sequence[str], all_variants: bool) -> Sequence[str]:
@@ -49,8 +60,8 @@ def _wanted(selection: Selection, variants: Sequence[str], all_variants: bool) -
     return variants or [selection.variant]
 
 
-def _locked(lock: Lock, selection: Selection, variants: Sequence[str]) -> LockedKernel:
-    files = {name: _hashes(fetch(selection, name)) for name in variants}
+def _locked(lock: Lock, selection: Selection, resolved: Sequence[Resolved]) -> LockedKernel:
+    files = {each.variant: _hashes(each) for each in resolved}
     source = selection.source
     return LockedKernel(lock.name_of(source), source.version, source.revision, selection.commit, files)
 

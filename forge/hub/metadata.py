@@ -11,7 +11,7 @@ import torch
 
 from forge.hub import compat
 from forge.hub.errors import MalformedError, NotFoundError, Place
-from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins
+from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins, read_small
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,15 @@ class Metadata:
         return f"{device} has capability {major}.{minor}, built for {', '.join(self.archs)}"
 
 
-def read_metadata(folder: Path, place: Place, *, name: str, backend: str) -> Metadata:
+def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_into: Path | None = None) -> Metadata:
     """The metadata of a variant's folder; `name` is the kernel's where the file does not say.
 
     Raises: MalformedError for a file that has neither published form; NotFoundError for a newer one than `kernels`.
     """
-    path, place = folder / "metadata.json", place.at("metadata.json")
-    try:
-        if path.stat().st_size > MAX_METADATA_BYTES:
-            raise MalformedError(f"{place}: has {path.stat().st_size} bytes, at most {MAX_METADATA_BYTES} are allowed")
-        content = path.read_bytes()
-    except FileNotFoundError:
+    place = place.at("metadata.json")
+    content = read_small(folder / "metadata.json", place, MAX_METADATA_BYTES, links_into)
+    if content is None:
         return Metadata("none", name)
-    except OSError as error:
-        raise MalformedError(f"{place}: cannot be read: {error}") from error
     values = _json_object(content, place)
     backend_depends = _backend_depends(values, backend, place)
     if {"name", "id", "backend"} & values.keys():

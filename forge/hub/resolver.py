@@ -53,7 +53,7 @@ class Selection:
 class Resolved:
     """One variant of one kernel, its files on this machine and not yet verified.
 
-    source: "org/name" or the folder as it was named. folder: the variant's. rejected: (variant, reason) of each other.
+    source: "org/name" or the folder. folder: the variant's. rejected: (variant, reason) of each other.
     pins: what its files must be: the lock's word, or the Hub's listing of the commit. depends: the kernels that it
     asks for while it is imported.
     """
@@ -277,9 +277,10 @@ def _fetch(selection: Selection, variant: str, asked: tuple[str, ...]) -> Resolv
         raise MalformedError(f"{place}: is a link to {folder.resolve()}, which is outside of the repository")
     if not folder.is_dir():
         raise MalformedError(f"{place}: has no folder build/{variant}")
-    metadata = read_metadata(folder, place, name=_name(selection.source, variant), backend=selection.backend)
+    name = _name(selection.source, variant)
+    metadata = read_metadata(folder, place, name=name, backend=selection.backend, links_into=blobs)
     return Resolved(
-        selection.source.repository or str(selection.source.path),
+        selection.source.repository or str(selection.source.path.resolve()),
         selection.commit,
         variant,
         folder,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.hub import client, loader
+from forge.hub import client
+from tests.hub.kernels import forget
 from tests.hub.server import Hub
 
 
@@ -18,9 +19,7 @@ def _needs_extra() -> None:
 def _nothing_loaded() -> Iterator[None]:
     """Each test starts with no kernel loaded, as a process does."""
     yield
-    for name in list(loader._packages):
-        loader._forget(name)
-    loader._loaded.clear()
+    forget()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import hub
+from forge.hub import loader
 
 LOCAL = hub.Policy(local=True)
 INIT = "from .ops import double\n"
@@ -49,3 +50,10 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 def load(folder: Path, **options: Any) -> Any:
     return hub.load(hub.resolve(folder, policy=LOCAL, **options))
+
+
+def forget() -> None:
+    """As if this process had loaded no kernel."""
+    for name in list(loader._packages):
+        loader._forget(name)
+    loader._loaded.clear()

@@ -3,6 +3,7 @@
 A failure here means that a library changed: forge/hub/compat.py is the place to follow it.
 """
 
+import ast
 import base64
 import importlib
 import sys
@@ -118,3 +119,14 @@ def test_without_the_extra_a_call_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "kernels", None)
     with pytest.raises(hub.MissingExtraError, match=r"need the package kernels .*: pip install forge-jit\[hub\]"):
         hub.resolve("acme/rms", version=1)
+
+
+def test_nothing_optional_is_imported_before_a_call() -> None:
+    """`import forge.hub` works without the extra."""
+    optional = {"kernels", "huggingface_hub", "yaml", "pydantic", "packaging", "platformdirs", "filelock"}
+    for path in Path(compat.__file__).parent.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+        assert not {name.split(".")[0] for name in names} & optional, path
+        assert all(name.split(".")[:2] in (["forge", "ir"], ["forge", "hub"]) for name in names if name[:5] == "forge")

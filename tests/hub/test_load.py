@@ -181,7 +181,7 @@ def test_a_missing_native_module_is_an_error_with_its_name(tmp_path: Path) -> No
 
 def test_a_broken_native_module_is_an_error_and_no_crash(tmp_path: Path) -> None:
     write(tmp_path, kernel({"__init__.py": "from . import _native\n", "_native.abi3.so": b"not a library"}))
-    with pytest.raises(hub.KernelImportError, match="_native.abi3.so"):
+    with pytest.raises(hub.KernelImportError, match=r"_native\.abi3\.so"):
         load(tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_metadata_that_is_wrong_is_one_clear_error(tmp_path: Path, content: str 
 def test_huge_metadata_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "metadata.json").open("wb") as stream:
         stream.truncate(1 << 40)
-    with pytest.raises(hub.MalformedError, match="has 1099511627776 bytes, at most 1048576 are allowed"):
+    with pytest.raises(hub.MalformedError, match="has 1099511627776 bytes, but at most 1048576 are allowed"):
         read_metadata(tmp_path, PLACE, name="x", backend="cpu")
 
 

@@ -1,0 +1,75 @@
+"""forge kernels list | lock | check."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from forge import cli, hub
+from tests.hub.kernels import kernel, write
+from tests.hub.server import Hub
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = cli.main(["kernels", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_lock_then_check_then_list(server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commit = server.publish("acme/rms", kernel())
+    lock = tmp_path / "kernels.lock"
+    assert run(capsys, "lock", "acme/rms@v1", "-o", lock)[:2] == (0, f"{lock}: 1 kernels, 3 files\n")
+    ok = f"ok      acme/rms (commit {commit[:12]}, variant torch-universal): 3 files are as locked\n"
+    assert run(capsys, "check", "--lock", lock)[:2] == (0, ok)
+    assert run(capsys, "list")[1] == f"acme/rms  v1  {commit[:12]}  torch-universal\n"
+    assert run(capsys, "list", "--lock", lock)[1] == f"acme/rms  v1  {commit[:12]}  torch-universal\n"
+    (hub.resolve("acme/rms", version=1).folder / "ops.py").resolve().write_text("x = 1")
+    status, out, _ = run(capsys, "check", "--lock", lock)
+    assert status == 1 and out.startswith("failed  acme/rms") and "ops.py is sha256:" in out
+
+
+def test_check_says_which_variant_and_why_not_each_other(server: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    commit = server.publish("acme/rms", kernel() | kernel(variant="torch-cpu") | kernel(variant="torch-metal"))
+    status, out, _ = run(capsys, "check", "acme/rms@v1", "acme/none@v1", "--backend", "cpu")
+    lines = out.splitlines()
+    assert status == 1
+    assert lines[0] == f"ok      acme/rms@v1 (commit {commit[:12]}, variant torch-cpu)"
+    assert lines[1] == "  fit as well: torch-universal"
+    assert lines[2].startswith("  torch-metal: backend (metal) does not match")
+    assert lines[3].startswith("failed  acme/none")
+    assert not any("/resolve/" in request for request in server.requests)
+
+
+def test_an_error_is_one_message_and_status_1(server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.publish("stranger/rms", kernel())
+    status, out, err = run(capsys, "lock", "stranger/rms@v1", "-o", tmp_path / "x.lock")
+    assert (status, out) == (1, "") and err.startswith("forge: stranger/rms@v1: 'stranger' is not among")
+    assert run(capsys, "lock", "stranger/rms@v1", "-o", tmp_path / "x.lock", "--allow", "stranger")[0] == 0
+
+
+def test_a_folder_on_the_command_line_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "rms", kernel())
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "lock", "./rms")[:2] == (0, "forge-kernels.lock: 1 kernels, 3 files\n")
+    assert run(capsys, "check", "--lock", "forge-kernels.lock")[0] == 0
+
+
+def test_a_usage_error_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(capsys, "lock", "--nonsense")
+    assert caught.value.code == 2
+
+
+def test_the_command_is_forge_and_python_m_forge(tmp_path: Path) -> None:
+    root = Path(cli.__file__).parents[1]
+    assert tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"] == {"forge": "forge.cli:main"}
+    environment = os.environ | {"KERNELS_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "forge", "kernels", "list"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr

@@ -1,0 +1,76 @@
+"""Whom a policy lets in."""
+
+import pytest
+
+from forge import hub
+from forge.hub import client
+from tests.hub.kernels import kernel
+from tests.hub.server import Hub
+
+
+def test_by_default_a_publisher_must_be_trusted_by_the_hub(server: Hub) -> None:
+    server.publish("stranger/rms", kernel())
+    with pytest.raises(
+        hub.RefusedError, match="stranger/rms@v1: 'stranger' is not among the trusted publishers; allow"
+    ):
+        hub.resolve("stranger/rms", version=1)
+    assert not any("/tree/" in request or "/resolve/" in request for request in server.requests)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        hub.Policy(repositories=("stranger/rms",)),
+        hub.Policy(publishers=("stranger",)),
+        hub.Policy(trust="any"),
+        hub.Policy(repositories=["stranger/rms"], hub_publishers=False),
+    ],
+)
+def test_the_user_may_name_repositories_and_publishers(server: Hub, policy: hub.Policy) -> None:
+    server.publish("stranger/rms", kernel())
+    assert hub.load(hub.resolve("stranger/rms", version=1, policy=policy)).double(1) == 2
+    assert not any("organizations" in request for request in server.requests)
+
+
+def test_the_hubs_word_on_publishers_can_be_left_out(server: Hub) -> None:
+    server.publish("acme/rms", kernel())
+    hub.resolve("acme/rms", version=1)
+    with pytest.raises(hub.RefusedError, match="'acme' is not among the trusted publishers"):
+        hub.resolve("acme/rms", version=1, policy=hub.Policy(hub_publishers=False, publishers=("other",)))
+
+
+def test_locked_takes_nothing_without_a_lock(server: Hub) -> None:
+    server.publish("acme/rms", kernel())
+    with pytest.raises(hub.RefusedError, match='trust="locked" takes what a lock file holds, and no lock was given'):
+        hub.resolve("acme/rms", version=1, policy=hub.Policy(trust="locked"))
+
+
+def test_the_hub_is_asked_about_a_publisher_once_a_commit(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.publish("acme/rms", kernel())
+    for _ in range(2):
+        hub.resolve("acme/rms", version=1)
+        client.forget()
+    assert sum("organizations" in request for request in server.requests) == 1
+
+
+def test_offline_an_unknown_publisher_is_refused_and_not_let_in(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kernels` lets it in with a warning."""
+    server.publish("stranger/rms", kernel())
+    hub.resolve("stranger/rms", version=1, policy=hub.Policy(trust="any"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    client.forget()
+    with pytest.raises(hub.RefusedError, match=r"nobody says whether 'stranger' is trusted: .*offline"):
+        hub.resolve("stranger/rms", version=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"trust": "anyone"}, ValueError, r"Policy: trust='anyone' is not in .*; did you mean 'any'\?"),
+        ({"signatures": "on"}, ValueError, "Policy: signatures='on' is not in"),
+        ({"publishers": "acme"}, TypeError, "Policy: publishers='acme' is one string, but must be a tuple of strings"),
+    ],
+)
+def test_a_policy_that_means_nothing_is_an_error(options: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        hub.Policy(**options)
