@@ -14,7 +14,7 @@ from forge.torchlang.nn.norm import batch_norm_train, rms_norm_grad
 aten = torch.ops.aten
 
 Parameter = TensorProxy | None
-ThreeGradients = tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]
+Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def _put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
@@ -212,12 +212,28 @@ def _batch_norm_outputs(*args: object) -> tuple[torch.Tensor | None, ...]:
 
 
 native_batch_norm = torchex.register_operator("native_batch_norm", meta=_native_batch_norm_meta, fn=_batch_norm)
+
+
+def _batch_norm_backward(
+    g: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running: Pair,
+    saved: Pair,
+    eps: float,
+    mask: tuple[bool, ...],
+) -> tuple[torch.Tensor | None, ...]:
+    """`saved` are the statistics of the batch in training; in evaluation the kernel reads `running`."""
+    training = running[0] is None
+    mean, rstd = saved if training else (x.new_empty(0), x.new_empty(0))
+    return aten.native_batch_norm_backward(g, x, weight, *running, mean, rstd, training, eps, mask)
+
+
 native_batch_norm_backward = torchex.register_operator(
     "native_batch_norm_backward",
-    meta=lambda g, x, weight, bias, running_mean, running_var, mean, rstd, training, eps, mask: _masked(
-        mask, x, weight, bias
-    ),
-    fn=lambda g, x, weight, bias, *rest: aten.native_batch_norm_backward(g, x, weight, *rest),
+    meta=lambda g, x, weight, bias, running, saved, eps, mask: _masked(mask, x, weight, bias),
+    fn=_batch_norm_backward,
 )
 
 
@@ -234,7 +250,7 @@ def _batch_norm_train_grad(
         input, running_mean, running_var, weight, bias, momentum, eps
     )
     mask = _wanted(input, weight, bias)
-    gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, None, None, mean, rstd, True, eps, mask)
+    gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, (None, None), (mean, rstd), eps, mask)
     _put_all((input, weight, bias), gradients)
     return out, new_mean, new_var
 
@@ -254,9 +270,8 @@ def _batch_norm_grad(
 ) -> TensorProxy:
     out = torchlang.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     mask = _wanted(input, weight, bias)
-    gradients = native_batch_norm_backward(
-        get_grad(out), input, weight, bias, running_mean, running_var, None, None, False, eps, mask
-    )
+    running = (running_mean, running_var)
+    gradients = native_batch_norm_backward(get_grad(out), input, weight, bias, running, (None, None), eps, mask)
     _put_all((input, weight, bias), gradients)
     return out
 

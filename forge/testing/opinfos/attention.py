@@ -18,12 +18,14 @@ _ROUNDED = Directive(
 
 
 def _register(name: str, op: Callable, samples: tuple, mistakes: tuple, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), directives=(_ROUNDED,), **known))
+    known.setdefault("directives", () if "dtypes" in known else (_ROUNDED,))
+    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), **known))
 
 
 _Q, _K, _V = t(2, 4, 5, 8), t(2, 4, 6, 8), t(2, 4, 6, 8)
-_ONE_HIDDEN = [[(row + column) % 3 != 0 and row != 2 for column in range(6)] for row in range(5)]
-_BOOL = Spec((5, 6), dtype=torch.bool, values=_ONE_HIDDEN)
+_SOME = [[(row + column) % 3 != 0 for column in range(6)] for row in range(5)]
+_BOOL = Spec((5, 6), dtype=torch.bool, values=_SOME)
+_ROW_HIDDEN = Spec((5, 6), dtype=torch.bool, values=[[row != 2] * 6 for row in range(5)])
 _register(
     "nn.functional.scaled_dot_product_attention",
     F.scaled_dot_product_attention,
@@ -49,6 +51,14 @@ _register(
         wrong(_Q, _K, _V, dropout_p=1.5, match="between 0 and 1"),
         wrong(_Q, t(2, 3, 6, 8), t(2, 3, 6, 8), enable_gqa=True, match="Number of heads"),
     ),
+)
+
+_register(
+    "nn.functional.scaled_dot_product_attention.hidden_row",
+    F.scaled_dot_product_attention,
+    (sample(_Q, _K, _V, _ROW_HIDDEN),),
+    (wrong(_Q, _K, _V, t(4, 6, dtype=torch.bool), match="do not broadcast"),),
+    dtypes=(torch.float32, torch.float64),  # cuDNN's half precision kernel gives no 0 for a hidden row
 )
 
 _PARAMETERS = (t(24, 8), t(24))
