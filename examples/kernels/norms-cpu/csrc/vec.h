@@ -125,11 +125,13 @@ INLINE float sum_over(int64_t n, Term term) {
   return sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// e^x to 2 units in the last place: 2^k * e^r with |r| <= ln(2) / 2, and a polynomial for e^r.
+// e^x to 2 units in the last place: 2^k * e^r with |r| <= ln(2) / 2, and a polynomial for e^r. The bounds of x let k
+// be -127 to 128, whose powers have the bits of 0 and of infinity.
 INLINE Vec exp(Vec x) {
-  const Vec lowest = splat(-87.0f), highest = splat(88.0f);
+  const Vec lowest = splat(-88.0f), highest = splat(89.0f);
   const Vec round_to_int = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no bits for a fraction
-  Vec inside = x < lowest ? lowest : (x > highest ? highest : x);
+  Vec inside = lowest > x ? lowest : x;
+  inside = highest < inside ? highest : inside;
   Vec shifted = inside * 1.44269504f + round_to_int;
   Vec k = shifted - round_to_int;
   Vec r = inside - k * 0.693359375f + k * 2.12194440e-4f;  // ln(2) in two parts, the first exact
@@ -141,9 +143,7 @@ INLINE Vec exp(Vec x) {
   series = series * r + 1.0f;
   series = series * r + 1.0f;
   Bits power = (same_bits<Bits>(shifted) + 127) << 23;
-  Vec result = series * same_bits<Vec>(power);
-  result = x < lowest ? Vec{} : result;
-  return x > highest ? splat(__builtin_inff()) : result;
+  return series * same_bits<Vec>(power);
 }
 
 INLINE Vec sigmoid(Vec x) {

@@ -11,8 +11,8 @@ from ._ops import add_op_namespace_prefix, ops
 __all__ = ["rms_norm", "rms_norm_backward", "rms_norm_forward", "silu_and_mul", "swiglu", "swiglu_backward"]
 
 
-def _needs_grad(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _needs_grad(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.requires_grad or other.requires_grad) and torch.is_grad_enabled()
 
 
 class _RMSNorm(torch.autograd.Function):
