@@ -151,7 +151,10 @@ def _var_gradient(
     g: TensorProxy, x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool
 ) -> TensorProxy:
     """The gradient of x from the gradient g of its variance."""
-    return spread(g * 2 / _freedom(x, dims, correction), x, dims, keepdim) * (x - mean(x, dims, True))
+    freedom = _freedom(x, dims, correction)
+    known_positive = isinstance(freedom, (int, float)) and freedom > 0
+    scaled = g * (2 / freedom) if known_positive else g * 2 / freedom
+    return spread(scaled, x, dims, keepdim) * (x - mean(x, dims, True))
 
 
 @clangop()

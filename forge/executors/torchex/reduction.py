@@ -1,11 +1,14 @@
 """How torch runs the reduction family."""
 
+from collections.abc import Sequence
+
 import torch
 
 from forge import clang, prims, torchlang
-from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang, torchex
+from forge.executors.torchex.core import as_what_it_calls, run_clang, run_prim, run_prims, run_torchlang, torchex
 
 aten = torch.ops.aten
+Dims = int | Sequence[int] | None
 
 run_prims(
     {
@@ -86,6 +89,37 @@ def amax(x: torch.Tensor, dims: tuple) -> torch.Tensor:
 def amin(x: torch.Tensor, dims: tuple) -> torch.Tensor:
     """No dims mean none, where torch.amin means all."""
     return torch.amin(x, dims) if dims else x
+
+
+# clang's reductions, which keep dims and take None for all of them
+
+
+def sum_over(
+    x: torch.Tensor, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """torch.sum"""
+    return torch.sum(x, dims, keepdim, dtype=dtype)
+
+
+def mean_over(
+    x: torch.Tensor, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """torch.mean"""
+    return torch.mean(x, dims, keepdim, dtype=dtype)
+
+
+def amax_over(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
+    """torch.amax"""
+    return torch.amax(x, () if dims is None else dims, keepdim)
+
+
+def amin_over(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
+    """torch.amin"""
+    return torch.amin(x, () if dims is None else dims, keepdim)
+
+
+run_clang({clang.sum: sum_over, clang.mean: mean_over, clang.amax: amax_over, clang.amin: amin_over})
+run_clang({clang.var: torch.var, clang.std: torch.std})
 
 
 @run_prim(prims.any)
