@@ -184,7 +184,7 @@ class _Backward:
             self.gradients.setdefault(argument.name, []).append(self.fit(gradient, argument))
 
     def fit(self, gradient: TensorProxy, argument: TensorProxy) -> TensorProxy:
-        """The gradient summed to the argument's shape and in its dtype."""
+        """The gradient summed to the argument's shape, in its dtype, on its device."""
         extra = gradient.ndim - argument.ndim
         dims = tuple(range(extra)) + tuple(
             dim + extra
@@ -195,7 +195,10 @@ class _Backward:
         )
         if dims:
             gradient = clang.reshape(prims.sum(gradient, dims), argument.shape)
-        return clang.convert(gradient, argument.dtype)
+        gradient = clang.convert(gradient, argument.dtype)
+        if gradient.device != argument.device:  # a 0-d CPU tensor that joined tensors of another device
+            gradient = prims.device_put(gradient, argument.device)
+        return gradient
 
     def take(self, proxy: TensorProxy) -> TensorProxy | None:
         """The sum of what was given for a value."""

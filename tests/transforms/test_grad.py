@@ -185,6 +185,13 @@ def test_a_gradient_is_summed_to_the_shape_and_dtype_of_its_argument() -> None:
     assert (gx.shape, gx.dtype, gy.shape, gy.dtype) == (x.shape, torch.float64, y.shape, torch.float32)
 
 
+def test_the_gradient_of_a_scalar_that_joined_another_device_comes_back_to_its_own() -> None:
+    x, scale = torch.randn(2, 3, device="meta"), torch.tensor(2.0, requires_grad=True)
+    trace = backward_of(joint_of(lambda x, scale: x * scale, x, scale, wanted=("scale",)))
+    assert trace.output[1].device == scale.device
+    assert "prims.device_put" in prim_ids(trace)
+
+
 def test_gradients_of_slices_that_tile_a_dim_become_one_cat() -> None:
     def tiles(x: TensorProxy) -> Any:
         return prims.exp(prims.slice(x, 1, 0, 2)), prims.sin(prims.slice(x, 1, 2, 3)), prims.slice(x, 1, 3, 6)
