@@ -1,7 +1,6 @@
 """How torch runs the random family: under one seed, eager's bits, and eager's state of the generator afterwards."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,38 +13,90 @@ from forge.prims.core import like
 run_prims({prims.multinomial: torch.multinomial})
 
 
-def _memory(shape: tuple, dtype: torch.dtype, device: torch.device, like: torch.Tensor | None) -> torch.Tensor:
+Like = torch.Tensor | None
+
+
+def _memory(shape: tuple, dtype: torch.dtype, device: torch.device, like: Like) -> torch.Tensor:
     if like is None:
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.empty_like(like, dtype=dtype, device=device)
 
 
-def _filling(method: Callable) -> Callable:
-    """A function that fills new memory by a method of torch.Tensor, as eager does."""
-
-    def fill(shape: tuple, *args: Any, like: torch.Tensor | None = None) -> torch.Tensor:
-        *parameters, dtype, device = args
-        return method(_memory(shape, dtype, device, like), *parameters)
-
-    fill.__name__ = method.__name__.rstrip("_")
-    return fill
+@run_prim(prims.bernoulli)
+def bernoulli(shape: tuple, p: Any, dtype: torch.dtype, device: torch.device, like: Like = None) -> torch.Tensor:
+    """As eager's dropout draws its mask."""
+    return _memory(shape, dtype, device, like).bernoulli_(p)
 
 
-run_prims(
-    {
-        prims.bernoulli: _filling(torch.Tensor.bernoulli_),
-        prims.exponential: _filling(torch.Tensor.exponential_),
-        prims.normal: _filling(torch.Tensor.normal_),
-        prims.randint: _filling(torch.Tensor.random_),
-        prims.uniform: _filling(torch.Tensor.uniform_),
-    }
-)
+@run_prim(prims.exponential)
+def exponential(shape: tuple, rate: float, dtype: torch.dtype, device: torch.device, like: Like = None) -> torch.Tensor:
+    """As Tensor.exponential_ draws."""
+    return _memory(shape, dtype, device, like).exponential_(rate)
+
+
+@run_prim(prims.normal)
+def normal(
+    shape: tuple, mean: float, std: float, dtype: torch.dtype, device: torch.device, like: Like = None
+) -> torch.Tensor:
+    """As torch.randn draws."""
+    return _memory(shape, dtype, device, like).normal_(mean, std)
+
+
+@run_prim(prims.randint)
+def randint(
+    shape: tuple, low: int, high: int, dtype: torch.dtype, device: torch.device, like: Like = None
+) -> torch.Tensor:
+    """As torch.randint draws."""
+    return _memory(shape, dtype, device, like).random_(low, high)
+
+
+@run_prim(prims.uniform)
+def uniform(
+    shape: tuple, low: float, high: float, dtype: torch.dtype, device: torch.device, like: Like = None
+) -> torch.Tensor:
+    """As torch.rand draws."""
+    return _memory(shape, dtype, device, like).uniform_(low, high)
 
 
 @run_prim(prims.randperm)
 def randperm(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """torch.randperm names dtype and device."""
     return torch.randperm(n, dtype=dtype, device=device)
+
+
+# methods that fill a tensor: on new memory like it
+
+
+def bernoulli_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like self's, filled by Tensor.bernoulli_."""
+    return torch.empty_like(self).bernoulli_(*args, **kwargs)
+
+
+def exponential_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like self's, filled by Tensor.exponential_."""
+    return torch.empty_like(self).exponential_(*args, **kwargs)
+
+
+def normal_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like self's, filled by Tensor.normal_."""
+    return torch.empty_like(self).normal_(*args, **kwargs)
+
+
+def random_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like self's, filled by Tensor.random_."""
+    return torch.empty_like(self).random_(*args, **kwargs)
+
+
+def uniform_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like self's, filled by Tensor.uniform_."""
+    return torch.empty_like(self).uniform_(*args, **kwargs)
+
+
+run_torchlang(torchlang.fill_bernoulli, bernoulli_like)
+run_torchlang(torchlang.exponential, exponential_like)
+run_torchlang(torchlang.fill_normal, normal_like)
+run_torchlang(torchlang.fill_random, random_like)
+run_torchlang(torchlang.uniform, uniform_like)
 
 
 # dropout: eager keeps the scaled mask on a CPU, and a bool one of a fused kernel on a GPU

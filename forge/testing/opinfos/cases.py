@@ -1,11 +1,22 @@
 """Sample and error generators from lists of cases, for families whose operations differ in their arguments most."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from forge.testing.opinfo import ErrorGenerator, ErrorSample, OpInfo, Sample, SampleGenerator, sample
+from forge import torchlang
+from forge.testing.opinfo import (
+    ErrorGenerator,
+    ErrorSample,
+    OpInfo,
+    Sample,
+    SampleGenerator,
+    all_opinfos,
+    register_opinfo,
+    sample,
+)
 
 
 class Maker:
@@ -75,6 +86,31 @@ def no_tensor(*rest: Any, **kwargs: Any) -> ErrorGenerator:
     return errors(
         (lambda make: sample("x", *rest, **kwargs), TypeError, "must be Tensor|must be a tensor|must be tuple")
     )
+
+
+def register_computed(names: Sequence[str]) -> None:
+    """OpInfos `name.computed`: copies of what view operations show.
+
+    A front end makes a view that a program returns outside of it, where torch differentiates it; a copy is computed
+    inside, so that the view's own gradient rule runs.
+    """
+    known = {info.name: info for info in all_opinfos()}
+    for name in names:
+        info = known[name]
+        symbol = torchlang.find(info.op)
+        ids = info.symbols if symbol is None else (symbol.id,)
+        register_opinfo(
+            replace(info, name=f"{name}.computed", op=_copied(info.op), dtypes=(torch.float32,), symbols=ids)
+        )
+
+
+def _copied(op: Callable) -> Callable:
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        shown = op(*args, **kwargs)
+        return tuple(part.clone() for part in shown) if isinstance(shown, (tuple, list)) else shown.clone()
+
+    copied.__name__ = f"copied_{op.__name__}"
+    return copied
 
 
 def method(name: str) -> Callable:

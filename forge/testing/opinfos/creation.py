@@ -179,7 +179,7 @@ _register(
     errors((lambda make: sample(5.0, 0.0), RuntimeError, "inconsistent with step sign")),
     dtypes=(torch.float32,),
 )
-_lines = from_arguments(sample(0, 8, 5), sample(-2.0, 2.0, 4), sample(3, 3, 1), sample(0, 1, 0), sample(4, 0, steps=5))
+_lines = from_arguments(sample(0, 8, 5), sample(2.0, 9.0, 4), sample(3, 3, 1), sample(0, 1, 0), sample(4, 0, steps=5))
 _bad_line = errors((lambda make: sample(0, 1, -1), RuntimeError, "must be non-negative"))
 _register("linspace", torch.linspace, _lines, _bad_line, dtypes=REAL)
 _register(

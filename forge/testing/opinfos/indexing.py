@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import ALL, FLOATS, REAL, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
-from forge.testing.opinfos.cases import Maker, cases, errors
+from forge.testing.opinfos.cases import Maker, cases, errors, register_computed
 
 ALL_OF_IT = slice(None)
 
@@ -422,3 +422,5 @@ _register(
     dtypes=REAL,
     gradient=False,
 )
+
+register_computed(["getitem"])

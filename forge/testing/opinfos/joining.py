@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import ALL, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
-from forge.testing.opinfos.cases import cases, errors, method
+from forge.testing.opinfos.cases import cases, errors, method, register_computed
 
 
 def _register(name: str, op: Callable, samples: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
@@ -179,3 +179,5 @@ _register(
         (lambda make: sample(make(3), -1), RuntimeError, "order must be non-negative"),
     ),
 )
+
+register_computed("split Tensor.split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind".split())

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import ALL, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
-from forge.testing.opinfos.cases import cases, errors, method, of_input
+from forge.testing.opinfos.cases import cases, errors, method, of_input, register_computed
 
 DIM = "out of range"
 
@@ -360,3 +360,43 @@ _register(
     _no_tensor,
 )
 _register("detach", torch.detach, cases(*of_input((2, 3), ())), _no_tensor, gradient=False)
+
+
+def _written_diagonal(x: torch.Tensor) -> torch.Tensor:
+    """A clone of x, changed through a view that has no inverse of its own."""
+    out = x.clone()
+    out.diagonal().mul_(3)
+    return out
+
+
+def _written_parts(x: torch.Tensor) -> torch.Tensor:
+    """A clone of x, changed through some of several views; eager allows that without gradients only."""
+    out = x.clone()
+    out.chunk(2, -1)[0].mul_(2)
+    out.unbind(0)[1].add_(1)
+    return out
+
+
+_matrices_written = cases(lambda make: sample(make(3, 4)), lambda make: sample(make(4, 3).t()))
+_register(
+    "diagonal.written",
+    _written_diagonal,
+    _matrices_written,
+    errors((lambda make: sample(make(3)), IndexError, "out of range")),
+    symbols=("torch.diagonal",),
+)
+_register(
+    "chunk.written",
+    _written_parts,
+    _matrices_written,
+    errors((lambda make: sample(make()), RuntimeError, "at least a 1-dimensional tensor")),
+    symbols=("torch.chunk",),
+    gradient=False,
+)
+
+register_computed(
+    """reshape Tensor.reshape Tensor.view Tensor.view_as Tensor.reshape_as flatten ravel unflatten unsqueeze squeeze
+    Tensor.expand broadcast_to Tensor.expand_as broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d transpose
+    swapaxes permute Tensor.permute movedim moveaxis t adjoint Tensor.T Tensor.mT Tensor.H Tensor.mH select narrow
+    ops.aten.slice diagonal Tensor.unfold diag Tensor.contiguous""".split()
+)
