@@ -119,9 +119,8 @@ def _weights(scores: TensorProxy, attn_mask: TensorProxy | None, is_causal: bool
         scores = clang.where(clang.unsqueeze(rows, 1) >= columns, scores, -math.inf)
     if attn_mask is None:
         return softmax(scores, -1)
-    if attn_mask.dtype == torch.bool:
-        scores = clang.where(attn_mask, scores, -math.inf)
-    else:
-        scores = clang.add(scores, clang.convert(attn_mask, scores.dtype))
+    if attn_mask.dtype == torch.bool:  # added, as torch does: the sum is laid out as the scores are
+        attn_mask = clang.where(attn_mask, prims.full((), 0.0, scores.dtype, scores.device), -math.inf)
+    scores = clang.add(scores, clang.convert(attn_mask, scores.dtype))
     hidden = clang.all(scores == -math.inf, -1, True)
     return clang.where(hidden, 0, softmax(clang.where(hidden, 0, scores), -1))
