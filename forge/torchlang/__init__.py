@@ -1,5 +1,6 @@
 """torchlang: torch's functions and methods as symbols, in families as in forge/prims."""
 
+from forge.torchlang.conversion import *  # noqa: F403
 from forge.torchlang.core import (
     View,
     all_symbols,
@@ -13,7 +14,6 @@ from forge.torchlang.core import (
     torchsymbol,
     write,
 )
-from forge.torchlang.conversion import *  # noqa: F403
 from forge.torchlang.creation import *  # noqa: F403
 from forge.torchlang.einsum import *  # noqa: F403
 from forge.torchlang.elementwise import *  # noqa: F403

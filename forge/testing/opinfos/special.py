@@ -1,7 +1,7 @@
 """OpInfos of the elementwise functions that are written in several steps."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -135,9 +135,23 @@ register_opinfo(
     OpInfo("mvlgamma", torch.mvlgamma, _mvlgamma_samples, _mvlgamma_errors, dtypes=FLOATS[:2], domain=(2, 5))
 )
 
-for _name in ("igamma", "igammac"):
+
+def _of_constant_order(function: Callable) -> Callable:
+    """torch has a derivative of the incomplete gamma functions by their second argument alone."""
+    return lambda input, other: function(input.detach(), other)
+
+
+for _function in (torch.igamma, torch.igammac):
     register_opinfo(
-        OpInfo(_name, getattr(torch, _name), binary_samples(), binary_errors, dtypes=FLOATS[:2], domain=(0.5, 4))
+        OpInfo(
+            _function.__name__,
+            _of_constant_order(_function),
+            binary_samples(),
+            binary_errors,
+            dtypes=FLOATS[:2],
+            domain=(0.5, 4),
+            symbols=(f"torch.{_function.__name__}",),
+        )
     )
 register_opinfo(
     OpInfo(
