@@ -59,17 +59,27 @@ def variant_name(told: str) -> str:
     return f"torch-stable-abi211-cu{major}{minor}-{platform.machine()}-linux"
 
 
-def include_flags() -> list[str]:
-    """Where the headers of torch and Python are; torch itself is not imported, which takes seconds."""
+def torch_flags() -> list[str]:
+    """Where the headers and libraries of torch and Python are; torch is not imported, which takes seconds.
+
+    libtorch.so needs libtorch_cuda.so where torch has CUDA, so a module built beside a torch without CUDA finds it too.
+    """
     torch = Path(importlib.util.find_spec("torch").origin).parent
-    return [f"-I{torch / 'include'}", f"-I{sysconfig.get_paths()['include']}", f"-L{torch / 'lib'}"]
+    libraries = ["torch", "torch_cpu", *(["torch_cuda"] if (torch / "lib" / "libtorch_cuda.so").exists() else [])]
+    return [
+        f"-I{torch / 'include'}",
+        f"-I{sysconfig.get_paths()['include']}",
+        f"-L{torch / 'lib'}",
+        "-Xlinker=--no-as-needed",
+        *(f"-l{library}" for library in libraries),
+    ]
 
 
 def compile_module(compiler: str, namespace: str, work: Path) -> Path:
     """The extension module, compiled in `work`."""
     module = work / f"{namespace}.abi3.so"
     architectures = [f"-gencode={each}" for each in ARCHITECTURES]
-    command = [compiler, *FLAGS, *ABI_FLAGS, *architectures, f"-DOP_NAMESPACE={namespace}", *include_flags()]
+    command = [compiler, *FLAGS, *ABI_FLAGS, *architectures, f"-DOP_NAMESPACE={namespace}", *torch_flags()]
     subprocess.run([*command, "-shared", ROOT / "csrc/ops.cu", "-o", module], check=True)
     return module
 
