@@ -549,7 +549,7 @@ def test_triton_in_its_interpreter() -> None:
     missing = triton_is_missing()
     if missing:
         pytest.skip(missing)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "triton"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", "triton"]
     done = subprocess.run(
         command,
         capture_output=True,
