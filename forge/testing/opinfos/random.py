@@ -147,6 +147,16 @@ _fills(
 
 # dropout
 
+_fused = tuple(
+    Directive(
+        "xfail",
+        "on a GPU eager's fused dropout draws other numbers than its decomposition",
+        test=test,
+        executors=("torch-prims",),
+        devices=("cuda",),
+    )
+    for test in ("test_consistency", "test_gradient")
+)
 _shapes = ((20,), (3, 4), (), (0, 3), (2, 3, 4))
 _bad_p = errors(
     (lambda make: sample(make(2, 3), 1.5), ValueError, "between 0 and 1"),
@@ -159,8 +169,8 @@ _functional = cases(
     lambda make: sample(make(3, 4), 1.0, True),
     lambda make: sample(make(3, 4).t(), 0.5, True),
 )
-for _name in ("dropout", "alpha_dropout"):
-    _register(f"nn.functional.{_name}", getattr(F, _name), _functional, _bad_p, gradient=True)
+_register("nn.functional.dropout", F.dropout, _functional, _bad_p, gradient=True, directives=_fused)
+_register("nn.functional.alpha_dropout", F.alpha_dropout, _functional, _bad_p, gradient=True)
 
 
 def _dropped_in_place(x: torch.Tensor, p: float) -> torch.Tensor:
@@ -184,7 +194,7 @@ _positional = cases(
     lambda make: sample(make(3, 4), 0.0, True),
     lambda make: sample(make(3, 4), 1.0, True),
 )
-_register("dropout", torch.dropout, _positional, _bad_torch_p, gradient=True)
+_register("dropout", torch.dropout, _positional, _bad_torch_p, gradient=True, directives=_fused)
 _register("alpha_dropout", torch.alpha_dropout, _positional, _bad_torch_p, gradient=True)
 _register(
     "native_dropout",
@@ -195,8 +205,9 @@ _register(
         lambda make: sample(make(3, 4), 0.3, False),
         lambda make: sample(make(3, 4), 1.0, True),
     ),
-    errors((lambda make: sample(make(3), 1.5, True), RuntimeError, "between 0 and 1")),
+    errors((lambda make: sample(torch.ones(3), 1.5, True), RuntimeError, "between 0 and 1")),  # a GPU takes it
     gradient=True,
+    directives=_fused,
 )
 _channels = cases(
     lambda make: sample(make(2, 8, 5), 0.5, True),
