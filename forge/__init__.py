@@ -1,5 +1,6 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
+from forge.executors.hubex import use_kernels
 from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.jit import StrictError, jit, last_backward_traces, last_traces
@@ -13,6 +14,7 @@ __all__ = [
     "last_backward_traces",
     "last_traces",
     "trace",
+    "use_kernels",
     "value_and_grad",
     "vjp",
 ]

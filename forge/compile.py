@@ -17,6 +17,7 @@ from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.transforms import cse, dce, delete_last_used, hoist
 from forge.transforms.grad import Choice, Joint, backward, differentiate
 from forge.transforms.opaque import opaque_rule
+from forge.transforms.patterns import replace_patterns
 from forge.transforms.split import Split, recompute, simplify_backward, split
 
 Transform = Callable[[Trace], Trace]
@@ -55,12 +56,23 @@ def _not_compiled(*inputs: Any) -> Any:
 
 
 class Options:
-    """What forge.jit was asked for."""
+    """What forge.jit was asked for. `first` are executors that are asked before the others."""
 
-    def __init__(self, executors: Sequence[Any] | None, transforms: Sequence[Transform], strict: bool) -> None:
-        self.executors: list[Executor] = resolve_executors(executors)
+    def __init__(
+        self,
+        executors: Sequence[Any] | None = None,
+        transforms: Sequence[Transform] = (),
+        strict: bool = False,
+        first: Sequence[Executor] = (),
+    ) -> None:
+        self.executors: list[Executor] = [*first, *resolve_executors(executors)]
         self.transforms = tuple(transforms)
         self.strict = strict
+
+    def find_patterns(self, trace: Trace) -> Trace:
+        """The trace with the patterns of the executors' kernels found in it."""
+        patterns = [pattern for executor in self.executors for pattern in executor.patterns]
+        return replace_patterns(trace, patterns)[0] if patterns else trace
 
 
 def compile_program(program: Program, options: Options, *, grad: bool, eager: Callable | None = None) -> Compiled:
@@ -100,7 +112,7 @@ def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
             TypeError,
         )
         stages.append(trace)
-    for transform in (dce, cse, lambda t: hoist(t, lambda program: _run_now(program, options))):
+    for transform in (dce, cse, options.find_patterns, lambda t: hoist(t, lambda program: _run_now(program, options))):
         trace = transform(trace)
         if trace is not stages[-1]:
             stages.append(trace)

@@ -14,12 +14,13 @@ import torch
 
 from forge.compile import Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
+from forge.executors.hubex import Source, kernel_executor
 from forge.frontend import dynamo
 from forge.frontend.entry import History, enter
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
 
-_OPTIONS = ("executors", "transforms", "strict", "fullgraph", "dynamic")
+_OPTIONS = ("executors", "transforms", "kernels", "strict", "fullgraph", "dynamic")
 
 
 _BACKEND_OPTIONS = ("executors", "transforms", "strict")
@@ -47,6 +48,7 @@ def jit(
     *,
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
+    kernels: Sequence[Source] = (),
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -56,6 +58,8 @@ def jit(
 
     executors: names or Executor objects, asked in order; all available ones by default.
     transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes.
+    kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels said in Python; their
+        kernels are asked before all executors. forge.use_kernels does the same for the process.
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
@@ -66,21 +70,25 @@ def jit(
     """
     for name in others:
         raise TypeError(f"forge.jit: {unknown('option', name, _OPTIONS)}")
+    rejit = functools.partial(
+        jit,
+        executors=executors,
+        transforms=transforms,
+        kernels=kernels,
+        strict=strict,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+    )
     if target is None:
-        return functools.partial(
-            jit, executors=executors, transforms=transforms, strict=strict, fullgraph=fullgraph, dynamic=dynamic
-        )
+        return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
-    options = Options(executors, transforms, strict)
+    options = Options(executors, transforms, strict, first=[kernel_executor(kernels)] if kernels else [])
     record = Record(_parameters(target))
     backend = functools.partial(compile_graph, options=options, record=record)
     compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)
     compiled._forge_record = record
     if not isinstance(target, torch.nn.Module):
         return functools.wraps(target)(compiled)
-    rejit = functools.partial(
-        jit, executors=executors, transforms=transforms, strict=strict, fullgraph=fullgraph, dynamic=dynamic
-    )
     return jitted_module(target, compiled, rejit)
 
 

@@ -79,7 +79,7 @@ def _claim(
     chosen = choose(bound, executors, declined)
     if chosen is not None:
         executor, implementation = chosen
-        claims.append(Claim(bound, executor.name, declined, level))
+        claims.append(Claim(bound, implementation.name or executor.name, declined, level))
         _place(bound, implementation, new)
     elif bound.subsymbols:
         for sub in bound.subsymbols:

@@ -124,7 +124,10 @@ class Implementation:
 
 
 class Executor:
-    """What operator and fusion executors share: a name, by which `forge.jit(executors=[…])` finds it."""
+    """What operator and fusion executors share: a name, by which `forge.jit(executors=[…])` finds it, and the patterns
+    (forge/transforms/patterns.py) that are to be found in a trace before its executors are asked."""
+
+    patterns: Sequence[Any] = ()
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -74,6 +74,7 @@ class Pattern:
         self.symbol = Symbol(self.name, f"pattern.{self.name}", body=self._body)
         self.symbol.__doc__ = reference.__doc__
         self.skeleton = self._trace_skeleton()
+        self.size = _count(self.skeleton)
         self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = {}
 
     def _body(self, *args: Any) -> Any:
@@ -152,6 +153,13 @@ def _merge(a: Any, b: Any, scalars: dict[str, tuple], memo: dict[int, _Skeleton]
         if (a, b) == values:
             return _Scalar(name)
     return a if type(a) is type(b) and a == b else _Wild()
+
+
+def _count(part: Any) -> int:
+    """The number of prims in a skeleton."""
+    if isinstance(part, _Skeleton):
+        return (part.parameter is None) + sum(map(_count, part.args))
+    return sum(map(_count, part)) if isinstance(part, (tuple, list)) else 0
 
 
 class Match:

@@ -1,1 +1,37 @@
-"""Kernels of the Hub as implementations of symbols."""
+"""The Hub executor: kernels of the Hugging Face Kernel Hub, and a user's own, as implementations of forge's symbols."""
+
+from collections.abc import Sequence
+
+from forge.executors.executor import register_executor
+from forge.executors.hubex.gather import Source, gather, operators
+from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.hub import Policy
+from forge.hub.lockfile import Lock
+from forge.ir import Symbol
+
+hubex = register_executor(HubExecutor("hub"), default=True, first=True)
+
+
+def use_kernels(sources: Sequence[Source], *, lock: Lock | str | None = None, policy: Policy | None = None) -> None:
+    """Makes kernels known to the process: whatever is jitted from now on uses them where they fit.
+
+    sources: as forge.jit(kernels=…). Raises HubError, ManifestError or TypeError; then none of them was added.
+    """
+    hubex.add(gather(sources, lock=lock, policy=policy))
+
+
+def kernel_executor(
+    sources: Sequence[Source], *, lock: Lock | str | None = None, policy: Policy | None = None
+) -> HubExecutor:
+    """An executor of these kernels alone."""
+    executor = HubExecutor("kernels")
+    executor.add(gather(sources, lock=lock, policy=policy))
+    return executor
+
+
+def kernels_of(symbol: Symbol) -> list[Kernel]:
+    """The kernels that the process has for a symbol."""
+    return [kernel for kernel in hubex.kernels if kernel.target.symbol is symbol]
+
+
+__all__ = ["HubExecutor", "Kernel", "gather", "hubex", "kernel_executor", "kernels_of", "operators", "use_kernels"]

@@ -1,0 +1,165 @@
+"""From what a user names to kernels: repositories, folders, manifests, entries said in Python."""
+
+import importlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from forge import hub, patterns
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.operators import Operators, Target
+from forge.hub.manifest import KernelEntry, Manifest, from_function, read_manifest, unmet
+from forge.hub.source import parse_source
+from forge.ir import check
+from forge.transforms.patterns import Pattern
+
+MANIFEST = "forge_kernels.yaml"
+
+Source = str | os.PathLike[str] | KernelEntry | Kernel
+
+
+def gather(
+    sources: Iterable[Source], *, lock: Any = None, policy: hub.Policy | None = None, backend: str | None = None
+) -> list[Kernel]:
+    """The kernels that `sources` name, in order: "org/name@v1", a repository's folder, a manifest's file, an entry.
+
+    A folder or file that is named is thereby allowed; a repository needs the policy's or the lock's word. Nothing of a
+    source is imported before it passed every check (forge/hub).
+    Raises HubError, ManifestError or TypeError saying what is wrong with which source.
+    """
+    check(
+        not isinstance(sources, (str, os.PathLike)),
+        lambda: f"kernels is {sources!r}, but must be a list of repositories, folders, manifests or entries",
+        TypeError,
+    )
+    found: list[Kernel] = []
+    for source in sources:
+        if isinstance(source, Kernel):
+            found.append(source)
+        elif isinstance(source, KernelEntry):
+            found.append(_from_entry(source))
+        else:
+            found += _from_files(source, lock=lock, policy=policy, backend=backend)
+    return found
+
+
+def operators() -> Operators:
+    """The operators that manifests may name: torch's, aten's, forge's own, and the patterns that forge ships."""
+    return Operators({each.name: each.reference for each in (*patterns.ALL, patterns.gelu_tanh)})
+
+
+def _from_entry(entry: KernelEntry) -> Kernel:
+    known = operators()
+    return Kernel(entry, known.resolve(entry.op), known.target(entry.op), entry.fn)
+
+
+def _from_files(
+    source: str | os.PathLike[str], *, lock: Any, policy: hub.Policy | None, backend: str | None
+) -> list[Kernel]:
+    text = os.fspath(source)
+    if text.endswith((".yaml", ".yml")):
+        return _from_manifest(Path(text), None, text, _file_hash(Path(text)))
+    local = parse_source(source).path is not None
+    if local and policy is None:
+        policy = hub.Policy(local=True)
+    resolved = hub.resolve(source, lock=lock, policy=policy, backend=backend)
+    path = _manifest_of(resolved, Path(text) if local else None)
+    read_manifest(path, operators())  # what is wrong with it is said before anything is imported
+    module = hub.load(resolved)
+    content = next(each.verified.content for each in hub.loaded() if each.module is module)
+    return _from_manifest(path, module, text, content)
+
+
+def _file_hash(path: Path) -> str:
+    return f"{path.resolve()}:{path.stat().st_mtime_ns}" if path.is_file() else ""
+
+
+def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
+    """Beside the code that was chosen, or at the root of a folder. Raises NotFoundError naming both places."""
+    places = [resolved.folder / MANIFEST, *([] if root is None else [root / MANIFEST])]
+    for place in places:
+        if place.is_file():
+            return place
+    raise hub.NotFoundError(
+        f"{resolved.source}: has no {MANIFEST} ({', '.join(map(str, places))}), so that forge does not know which "
+        "operators its kernels implement; write one beside it and pass that file"
+    )
+
+
+def _from_manifest(path: Path, module: ModuleType | None, source: str, content: str) -> list[Kernel]:
+    def find(name: str) -> Any:
+        return _find(name, module, path)
+
+    manifest: Manifest = read_manifest(path, operators(), find=find)
+    missing = unmet(manifest.requires)
+    if missing:
+        raise hub.NotFoundError(f"{path}: its requirements are not met: {'; '.join(missing)}")
+    return [_kernel(entry, find, source, content) for entry in manifest.kernels]
+
+
+def _kernel(entry: KernelEntry, find: Callable[[str], Any], source: str, content: str) -> Kernel:
+    known = operators()
+    pattern = None
+    if entry.op_kind == "pattern":
+        pattern = _pattern(entry.op, find)
+        signature = from_function(pattern.reference, pattern.name)
+        target = Target(pattern.symbol, signature, {name: name for name in pattern.parameters})
+    else:
+        signature, target = known.resolve(entry.op), known.target(entry.op)
+    check(
+        target is not None,
+        lambda: f"{entry.mark}: kernel {entry.name}: forge has no symbol for {entry.op} with the same arguments",
+        NotImplementedError,
+    )
+    backward = find(entry.grad.kernel_name) if entry.grad.kernel_name is not None else None
+    return Kernel(entry, signature, target, find(entry.kernel_name), backward, pattern, source, content)
+
+
+_patterns: dict[Any, Pattern] = {}
+
+
+def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
+    """A shipped pattern, or one whose reference a kernel's repository has."""
+    if not name.startswith("python:"):
+        return patterns.by_name(name)
+    reference = find(name)
+    if isinstance(reference, Pattern):
+        return reference
+    return _patterns.setdefault(reference, Pattern(reference))
+
+
+def _find(name: str, module: ModuleType | None, path: Path) -> Any:
+    """The function that a manifest means: `ns::op`, `python:module:function` (`.module` within the repository),
+    `hub:org/repo:function`, or a name in the repository's module. Raises ImportError where there is none."""
+    if name.startswith("hub:"):
+        repository, _, attribute = name.removeprefix("hub:").rpartition(":")
+        return _attribute(hub.load(hub.resolve(repository)), attribute)
+    if name.startswith("python:"):
+        where, _, attribute = name.removeprefix("python:").rpartition(":")
+        return _attribute(_import(where, module, path), attribute)
+    if "::" in name:
+        namespace, _, operator = name.partition("::")
+        return _attribute(getattr(torch.ops, namespace), operator)
+    if module is None:
+        raise ImportError(f"{name} is a name in a repository, but {path.name} stands alone; write python:module:{name}")
+    return _attribute(module, name)
+
+
+def _import(where: str, module: ModuleType | None, path: Path) -> ModuleType:
+    if where.startswith("."):
+        if module is None:
+            raise ImportError(f"{where} is relative to a repository, but {path.name} stands alone")
+        return importlib.import_module(where, module.__name__)
+    return importlib.import_module(where)
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    for part in name.split("."):
+        if not hasattr(owner, part):
+            raise ImportError(f"{getattr(owner, '__name__', owner)} has no {part}")
+        owner = getattr(owner, part)
+    return owner

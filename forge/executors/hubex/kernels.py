@@ -1,0 +1,230 @@
+"""A kernel function as an implementation of a symbol: its calls are written into the trace as they will run.
+
+An adapter is no function that wraps the kernel: when a call is claimed, the trace gets what the kernel needs around it
+(memory for an output that it writes to, a layout fix-up) and then the kernel's own call, with its own arguments.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forge.executors.executor import Decision, Implementation, OperatorExecutor
+from forge.executors.hubex.operators import Target, make_checker
+from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
+from forge.ir import BoundSymbol, Symbol, TensorProxy, check, current_trace, get_grad, put_grad
+from forge.ir.pytree import tensors
+from forge.transforms.patterns import Pattern
+
+Verdict = Callable[["Kernel", tuple, dict], Decision]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that was found, and what it implements.
+
+    entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
+    gradient kernel, where the entry names one. pattern: what finds its calls, where the target is a pattern's symbol.
+    source: how another process finds it again; None for a function given in Python. content: a hash of its files.
+    """
+
+    entry: KernelEntry
+    signature: Signature
+    target: Target
+    function: Callable
+    backward: Callable | None = None
+    pattern: Pattern | None = None
+    source: str | None = None
+    content: str = ""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        library = self.entry.library
+        object.__setattr__(self, "name", f"{library}.{self.entry.name}" if library else self.entry.name)
+
+    def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A call of the symbol as the operator's arguments by name."""
+        values = self.target.signature.bind(args, kwargs)
+        return {theirs: values[ours] for ours, theirs in self.target.names.items() if ours in values}
+
+
+def implementation(kernel: Kernel, verdict: Verdict | None = None) -> Implementation:
+    """What the claim pass needs of a kernel: its constraints as a checker, its call, its gradient.
+
+    `verdict` is asked after the constraints: whether the kernel was verified for such arguments.
+    """
+    constraints = make_checker(kernel.entry, kernel.signature, kernel.target)
+    kind = kernel.entry.grad.kind
+
+    def checker(*args: Any, **kwargs: Any) -> Decision:
+        decision = constraints(*args, **kwargs)
+        return verdict(kernel, args, kwargs) if decision and verdict is not None else decision
+
+    caller = _Caller(kernel)
+    return Implementation(
+        kernel.target.symbol,
+        None,
+        checker,
+        execution_transform=caller.forward,
+        grad_transform=caller.rule if kind == "kernel" else None,
+        grad={"none": "none", "composite": "recompute", "kernel": "decompose"}[kind],
+        name=kernel.name,
+    )
+
+
+class _Caller:
+    """Writes a kernel's calls into the current trace."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.layouts = fix_ups(kernel.entry)
+        self.op = Symbol(kernel.entry.name, f"hub.{kernel.name}", meta=_written, op=kernel.function)
+        self.backward_op = (
+            Symbol(f"{kernel.entry.name}_backward", f"hub.{kernel.name}.backward", meta=_written, op=kernel.backward)
+            if kernel.backward is not None
+            else None
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The kernel in the place of a call of the symbol."""
+        entry, values = self.kernel.entry, self.kernel.bind(args, kwargs)
+        trace = current_trace()
+        with trace.collecting():
+            output = self.kernel.target.symbol(*args, **kwargs)
+        values = {name: self.laid_out(name, value) for name, value in values.items()}
+        given = _given(entry.args, values) if entry.args is not None else _own_arguments(self.kernel.signature, values)
+        _call(self.op, given, entry.out, output)
+        return output
+
+    def laid_out(self, name: str, value: Any) -> Any:
+        """A tensor argument in the layout that the kernel declares for it."""
+        layout = self.layouts.get(name)
+        if layout is None or not isinstance(value, TensorProxy):
+            return value
+        return _fix(value, layout)
+
+    def rule(self, *args: Any, **kwargs: Any) -> Any:
+        """The gradient rule: the kernel forward, its own kernel backward."""
+        grad = self.kernel.entry.grad
+        output = self.forward(*args, **kwargs)
+        results = tensors(output)
+        values = self.kernel.bind(args, kwargs)
+        for i, result in enumerate(results):
+            suffix = str(i) if len(results) > 1 else ""
+            values[f"grad_output{suffix}"] = _fix(get_grad(result), Layout(order=DimOrder()))
+            values[f"output{suffix}"] = result
+        values = {name: self.laid_out(name, value) for name, value in values.items()}
+        gradients = tuple(_like(values[name]) for name in grad.returns)
+        single = gradients[0] if len(gradients) == 1 else gradients
+        _call(self.backward_op, _given(grad.args or (), values), grad.out, single)
+        for name, gradient in zip(grad.returns, gradients, strict=True):
+            put_grad(self.kernel.bind(args, kwargs)[name], gradient)
+        return output
+
+
+def _written(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a kernel's calls are written by its adapter")
+
+
+def _like(x: TensorProxy) -> TensorProxy:
+    return current_trace().tensor(x.shape, x.dtype, x.device)
+
+
+def _given(wanted: Iterable[Given], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What the kernel is called with, by position and by name."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for each in wanted:
+        value = values[each.value.name] if isinstance(each.value, Argument) else each.value.value
+        if each.parameter is None:
+            args.append(value)
+        else:
+            kwargs[each.parameter] = value
+    return args, kwargs
+
+
+def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The operator's own arguments, as its signature has them."""
+    ours = [parameter for parameter in signature.parameters if not parameter.out and parameter.name in values]
+    args = [values[parameter.name] for parameter in ours if not parameter.keyword_only]
+    return args, {parameter.name: values[parameter.name] for parameter in ours if parameter.keyword_only}
+
+
+def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], outs: tuple[str | int, ...], output: Any) -> None:
+    """Records a call of a kernel that returns `output`, or that writes to memory allocated here."""
+    args, kwargs = given
+    trace = current_trace()
+    if not outs:
+        trace.record(BoundSymbol(op, tuple(args), kwargs, output))
+        return
+    memory = [_like(proxy) for proxy in tensors(output)]
+    for proxy in memory:
+        trace.record(BoundSymbol(_EMPTY, (tuple(proxy.shape), proxy.dtype, proxy.device), {}, proxy))
+    for place, proxy in zip(outs, memory, strict=True):
+        if isinstance(place, int):
+            args.insert(place, proxy)
+        else:
+            kwargs[place] = proxy
+    trace.record(BoundSymbol(_WRITTEN, (op.op, tuple(args), kwargs, tuple(memory)), {}, output))
+
+
+def allocate(shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that a kernel writes its result to."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def write_to(function: Callable, args: tuple, kwargs: dict, memory: tuple) -> Any:
+    """Calls an out-variant and returns what it wrote to, whatever it returns itself."""
+    function(*args, **kwargs)
+    return memory[0] if len(memory) == 1 else memory
+
+
+_EMPTY = Symbol("allocate", "hub.allocate", meta=_written, op=allocate)
+_WRITTEN = Symbol("write_to", "hub.write_to", meta=_written, op=write_to)
+_FIX = Symbol("fix", "hub.fix", meta=_written, op=fix)
+
+
+def _fix(value: TensorProxy, layout: Layout) -> TensorProxy:
+    fixed = _like(value)
+    current_trace().record(BoundSymbol(_FIX, (value, layout), {}, fixed))
+    return fixed
+
+
+class HubExecutor(OperatorExecutor):
+    """Runs symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
+
+    `patterns` are what the kernels' patterns find in traces, in forge's own order.
+    """
+
+    def __init__(self, name: str = "hub", verdict: Verdict | None = None) -> None:
+        super().__init__(name)
+        self.kernels: list[Kernel] = []
+        self._verdict = verdict
+        self._by_symbol: dict[str, list[Implementation]] = {}
+        self.patterns: tuple[Pattern, ...] = ()
+
+    def add(self, kernels: Iterable[Kernel]) -> None:
+        """Adds kernels. Raises ValueError when one of the same name is there for the same symbol."""
+        new = list(kernels)
+        known = {(kernel.target.symbol.id, kernel.name) for kernel in self.kernels}
+        for kernel in new:
+            key = (kernel.target.symbol.id, kernel.name)
+            check(key not in known, lambda key=key: f"{self.name}: kernel {key[1]} of {key[0]} is there already")
+            known.add(key)
+        self.kernels += new
+        by_entry = {kernel.entry: kernel for kernel in self.kernels}
+        self._by_symbol = {}
+        for entry in candidates(by_entry):
+            kernel = by_entry[entry]
+            self._by_symbol.setdefault(kernel.target.symbol.id, []).append(implementation(kernel, self._verdict))
+        self.patterns = _in_order({k.pattern for k in self.kernels if k.pattern is not None})
+
+    def candidates(self, symbol: Symbol) -> list[Implementation]:
+        """The kernels of a symbol, in the order in which they are asked."""
+        return self._by_symbol.get(symbol.id, [])
+
+
+def _in_order(patterns: set[Pattern]) -> tuple[Pattern, ...]:
+    """Larger references first: one that contains another's computation goes before it."""
+    return tuple(sorted(patterns, key=lambda each: (-each.size, each.name)))
