@@ -6,10 +6,9 @@ from types import MappingProxyType
 from forge import clang
 from forge.executors.executor import Executor, FusionExecutor, Implementation, OperatorExecutor
 from forge.executors.fusion import fuse_regions
-from forge.ir import BoundSymbol, Proxy, Trace, recording
+from forge.ir import BoundSymbol, Proxy, Tag, Trace, recording
 from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
-
 
 Reasons = list[tuple[str, str]]
 
@@ -73,7 +72,7 @@ def _claim(
 ) -> None:
     if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
         new.record(bound)
-        claims.append(Claim(bound, bound.symbol.executor.name if bound.symbol.executor else "opaque", [], level))
+        claims.append(Claim(bound, _runner(bound), [], level))
         return
     declined = list(inherited)
     chosen = choose(bound, executors, declined)
@@ -90,6 +89,14 @@ def _claim(
         raise NotImplementedError(
             f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}"
         )
+
+
+def _runner(bound: BoundSymbol) -> str:
+    """Who runs a call that is no longer to be claimed."""
+    symbol = bound.symbol
+    if symbol.executor is not None:
+        return symbol.executor.name
+    return "opaque" if Tag.OPAQUE in symbol.tags else symbol.id.partition(".")[0]
 
 
 def _place(bound: BoundSymbol, implementation: Implementation, new: Trace) -> None:

@@ -79,9 +79,15 @@ class _Caller:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.layouts = fix_ups(kernel.entry)
-        self.op = Symbol(kernel.entry.name, f"hub.{kernel.name}", meta=_written, op=kernel.function)
+        self.op = Symbol(kernel.entry.name, f"hub.{kernel.name}", meta=_written, executor=kernel, op=kernel.function)
         self.backward_op = (
-            Symbol(f"{kernel.entry.name}_backward", f"hub.{kernel.name}.backward", meta=_written, op=kernel.backward)
+            Symbol(
+                f"{kernel.entry.name}_backward",
+                f"hub.{kernel.name}.backward",
+                meta=_written,
+                executor=kernel,
+                op=kernel.backward,
+            )
             if kernel.backward is not None
             else None
         )
