@@ -216,6 +216,16 @@ def test_native_modules_are_the_kernels_own_and_one_name_means_one_module(server
         hub.load(hub.resolve("acme/rms", version=3))
 
 
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler")
+def test_a_native_module_of_the_same_content_is_loaded_once(tmp_path: Path) -> None:
+    files = {"__init__.py": "from . import _native\n", "_native.abi3.so": native(tmp_path, 1), "metadata.json": None}
+    newer = files | {"__init__.py": "from . import _native\nnew = True\n"}
+    first = load(write(tmp_path / "first", kernel(files)))
+    second = load(write(tmp_path / "second", kernel(newer)))
+    assert second.new and second is not first
+    assert second._native.__file__ == first._native.__file__
+
+
 def test_a_wrong_digest_is_refused(tmp_path: Path) -> None:
     """hub-facts 1: a wrong digest loads."""
     wrong = digest({"__init__.py": INIT, "ops.py": ops(3)})
