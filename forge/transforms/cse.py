@@ -3,6 +3,7 @@
 from typing import Any
 
 from forge.ir import BoundSymbol, Proxy, Tag, Trace
+from forge.ir.grad_rules import grad_rule
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies, rename
 from forge.ir.symbol import substitute
@@ -13,11 +14,12 @@ UNMERGEABLE = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, 
 def call_key(bound: BoundSymbol) -> tuple | None:
     """Equal for calls that compute the same value; None for one that must not be merged.
 
-    A composite that only forwards to one call has that call's key, so that torch.mul meets clang.mul.
+    A composite that only forwards to one call has that call's key, so that torch.mul meets clang.mul; unless it has a
+    gradient rule of its own, which may tell apart what computes the same.
     """
     if not UNMERGEABLE.isdisjoint(bound.all_tags):
         return None
-    while len(bound.subsymbols) == 1 and bound.subsymbols[0].output is bound.output:
+    while len(bound.subsymbols) == 1 and bound.subsymbols[0].output is bound.output and not grad_rule(bound.symbol):
         bound = bound.subsymbols[0]
     return bound.symbol.id, argument_key(bound.args), argument_key(bound.kwargs), Tag.RECOMPUTE in bound.tags
 

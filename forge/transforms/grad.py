@@ -193,7 +193,9 @@ class _Backward:
             and prims.known(length == 1)
             and not prims.known(gradient.shape[dim + extra] == 1)
         )
-        if dims:
+        if dims and not extra:
+            gradient = clang.sum(gradient, dims, True)
+        elif dims:
             gradient = clang.reshape(prims.sum(gradient, dims), argument.shape)
         gradient = clang.convert(gradient, argument.dtype)
         if gradient.device != argument.device:  # a 0-d CPU tensor that joined tensors of another device

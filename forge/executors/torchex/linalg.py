@@ -3,12 +3,29 @@
 import torch
 
 from forge import clang, prims, torchlang
-from forge.executors.torchex.core import run_clang, run_prims, run_torchlang, torchex
+from forge.executors.torchex.core import run_clang, run_torchlang, torch_prims, torchex
 from forge.ir import TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
 
-run_prims({prims.matmul: torch.matmul})
-run_clang({clang.matmul: torch.matmul, clang.vector_norm: torch.linalg.vector_norm})
+run_clang({clang.vector_norm: torch.linalg.vector_norm})
+torch_prims.register_implementation(prims.matmul, torch.matmul)
+
+mm = torchex.register_operator("mm", like=prims.matmul, fn=torch.mm)
+bmm = torchex.register_operator("bmm", like=prims.matmul, fn=torch.bmm)
+matmul = torchex.register_operator("matmul", like=clang.matmul, fn=torch.matmul)
+
+
+def _product(a: TensorProxy, b: TensorProxy) -> TensorProxy:
+    """torch.matmul finds out at run time what is known here: which product it is."""
+    if a.ndim == b.ndim == 2:
+        return mm(a, b)
+    if a.ndim == b.ndim == 3 and prims.known(a.shape[0] == b.shape[0]):
+        return bmm(a, b)
+    return matmul(a, b)
+
+
+for _symbol in (prims.matmul, clang.matmul):
+    torchex.register_implementation(_symbol, execution_transform=_product)
 
 
 def _cdist_backward(

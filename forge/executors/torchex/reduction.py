@@ -5,7 +5,16 @@ from collections.abc import Sequence
 import torch
 
 from forge import clang, prims, torchlang
-from forge.executors.torchex.core import as_what_it_calls, run_clang, run_prim, run_prims, run_torchlang, torchex
+from forge.executors.torchex.core import (
+    as_what_it_calls,
+    run_clang,
+    run_prim,
+    run_prims,
+    run_torchlang,
+    torch_prims,
+    torchex,
+)
+from forge.ir import TensorProxy
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
@@ -65,10 +74,25 @@ def place_along_dim(g: torch.Tensor, indices: torch.Tensor, dim: int, shape: tup
 torchex.register_implementation(clang.place_along_dim, place_along_dim)
 
 
-@run_prim(prims.sum)
-def sum(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """No dims mean none, where torch.sum means all; the dtype stays."""
-    return torch.sum(x, dims, dtype=x.dtype) if dims else x
+def sum_keeping_dtype(x: torch.Tensor, dims: tuple) -> torch.Tensor:
+    """No dims mean none, where torch.sum means all; the dtype stays, where torch.sum of integers is int64."""
+    return torch.sum(x, dims, dtype=x.dtype) if dims else x.clone()
+
+
+torch_prims.register_implementation(prims.sum, sum_keeping_dtype)
+_sum_any = torchex.register_operator("sum_keeping_dtype", like=prims.sum, fn=sum_keeping_dtype)
+_sum = torchex.register_operator("sum", like=prims.sum, fn=torch.sum)
+_sum_dim = torchex.register_operator("sum_dim", meta=lambda x, dim: prims.sum.meta(x, (dim,)), fn=torch.sum)
+
+
+def _sum_of(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    """torch.sum itself, by one dim where it is one, unless that would change the dtype."""
+    if not dims or not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return _sum_any(x, dims)
+    return _sum_dim(x, dims[0]) if len(dims) == 1 else _sum(x, dims)
+
+
+torchex.register_implementation(prims.sum, execution_transform=_sum_of)
 
 
 @run_prim(prims.prod)

@@ -6,7 +6,9 @@ import torch
 
 from forge import clang, prims, torchlang
 from forge.executors.executor import decline
-from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang
+from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torch_prims, torchex
+from forge.ir import Dim, TensorProxy
+from forge.prims.core import like
 from forge.torchlang import torch_function_of
 
 aten = torch.ops.aten
@@ -14,7 +16,6 @@ aten = torch.ops.aten
 run_prims(
     {
         prims.reshape: torch.reshape,
-        prims.permute: torch.permute,
         prims.squeeze: torch.squeeze,
         prims.slice: aten.slice.Tensor,
         prims.slice_backward: aten.slice_backward.default,
@@ -61,13 +62,38 @@ def contiguous(x: torch.Tensor, memory_format: torch.memory_format = torch.conti
     return x.contiguous(memory_format=memory_format)
 
 
-@run_prim(prims.broadcast_in_dim)
 def broadcast_in_dim(x: torch.Tensor, shape: tuple, dims: tuple) -> torch.Tensor:
     """x's dims placed at `dims`, then expanded."""
     for dim in range(len(shape)):
         if dim not in dims:
             x = x.unsqueeze(dim)
     return x.expand(shape)
+
+
+torch_prims.register_implementation(prims.broadcast_in_dim, broadcast_in_dim)
+torch_prims.register_implementation(prims.permute, torch.permute)
+_place_and_expand = torchex.register_operator("broadcast_in_dim", like=prims.broadcast_in_dim, fn=broadcast_in_dim)
+_expand = torchex.register_operator("expand", meta=lambda x, shape: like(x, shape=shape), fn=torch.Tensor.expand)
+_unsqueeze = torchex.register_operator("unsqueeze", like=clang.unsqueeze, fn=torch.unsqueeze)
+_permute = torchex.register_operator("permute", like=prims.permute, fn=torch.permute)
+_t = torchex.register_operator("t", meta=lambda x: prims.permute.meta(x, (1, 0)), fn=torch.Tensor.t)
+
+
+def _broadcast(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
+    """Only what is needed: an expand where the dims are the last ones, an unsqueeze where one of length 1 is new."""
+    new = [dim for dim in range(len(shape)) if dim not in dims]
+    kept = all(prims.known(x.shape[i] == shape[dim]) for i, dim in enumerate(dims))
+    if len(new) == 1 and kept and prims.known(shape[new[0]] == 1):
+        return _unsqueeze(x, new[0])
+    if all(dim < len(new) for dim in new):
+        return _expand(x, shape)
+    return _expand(_unsqueeze(x, new[0]), shape) if len(new) == 1 else _place_and_expand(x, shape, dims)
+
+
+torchex.register_implementation(prims.broadcast_in_dim, execution_transform=_broadcast)
+torchex.register_implementation(
+    prims.permute, execution_transform=lambda x, dims: _t(x) if tuple(dims) == (1, 0) else _permute(x, dims)
+)
 
 
 @run_prim(prims.pad)
