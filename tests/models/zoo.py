@@ -43,7 +43,7 @@ def causal(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
     }
     config = getattr(transformers, f"{kind}Config")(**sizes)
     ids = tokens()
-    name = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    name = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind.removesuffix('Text')}ForCausalLM"
     return getattr(transformers, name)(config), {"input_ids": ids, "labels": ids}
 
 

@@ -1,0 +1,173 @@
+"""`make patterns`: which norms, rotary embeddings, gated units and losses of real models forge's patterns find, whether
+the models then still compute what they did, and how long the search takes.
+
+    python -m bench.patterns [MODEL ...]
+"""
+
+import copy
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import forge
+from bench.text_models import NAMES, build, counting
+from forge import patterns
+from forge.executors import OperatorExecutor
+from forge.ir import Trace
+from forge.transforms.cse import cse
+from forge.transforms.dce import dce
+from forge.transforms.patterns import Pattern, replace_patterns
+
+FAMILIES = ("norm", "rotary", "glu", "loss")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Finder(OperatorExecutor):
+    """An executor that wants patterns found and implements none of them."""
+
+    def __init__(self, wanted: Sequence[Pattern] = patterns.ALL) -> None:
+        super().__init__("finder")
+        self.patterns = tuple(wanted)
+
+
+@dataclass(frozen=True)
+class Sites:
+    """What one model has, what was found in it, and how far it is from itself without patterns afterwards."""
+
+    name: str
+    dtype: torch.dtype
+    expected: Counter
+    found: Counter
+    outputs: float
+    gradients: float
+
+    @property
+    def missing(self) -> dict[str, int]:
+        return {each: self.expected[each] - self.found[each] for each in FAMILIES if self.found[each] < self.expected[each]}
+
+
+def family(pattern_id: str) -> str:
+    """The family of a pattern, by its name."""
+    return next(each for each in FAMILIES if each in pattern_id)
+
+
+def measure(name: str, dtype: torch.dtype) -> Sites:
+    """Trains a model one step in eager, through forge, and through forge with every site replaced."""
+    model, arguments = build(name, dtype)
+    with counting(model) as expected, torch.no_grad():
+        model(**arguments)
+    expected["loss"] = 1
+    runs = []
+    for executors in (["torch"], [Finder(), "torch"]):
+        torch._dynamo.reset()
+        own = copy.deepcopy(model)
+        jitted = forge.jit(own, executors=executors)
+        result = jitted(**arguments)
+        result.loss.backward()
+        runs.append((result, own, jitted))
+    (plain, plain_model, _), (replaced, replaced_model, jitted) = runs
+    pairs = zip(plain_model.parameters(), replaced_model.parameters(), strict=True)
+    return Sites(
+        name,
+        dtype,
+        expected,
+        sites_in(forge.last_traces(jitted)),
+        max(_difference(replaced.logits, plain.logits), _difference(replaced.loss, plain.loss)),
+        max(_difference(ours.grad, theirs.grad) for theirs, ours in pairs if theirs.grad is not None),
+    )
+
+
+def sites_in(traces: Iterable[Trace]) -> Counter:
+    """The composites that replaced a site, by family."""
+    stages = [trace for trace in traces if trace.stage == "patterns"]
+    ids = [bound.symbol.id for trace in stages for bound in trace.bound_symbols]
+    return Counter(family(each) for each in ids if each.startswith("pattern."))
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference, relative to the scale of the values."""
+    scale = max(theirs.detach().double().abs().max().item(), 1e-3)
+    return (ours.detach().double() - theirs.detach().double()).abs().max().item() / scale
+
+
+def llama_seconds(layers: int = 32, repeats: int = 5) -> tuple[int, int, float, float]:
+    """(calls, sites, first, best): the processor's seconds that the shipped patterns take in a large Llama's trace."""
+    trace = _recorded(_llama(layers))
+    seconds = []
+    for _ in range(repeats):
+        start = time.process_time()
+        _, matches = replace_patterns(trace, patterns.ALL)
+        seconds.append(time.process_time() - start)
+    return len(trace.bound_symbols), len(matches), seconds[0], min(seconds)
+
+
+def _llama(layers: int) -> nn.Module:
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def _recorded(model: nn.Module) -> Trace:
+    """The trace in which patterns are searched."""
+    kept: list[Trace] = []
+
+    def keep(trace: Trace) -> Trace:
+        kept.append(trace)
+        return trace
+
+    torch._dynamo.reset()
+    ids = torch.randint(3, 96, (2, 10))
+    with torch.no_grad():
+        forge.jit(model, transforms=[keep])(input_ids=ids, labels=ids)
+    return cse(dce(kept[0]))
+
+
+def table(rows: Sequence[Sites]) -> str:
+    """The rows and their totals as text: found/expected in each family."""
+    lines = ["model           dtype    " + "".join(f"{each:>9}" for each in FAMILIES) + "   outputs  gradients"]
+    for row in rows:
+        counts = "".join(f"{row.found[each]:>6}/{row.expected[each]:<2}" for each in FAMILIES)
+        dtype = str(row.dtype).removeprefix("torch.")
+        lines.append(f"{row.name:<15} {dtype:<9}{counts}   {row.outputs:8.1e}  {row.gradients:8.1e}")
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        lines.append(f"total, {str(dtype).removeprefix('torch.')}: " + totals([row for row in rows if row.dtype == dtype]))
+    return "\n".join([*lines, "total: " + totals(rows)])
+
+
+def totals(rows: Sequence[Sites]) -> str:
+    """Found of expected in each family, in per cent; a site found twice counts once."""
+    parts = []
+    for each in FAMILIES:
+        expected = sum(row.expected[each] for row in rows)
+        found = sum(min(row.found[each], row.expected[each]) for row in rows)
+        parts.append(f"{each} {found}/{expected} ({100 * found / max(expected, 1):.1f} %)")
+    return ", ".join(parts)
+
+
+def main(names: list[str]) -> None:
+    warnings.filterwarnings("ignore")
+    rows = []
+    for name in names or NAMES:
+        for dtype in DTYPES:
+            rows.append(measure(name, dtype))
+            print(table(rows[-1:]).splitlines()[1], flush=True)
+    print("\n" + table(rows))
+    calls, sites, first, best = llama_seconds()
+    print(f"{len(patterns.ALL)} patterns in a 32-layer Llama ({calls} calls): {sites} sites, {first:.3f} s first, {best:.3f} s warm")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
