@@ -233,15 +233,15 @@ def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.
     folder = str(verified.resolved.folder / stem)
     package = verified.files.get(f"{stem}/__init__.py" if stem else "__init__.py")
     if package is not None:
-        return _spec(fullname, _Source(fullname, package), package, folder)
+        return _spec(_Source(fullname, package), package.location, folder)
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         native = verified.files.get(f"{stem}{suffix}")
         if native is not None:
             location = _first_location(native)
-            return _spec(fullname, importlib.machinery.ExtensionFileLoader(fullname, str(location)), native, None)
+            return _spec(importlib.machinery.ExtensionFileLoader(fullname, str(location)), location, None)
     source = verified.files.get(f"{stem}.py")
     if source is not None:
-        return _spec(fullname, _Source(fullname, source), source, None)
+        return _spec(_Source(fullname, source), source.location, None)
     if any(path.startswith(f"{stem}/") for path in verified.files):
         namespace = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
         namespace.submodule_search_locations = [folder]
@@ -250,9 +250,11 @@ def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.
 
 
 def _spec(
-    fullname: str, loader: importlib.abc.Loader, file: File, folder: str | None
+    loader: importlib.machinery.SourceFileLoader | importlib.machinery.ExtensionFileLoader,
+    location: Path,
+    folder: str | None,
 ) -> importlib.machinery.ModuleSpec:
-    spec = importlib.machinery.ModuleSpec(fullname, loader, origin=str(file.location), is_package=folder is not None)
+    spec = importlib.machinery.ModuleSpec(loader.name, loader, origin=str(location), is_package=folder is not None)
     spec.has_location = True
     if folder is not None:
         spec.submodule_search_locations = [folder]
