@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.models.zoo import HEADS, LAYERS, VOCAB, WIDTH, causal, sequence_to_sequence
+from tests.models.zoo import HEADS, LAYERS, WIDTH, causal, sequence_to_sequence
 
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": WIDTH}
 _LATENT = {

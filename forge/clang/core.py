@@ -25,7 +25,7 @@ def clangop(*operators: str) -> Callable[[Callable], Symbol]:
         check(name not in _symbols, lambda: f"clangop: {name} is defined twice")
         symbol = _symbols[name] = Symbol(name, f"clang.{name}", body=body)
         for method in (name, *operators):
-            check(method not in language.methods, lambda: f"clangop: method {method} is defined twice")
+            check(method not in language.methods, lambda method=method: f"clangop: method {method} is defined twice")
             language.methods[method] = symbol
         return symbol
 

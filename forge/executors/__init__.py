@@ -1,6 +1,6 @@
 """Executors: who runs the calls of a trace."""
 
-from forge.executors import torchex  # noqa: F401 (registers the torch executors)
+from forge.executors import torchex
 from forge.executors.claim import claim
 from forge.executors.executor import (
     Declined,

@@ -49,8 +49,8 @@ class _Factories(TorchFunctionMode):
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         given = list(leaves((args, kwargs)))
-        constant = any(isinstance(leaf, torch.Tensor) for leaf in given)
-        if not torchlang.is_factory(function) or (constant and not any(isinstance(leaf, TensorProxy) for leaf in given)):
+        kinds = [kind for kind in (torch.Tensor, TensorProxy) if any(isinstance(leaf, kind) for leaf in given)]
+        if not torchlang.is_factory(function) or kinds == [torch.Tensor]:
             return function(*args, **kwargs)
         return torchlang.language.call_torch_function(function, args, kwargs)
 

@@ -282,7 +282,9 @@ def mutated_arguments(function: Callable, name: str, args: tuple, kwargs: dict) 
 
 
 # they change their tensor's shape, which a handle cannot
-_RESHAPERS = frozenset("as_strided_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
+_RESHAPERS = frozenset(
+    "as_strided_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
+)
 
 
 # values

@@ -1,6 +1,6 @@
 """OpInfos, shipped with forge: operations are tested with them, and kernels are verified with them."""
 
-from forge.testing import opinfos  # noqa: F401 (importing them registers them)
+from forge.testing import opinfos
 from forge.testing.opinfo import (
     ALL,
     BOOL,

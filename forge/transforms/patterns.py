@@ -54,7 +54,8 @@ class Pattern:
     """A reference to find. Parameters annotated `float` or `int` are numbers, the others tensors.
 
     `symbol` is the composite that a match becomes, with the parameters as arguments in order; its body is the
-    reference, so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at the last.
+    reference, so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at
+    the last.
     Raises TypeError for a reference with *args or **kwargs, ValueError for one that computes nothing.
     """
 

@@ -1,7 +1,7 @@
 """The torch executor: eager's own kernels, by family as in forge/prims."""
 
 from forge import torchlang
-from forge.executors.torchex import (  # noqa: F401
+from forge.executors.torchex import (
     activation,
     attention,
     conv,

@@ -1,6 +1,6 @@
 """Every OpInfo, by family. Importing this registers them."""
 
-from forge.testing.opinfos import (  # noqa: F401
+from forge.testing.opinfos import (
     activation,
     attention,
     conv,
