@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -54,7 +53,9 @@ class Sites:
 
     @property
     def missing(self) -> dict[str, int]:
-        return {each: self.expected[each] - self.found[each] for each in FAMILIES if self.found[each] < self.expected[each]}
+        return {
+            each: self.expected[each] - self.found[each] for each in FAMILIES if self.found[each] < self.expected[each]
+        }
 
 
 def family(pattern_id: str) -> str:
@@ -143,7 +144,9 @@ def table(rows: Sequence[Sites]) -> str:
         dtype = str(row.dtype).removeprefix("torch.")
         lines.append(f"{row.name:<15} {dtype:<9}{counts}   {row.outputs:8.1e}  {row.gradients:8.1e}")
     for dtype in dict.fromkeys(row.dtype for row in rows):
-        lines.append(f"total, {str(dtype).removeprefix('torch.')}: " + totals([row for row in rows if row.dtype == dtype]))
+        lines.append(
+            f"total, {str(dtype).removeprefix('torch.')}: " + totals([row for row in rows if row.dtype == dtype])
+        )
     return "\n".join([*lines, "total: " + totals(rows)])
 
 
@@ -166,7 +169,10 @@ def main(names: list[str]) -> None:
             print(table(rows[-1:]).splitlines()[1], flush=True)
     print("\n" + table(rows))
     calls, sites, first, best = llama_seconds()
-    print(f"{len(patterns.ALL)} patterns in a 32-layer Llama ({calls} calls): {sites} sites, {first:.3f} s first, {best:.3f} s warm")
+    print(
+        f"{len(patterns.ALL)} patterns in a 32-layer Llama ({calls} calls): {sites} sites, "
+        f"{first:.3f} s first, {best:.3f} s warm"
+    )
 
 
 if __name__ == "__main__":
