@@ -2,7 +2,9 @@
 
 Calls are flattened to prims; values are numbered by what they compute (so that repeated calls are one node); no-op
 casts, clones, `* 1` and `+ 0` vanish; x ** 2 is x * x, x ** -0.5 and 1 / sqrt(x) are rsqrt(x); nested broadcasts and
-reshapes are one; dims count from the back. Used to compare programs, never to run them.
+reshapes are one; dims count from the back. What gradients do not flow through (under no_grad, or detached) is another
+value than what they flow through, and what a checkpoint recomputes another than what it keeps. Used to compare
+programs, never to run them.
 """
 
 from collections.abc import Iterable
@@ -10,8 +12,9 @@ from typing import Any
 
 from forge import prims
 from forge.ir import NUMBER_TYPES, BoundSymbol, Proxy, Tag, TensorProxy, Trace
+from forge.ir.symbol import NO_TAGS
 from forge.ir.pytree import tensors
-from forge.transforms.cse import UNMERGEABLE, argument_key
+from forge.transforms.cse import MEANINGFUL, UNMERGEABLE, argument_key
 
 COMMUTATIVE = frozenset(
     prim.id
@@ -27,7 +30,7 @@ COMMUTATIVE = frozenset(
         prims.bitwise_xor,
     )
 )
-_IDENTITIES = frozenset(prim.id for prim in (prims.clone, prims.contiguous, prims.detach))
+_IDENTITIES = frozenset(prim.id for prim in (prims.clone, prims.contiguous))
 CAST, BROADCAST = prims.convert_element_type.id, prims.broadcast_in_dim.id
 
 
@@ -35,17 +38,20 @@ class Node:
     """One value: the prim that computes it, from other nodes and literals; `proxy` has its metadata.
 
     `args` holds nodes, literals and tuples of them. An input has the id "input" and its name as argument. `index` is
-    the output's number where a prim has several.
+    the output's number where a prim has several, `tags` the tags of its call that change what the value means.
     """
 
-    __slots__ = ("args", "id", "index", "key", "proxy")
+    __slots__ = ("args", "id", "index", "key", "proxy", "tags")
 
-    def __init__(self, id: str, args: tuple, proxy: TensorProxy, key: Any, index: int = 0) -> None:
+    def __init__(
+        self, id: str, args: tuple, proxy: TensorProxy, key: Any, index: int = 0, tags: frozenset[Tag] = NO_TAGS
+    ) -> None:
         self.id = id
         self.args = args
         self.proxy = proxy
         self.key = key
         self.index = index
+        self.tags = tags
 
     def __repr__(self) -> str:
         return f"{self.proxy.name} = {self.id}{self.args}"
@@ -62,6 +68,7 @@ class Canonical:
         self.visible: dict[int, list[TensorProxy]] = {}
         self.between: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
+        self._tags = NO_TAGS
         for proxy in inputs:
             self.add_input(proxy)
         for bound in calls:
@@ -75,17 +82,23 @@ class Canonical:
             self.node_of[proxy.name] = node
             self.visible.setdefault(id(node), []).append(proxy)
 
-    def embed(self, inputs: dict[str, Node], calls: Iterable[BoundSymbol], outputs: Iterable[str]) -> list[Node]:
-        """The nodes that another program's outputs would be here, its inputs being these nodes: the very nodes of this
-        program where it computes the same."""
+    def embed(
+        self,
+        inputs: dict[str, Node],
+        calls: Iterable[BoundSymbol],
+        outputs: Iterable[str],
+        tags: frozenset[Tag] = NO_TAGS,
+    ) -> list[Node]:
+        """The nodes that another program's outputs would be here, its inputs being these nodes and its calls carrying
+        these tags: the very nodes of this program where it computes the same."""
         outer = self.node_of
-        self.node_of = dict(inputs)
+        self.node_of, self._tags = dict(inputs), tags
         try:
             for bound in calls:
                 self._flatten(bound)
             return [self.node_of[name] for name in outputs]
         finally:
-            self.node_of = outer
+            self.node_of, self._tags = outer, NO_TAGS
 
     def show(self, bound: BoundSymbol) -> None:
         """Makes a call's results visible: what stands in the program itself, not inside a composite."""
@@ -106,13 +119,13 @@ class Canonical:
 
     def _node(self, bound: BoundSymbol, proxy: TensorProxy, index: int) -> Node:
         prim = bound.symbol.id
-        if not UNMERGEABLE.isdisjoint(bound.all_tags) or Tag.OPAQUE in bound.symbol.tags:
+        if not UNMERGEABLE.isdisjoint(bound.all_tags):
             return Node(prim, (), proxy, ("only", proxy.name), index)
-        args = tuple(self._argument(arg) for arg in (*bound.args, *bound.kwargs.values()))
+        args = tuple([self._argument(arg) for arg in (*bound.args, *bound.kwargs.values())])
         simpler = _simplify(prim, args, proxy)
         if isinstance(simpler, Node):
             return simpler
-        node = self._intern(*simpler, proxy, index)
+        node = self._intern(*simpler, proxy, index, (bound.tags | self._tags) & MEANINGFUL)
         if prim == BROADCAST and args[0].id == BROADCAST:
             within = self.between.setdefault(id(node), [])
             if all(other is not args[0] for other in within):
@@ -130,15 +143,16 @@ class Canonical:
             return tuple(self._argument(item) for item in arg)
         return arg
 
-    def _intern(self, id: str, args: tuple, proxy: TensorProxy, index: int = 0) -> Node:
+    def _intern(
+        self, id: str, args: tuple, proxy: TensorProxy, index: int = 0, tags: frozenset[Tag] = NO_TAGS
+    ) -> Node:
         parts = [_key(arg) for arg in args]
         if id in COMMUTATIVE:
             parts.sort(key=repr)
-        key = (id, tuple(parts), index)
+        key = (id, index, tags, *parts)
         node = self._known.get(key)
         if node is None:
-            node = self._known[key] = Node(id, args, proxy, key, index)
-            node.key = len(self._known)
+            node = self._known[key] = Node(id, args, proxy, len(self._known), index, tags)
         return node
 
 
@@ -151,7 +165,7 @@ def _key(arg: Any) -> Any:
     if isinstance(arg, Node):
         return ("node", arg.key)
     if isinstance(arg, tuple):
-        return tuple(_key(item) for item in arg)
+        return tuple([_key(item) for item in arg])
     return argument_key(arg)
 
 

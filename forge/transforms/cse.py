@@ -10,6 +10,9 @@ from forge.ir.symbol import substitute
 
 UNMERGEABLE = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
 
+# a value under no_grad has no gradient; one that a checkpoint computes again is not kept
+MEANINGFUL = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})
+
 
 def call_key(bound: BoundSymbol) -> tuple | None:
     """Equal for calls that compute the same value; None for one that must not be merged.
@@ -21,7 +24,7 @@ def call_key(bound: BoundSymbol) -> tuple | None:
         return None
     while len(bound.subsymbols) == 1 and bound.subsymbols[0].output is bound.output and not grad_rule(bound.symbol):
         bound = bound.subsymbols[0]
-    return bound.symbol.id, argument_key(bound.args), argument_key(bound.kwargs), Tag.RECOMPUTE in bound.tags
+    return bound.symbol.id, argument_key(bound.args), argument_key(bound.kwargs), bound.tags & MEANINGFUL
 
 
 def argument_key(value: Any) -> Any:

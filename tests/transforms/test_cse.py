@@ -109,3 +109,18 @@ def _casts(x: TensorProxy) -> TensorProxy:
 def test_torchlang_calls_are_merged_by_their_arguments() -> None:
     trace = merged(lambda x, w: torchlang.linear(x, w) + torchlang.linear(x, w), torch.ones(2, 3), torch.ones(4, 3))
     assert count(trace) == 2
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["no_grad first", "no_grad second"])
+def test_a_value_under_no_grad_is_not_the_one_that_has_a_gradient(first: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        factors = []
+        for grad in (not first, first):
+            with torch.set_grad_enabled(grad):
+                factors.append(x * 2)
+        return (factors[0] * factors[1]).sum()
+
+    x = torch.randn(3, requires_grad=True)
+    (expected,) = torch.autograd.grad(function(x), x)
+    (actual,) = torch.autograd.grad(forge.jit(function)(x), x)
+    torch.testing.assert_close(actual, expected)
