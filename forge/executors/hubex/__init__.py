@@ -5,26 +5,42 @@ from collections.abc import Sequence
 from forge.executors.executor import register_executor
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.verify import Verifier, verifier
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
 from forge.ir import Symbol
 
-hubex = register_executor(HubExecutor("hub"), default=True, first=True)
+hubex = register_executor(HubExecutor("hub", verifier.verdict), default=True, first=True)
 
 
-def use_kernels(sources: Sequence[Source], *, lock: Lock | str | None = None, policy: Policy | None = None) -> None:
+def use_kernels(
+    sources: Sequence[Source],
+    *,
+    lock: Lock | str | None = None,
+    policy: Policy | None = None,
+    verify: bool = True,
+) -> None:
     """Makes kernels known to the process: whatever is jitted from now on uses them where they fit.
 
-    sources: as forge.jit(kernels=…). Raises HubError, ManifestError or TypeError; then none of them was added.
+    sources: as forge.jit(kernels=…). verify: whether each is compared with its reference before it is used; False
+    trusts it. Raises HubError, ManifestError or TypeError; then none of them was added.
     """
-    hubex.add(gather(sources, lock=lock, policy=policy))
+    kernels = gather(sources, lock=lock, policy=policy)
+    hubex.add(kernels)
+    if not verify:
+        verifier.trust(kernels)
 
 
 def kernel_executor(
-    sources: Sequence[Source], *, lock: Lock | str | None = None, policy: Policy | None = None
+    sources: Sequence[Source],
+    *,
+    lock: Lock | str | None = None,
+    policy: Policy | None = None,
+    verify: bool | Verifier = True,
 ) -> HubExecutor:
-    """An executor of these kernels alone."""
-    executor = HubExecutor("kernels")
+    """An executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
+    asked = verifier if verify is True else verify or None
+    executor = HubExecutor("kernels", asked and asked.verdict)
     executor.add(gather(sources, lock=lock, policy=policy))
     return executor
 
@@ -34,4 +50,15 @@ def kernels_of(symbol: Symbol) -> list[Kernel]:
     return [kernel for kernel in hubex.kernels if kernel.target.symbol is symbol]
 
 
-__all__ = ["HubExecutor", "Kernel", "gather", "hubex", "kernel_executor", "kernels_of", "operators", "use_kernels"]
+__all__ = [
+    "HubExecutor",
+    "Kernel",
+    "Verifier",
+    "gather",
+    "hubex",
+    "kernel_executor",
+    "kernels_of",
+    "operators",
+    "use_kernels",
+    "verifier",
+]

@@ -1,0 +1,99 @@
+"""Calls of a symbol as data: what the metadata of a call is, to be kept, shown and made again in another process."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge.executors.hubex.kernels import Kernel
+from forge.hub.manifest.dtypes import dtype_name
+from forge.hub.manifest.where import plain, show
+from forge.ir import SYMBOLIC_TYPES, TensorProxy
+
+PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+
+class Undescribed(ValueError):
+    """A call whose arguments cannot be made again elsewhere."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known of a tensor before the program runs. strides: None where they are not known."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a symbol: a Meta in the place of each tensor."""
+
+    args: tuple
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metas(self) -> list[Meta]:
+        return [leaf for leaf in _pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Meta)]
+
+    def map(self, function: Callable[[Any], Any]) -> "Call":
+        """The call with every leaf replaced."""
+        return Call(*_pytree.tree_map(function, (self.args, self.kwargs)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call on real tensors. note: what is special about them. offset: by how many elements each tensor lies behind
+    the start of its memory. strides_known: whether the checker sees the strides."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    note: str = ""
+    offset: int = 0
+    strides_known: bool = True
+
+    def describe(self, kernel: Kernel) -> str:
+        """'x: float32[3, 7] (unaligned), eps=1e-06'."""
+        named = zip(kernel.target.signature.by_name, self.args, strict=False)
+        given = [(name, value) for name, value in (*named, *self.kwargs.items()) if value is not None]
+        return ", ".join(part for name, value in given for part in _shown(name, value, self.note))
+
+
+def _shown(name: str, value: Any, note: str) -> Iterator[str]:
+    if isinstance(value, torch.Tensor):
+        yield f"{name}: {dtype_name(value.dtype)}{list(value.shape)}{f' ({note})' if note else ''}"
+    elif isinstance(value, (tuple, list)) and any(isinstance(each, torch.Tensor) for each in value):
+        for i, each in enumerate(value):
+            yield from _shown(f"{name}[{i}]", each, note)
+    else:
+        yield f"{name}={show(value)}"
+
+
+def call_of(args: tuple, kwargs: dict) -> Call:
+    """A call on proxies or tensors as data; a symbolic number is what it is in this run. Raises Undescribed."""
+    return Call(tuple(args), dict(kwargs)).map(_described)
+
+
+def _described(leaf: Any) -> Any:
+    leaf = plain(leaf)
+    if isinstance(leaf, (TensorProxy, torch.Tensor)):
+        strides = leaf.strides if isinstance(leaf, TensorProxy) else leaf.stride()
+        known = None if strides is None else tuple(map(_number, strides))
+        return Meta(tuple(map(_number, leaf.shape)), leaf.dtype, torch.device(leaf.device), known)
+    if isinstance(leaf, SYMBOLIC_TYPES):
+        return _number(leaf)
+    if isinstance(leaf, PLAIN):
+        return leaf
+    raise Undescribed(f"it cannot be verified: its argument {leaf!r} cannot be made in another process")
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, SYMBOLIC_TYPES):
+        return value
+    if value.node.hint is None:
+        raise Undescribed(f"it cannot be verified: {value} is not known before the program runs")
+    return value.node.hint

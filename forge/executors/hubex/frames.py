@@ -1,0 +1,85 @@
+"""What a program and the process that verifies its kernels say to each other: pickled values through pipes."""
+
+import os
+import pickle
+import select
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forge.executors.hubex.calls import Call
+
+HEADER = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether a kernel is right: for calls such as `call`, or in general, for a device and dtype."""
+
+    device: torch.device
+    dtype: torch.dtype
+    call: Call | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """reason: why the kernel failed, None where it did not. accepted: how many samples it took. rejected: why it did
+    not take the first that it did not. lasting: whether it would be the same another time."""
+
+    reason: str | None
+    accepted: int = 0
+    rejected: str = ""
+    lasting: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question to a process that must find the kernel first: gather() of its source, then its operator and name."""
+
+    source: str
+    op: str
+    name: str
+    content: str
+    folder: str
+    path: tuple[str, ...]
+    seconds: float
+    question: Question
+
+
+class Silent(Exception):
+    """Nothing came in time."""
+
+
+class Ended(Exception):
+    """The other end was closed."""
+
+
+def send(fd: int, message: Any) -> None:
+    """Writes one message, whole."""
+    data = pickle.dumps(message)
+    data = HEADER.pack(len(data)) + data
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def receive(fd: int, seconds: float | None = None) -> Any:
+    """The next message. Raises Silent when it does not come within `seconds`, Ended when there will be none."""
+    until = None if seconds is None else time.monotonic() + seconds
+    (length,) = HEADER.unpack(_read(fd, HEADER.size, until))
+    return pickle.loads(_read(fd, length, until))
+
+
+def _read(fd: int, length: int, until: float | None) -> bytes:
+    data = b""
+    while len(data) < length:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        if not select.select([fd], [], [], left)[0]:
+            raise Silent
+        part = os.read(fd, length - len(data))
+        if not part:
+            raise Ended
+        data += part
+    return data

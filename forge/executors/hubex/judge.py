@@ -1,0 +1,43 @@
+"""Answers whether a kernel is right. Runs the kernel: in a process of its own, where there can be one."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge.executors.hubex.calls import Case, Undescribed, call_of
+from forge.executors.hubex.frames import Answer, Question
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.samples import call_cases, general_cases, variations
+from forge.executors.hubex.trial import Trial
+
+
+def judge(kernel: Kernel, question: Question, report: Callable[[str], None]) -> Answer:
+    """The answer; `report` is told each sample before the kernel runs on it."""
+    trial = Trial(kernel, report)
+    with _disable_current_modes(), torch.inference_mode(False), torch.random.fork_rng(devices=_seeded(question.device)):
+        torch.manual_seed(0)
+        reason = trial.run(_cases(kernel, question))
+        if reason is None and question.call is None and trial.first is not None:
+            reason = trial.run(_like(kernel, trial.first))
+    return Answer(reason, trial.accepted, trial.rejected[0] if trial.rejected else "")
+
+
+def _seeded(device: torch.device) -> list[int]:
+    if device.type != "cuda":
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]
+
+
+def _cases(kernel: Kernel, question: Question) -> Iterator[Case]:
+    if question.call is not None:
+        return call_cases(kernel, question.call)
+    return general_cases(kernel, question.device, question.dtype)
+
+
+def _like(kernel: Kernel, case: Case) -> Iterator[Case]:
+    """Variations of an OpInfo sample that the kernel took."""
+    try:
+        return variations(kernel, call_of(case.args, case.kwargs))
+    except Undescribed:
+        return iter(())

@@ -1,0 +1,194 @@
+"""Asking another process whether a kernel is right: a worker that finds the kernel again, or a fork of this process."""
+
+import hashlib
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.executors.hubex.frames import Answer, Ended, Question, Request, Silent, receive, send
+from forge.executors.hubex.kernels import Kernel
+
+START = 300.0  # seconds until a process is there, on a machine that is busy
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter: it forks
+
+
+def code_of(kernel: Kernel) -> str:
+    """A hash of the code that a kernel is: its repository's files, and the files of its Python functions."""
+    parts = [kernel.content]
+    for function in (kernel.function, kernel.backward):
+        try:
+            parts.append(Path(inspect.getsourcefile(inspect.unwrap(function))).read_text())
+        except (TypeError, OSError):  # not written in Python
+            parts.append(str(function))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+class Worker:
+    """The process that runs kernels: started when it is first needed, kept, started again should it end."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+        self._process: subprocess.Popen | None = None
+        self._child: int | None = None
+        self._errors: Any = None
+        self._codes: dict[str, str] = {}
+
+    def ask(self, kernel: Kernel, question: Question, seconds: float) -> Answer:
+        """What the worker answers, or how the kernel ended it."""
+        try:
+            self._start()
+            self._forget_other_code(kernel)
+            send(self._process.stdin.fileno(), _request(kernel, question, seconds))
+            return self._listen(seconds)
+        except (Ended, Silent, OSError):
+            answer = Answer(f"the process that verifies kernels ended{self._last_error()}", lasting=False)
+            self.stop()
+            return answer
+
+    def stop(self) -> None:
+        """Ends the worker."""
+        if self._process is None:
+            return
+        self._process.stdin.close()
+        self._process.kill()
+        if self._child is not None:
+            _kill(self._child)
+        self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+        self._process, self._child, self._codes = None, None, {}
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.stop()
+        self.starts += 1
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
+        path = os.pathsep.join(each or os.getcwd() for each in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "forge.executors.hubex.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": path, **ENVIRONMENT},
+        )
+        self._receive("ready")
+
+    def _forget_other_code(self, kernel: Kernel) -> None:
+        """A child that imported something else by the same name is replaced by a new one."""
+        code = code_of(kernel)
+        if self._codes.get(kernel.source, code) != code:
+            self._renew()
+        self._codes[kernel.source] = code
+
+    def _listen(self, seconds: float) -> Answer:
+        sample = None
+        while True:
+            try:
+                kind, value = receive(self._process.stdout.fileno(), seconds if sample else max(seconds, START))
+            except Silent:
+                self._renew()
+                return _no_answer(seconds, sample)
+            if kind == "answer":
+                return value
+            if kind == "died":
+                self._codes = {}
+                self._receive("ready")
+                return _death(value, sample)
+            sample = value
+
+    def _renew(self) -> None:
+        _kill(self._child)
+        self._codes = {}
+        self._receive("died")
+        self._receive("ready")
+
+    def _receive(self, wanted: str) -> None:
+        kind = None
+        while kind != wanted:
+            kind, value = receive(self._process.stdout.fileno(), START)
+        if kind == "ready":
+            self._child = value
+
+    def _last_error(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+
+
+def _request(kernel: Kernel, question: Question, seconds: float) -> Request:
+    op, name, content = kernel.entry.op, kernel.name, kernel.content
+    return Request(kernel.source, op, name, content, os.getcwd(), tuple(sys.path), seconds, question)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _no_answer(seconds: float, sample: str | None) -> Answer:
+    return Answer(f"no answer within {seconds:g} s on {sample or 'its import'}", lasting=False)
+
+
+def _death(status: int, sample: str | None) -> Answer:
+    code = os.waitstatus_to_exitcode(status)
+    how = f"crashed (signal {-code})" if code < 0 else f"ended the process with status {code}"
+    return Answer(f"{how} on {sample or 'its import'}")
+
+
+def can_fork() -> bool:
+    """Whether a copy of this process could run a kernel."""
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()
+
+
+def ask_fork(kernel: Kernel, question: Question, seconds: float, judge: Callable[..., Answer]) -> Answer:
+    """What a copy of this process answers."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; the child starts none
+        child = os.fork()
+    if child == 0:
+        _answer_and_exit(kernel, question, writing, judge)
+    os.close(writing)
+    try:
+        return _listen_to_fork(reading, child, seconds)
+    finally:
+        os.close(reading)
+
+
+def _listen_to_fork(reading: int, child: int, seconds: float) -> Answer:
+    sample = None
+    try:
+        while True:
+            kind, value = receive(reading, seconds)
+            if kind == "answer":
+                os.waitpid(child, 0)
+                return value
+            sample = value
+    except Silent:
+        _kill(child)
+        os.waitpid(child, 0)
+        return _no_answer(seconds, sample)
+    except Ended:
+        return _death(os.waitpid(child, 0)[1], sample)
+
+
+def _answer_and_exit(kernel: Kernel, question: Question, writing: int, judge: Callable[..., Answer]) -> None:
+    status = 1
+    try:
+        torch.set_num_threads(1)
+        send(writing, ("answer", judge(kernel, question, lambda text: send(writing, ("sample", text)))))
+        status = 0
+    finally:
+        os._exit(status)  # nothing of the program's own runs at exit

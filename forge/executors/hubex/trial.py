@@ -1,0 +1,395 @@
+"""One trial of a kernel: it runs as it would run in a program, and is compared with its reference in eager."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge import clang, torchlang
+from forge.executors.claim import choose, claim
+from forge.executors.executor import Executor, resolve_executors
+from forge.executors.hubex.calls import Case
+from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
+from forge.ir.pytree import tensors
+from forge.transforms.grad import Choice, backward, differentiate
+from forge.transforms.split import recompute, simplify_backward, split
+
+GUARD = 256  # bytes before and behind what is given to a kernel
+POISON = 0xFF  # not a number in every float dtype
+
+
+class Rejected(Exception):
+    """A sample that says nothing: the kernel does not take it, or the reference does not."""
+
+
+class Failed(Exception):
+    """What is wrong with a kernel, in words."""
+
+
+class Guarded:
+    """Memory of tensors that lie between guards; nothing but the tensors that are to be written may change."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.outputs: list[tuple[torch.Tensor, int, int]] = []
+
+    def place(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        """The tensor's values, in its layout, `offset` elements behind an aligned address."""
+        size = tensor.element_size()
+        length = _extent(tensor) * size
+        memory = _poisoned(2 * GUARD + offset * size + length, tensor.device)
+        laid = memory[GUARD + offset * size :][:length].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        _fill(laid, tensor)
+        self.held.append((memory, memory.clone()))
+        return laid
+
+    def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for a result, as forge.executors.hubex.kernels.allocate gives."""
+        length = torch.Size(shape).numel() * dtype.itemsize
+        memory = _poisoned(2 * GUARD + length, device)
+        self.outputs.append((memory, GUARD, GUARD + length))
+        return memory[GUARD : GUARD + length].view(dtype).view(shape)
+
+    def check(self) -> None:
+        """Raises Failed when an argument or a guard was written to."""
+        for memory, before in self.held:
+            if not torch.equal(memory, before):
+                raise Failed("an input, or memory beside it, was changed")
+        for memory, start, stop in self.outputs:
+            if bool((memory[:start] != POISON).any()) or bool((memory[stop:] != POISON).any()):
+                raise Failed("memory beside its output was written to")
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Whether a result lies in an argument's memory."""
+        address = tensor.untyped_storage().data_ptr()
+        return tensor.numel() > 0 and any(memory.data_ptr() == address for memory, _ in self.held)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _poisoned(length: int, device: torch.device) -> torch.Tensor:
+    return torch.full((-(-length // 16) * 16,), POISON, dtype=torch.uint8, device=device)
+
+
+def _fill(laid: torch.Tensor, values: torch.Tensor) -> None:
+    """Writes the values where the tensor is not expanded, once."""
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in laid.stride())
+    laid[index] = values[index]
+
+
+@dataclass
+class Trial:
+    """Trials of one kernel. `report` is told each sample before the kernel runs on it."""
+
+    kernel: Kernel
+    report: Callable[[str], None] = lambda text: None
+    accepted: int = 0
+    first: Case | None = None
+    rejected: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        executor = HubExecutor("verified")
+        executor.add([self.kernel])
+        self.others = resolve_executors(["torch"])
+        self.executors: list[Executor] = [executor, *self.others]
+
+    def run(self, cases: Iterable[Case]) -> str | None:
+        """What is wrong, with the sample on which it shows; None when nothing is."""
+        for case in cases:
+            text = case.describe(self.kernel)
+            try:
+                self.compare(case, text)
+                self.accepted += 1
+                self.first = self.first or case
+            except Rejected as reason:
+                self.rejected.append(f"{text}: {reason}")
+            except Failed as reason:
+                return f"failed verification on {text}: {reason}"
+        return None
+
+    def compare(self, case: Case, text: str) -> None:
+        """Raises Rejected where the kernel does not take a case, and Failed where it is wrong."""
+        program = _Program(self.kernel, case)
+        forward = program.claimed(program.trace, self.executors)
+        expected = _Expected(self, program, case)
+        self.report(text)
+        guarded = Guarded()
+        placed = [guarded.place(tensor, case.offset) for tensor in program.tensors]
+        outputs = _leaves(_attempt(lambda: program.call(forward, guarded, placed)))
+        self._check_outputs(outputs, expected, guarded)
+        if self.kernel.entry.grad.kind != "none":
+            self._compare_gradients(program, expected, case)
+
+    def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Expected", guarded: Guarded) -> None:
+        guarded.check()
+        for i, (actual, wanted) in enumerate(zip(outputs, expected.outputs, strict=True)):
+            which = f"result {i}: " if len(outputs) > 1 else ""
+            if guarded.shares(actual):
+                raise Failed(f"{which}it lies in an input's memory")
+            _compare(which, actual, wanted, expected.exact_outputs(i), self.tolerance(wanted.dtype))
+
+    def _compare_gradients(self, program: "_Program", expected: "_Expected", case: Case) -> None:
+        names = self._differentiated(program)
+        joint = program.differentiated(names, self.executors) if names else None
+        if joint is None:
+            return
+        for expand in (False, True):
+            gradients = [_incoming(output, expand) for output in expected.outputs]
+            wanted, exact = expected.gradients(names, gradients)
+            guarded = Guarded()
+            placed = [guarded.place(tensor, case.offset) for tensor in program.tensors]
+            incoming = [guarded.place(gradient, 0) for gradient in gradients]
+            found = _attempt(partial(joint.run, guarded, placed, incoming))
+            _check_gradients(guarded, incoming)
+            for name, actual in zip(names, found, strict=True):
+                which = f"the gradient of {name}{' from an expanded one' if expand else ''}: "
+                if actual is None:
+                    raise Failed(f"{which}there is none")
+                _compare(which, actual, wanted[name], exact.get(name), self.tolerance(actual.dtype))
+
+    def _differentiated(self, program: "_Program") -> list[str]:
+        """The inputs whose gradients are compared: those that the kernel gives, or all."""
+        grad = self.kernel.entry.grad
+        floats = [proxy.name for proxy in program.trace.inputs if proxy.dtype.is_floating_point]
+        if grad.kind != "kernel":
+            return floats
+        values = self.kernel.bind(program.args, program.kwargs)
+        given = {proxy.name for name in grad.returns for proxy in tensors(values.get(name))}
+        return [name for name in floats if name in given]
+
+    def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
+        """(rtol, atol): the manifest's, or torch.testing's own for a dtype."""
+        default = torch.testing._comparison.get_tolerances(dtype, rtol=None, atol=None)
+        return self.kernel.entry.tolerance.get(dtype, default)
+
+
+def _check_gradients(guarded: Guarded, incoming: Sequence[torch.Tensor]) -> None:
+    count = len(guarded.held) - len(incoming)
+    for memory, before in guarded.held[count:]:
+        if not torch.equal(memory, before):
+            raise Failed("the incoming gradient was overwritten")
+    guarded.check()
+
+
+def _incoming(output: torch.Tensor, expand: bool) -> torch.Tensor:
+    values = torch.randn((), device=output.device) if expand else torch.randn(output.shape, device=output.device)
+    return values.to(output.dtype).expand(output.shape)
+
+
+def _attempt(run: Callable[[], Any]) -> Any:
+    try:
+        with torch.no_grad():
+            return run()
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        raise Failed(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
+
+
+def _leaves(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class _Program:
+    """A program that is one call of the kernel's symbol."""
+
+    def __init__(self, kernel: Kernel, case: Case) -> None:
+        self.kernel = kernel
+        leaves, spec = _pytree.tree_flatten((case.args, case.kwargs))
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.trace = Trace("verified")
+        names = iter(_names(kernel, case))
+        with recording(self.trace, clang.language):
+            stand_ins = [
+                self._input(leaf, next(names), case) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+            ]
+            self.args, self.kwargs = _pytree.tree_unflatten(stand_ins, spec)
+            try:
+                self.trace.output = kernel.target.symbol(*self.args, **self.kwargs)
+            except Exception as error:
+                raise Rejected(f"the operation does not take it: {error}") from error
+        if [bound.symbol for bound in self.trace.bound_symbols] != [kernel.target.symbol]:
+            raise Rejected("the operation has nothing to do there")
+
+    def _input(self, leaf: torch.Tensor, name: str, case: Case) -> TensorProxy:
+        strides = tuple(leaf.stride()) if case.strides_known else None
+        return self.trace.add_input(self.trace.tensor(leaf.shape, leaf.dtype, leaf.device, name=name, strides=strides))
+
+    def claimed(self, trace: Trace, executors: Sequence[Executor]) -> Trace:
+        """The trace with the kernel in it. Raises Rejected with the checker's reason."""
+        reasons: list[tuple[str, str]] = []
+        bound = trace.bound_symbols[0]
+        chosen = choose(bound, executors[:1], reasons)
+        if chosen is None:
+            raise Rejected("; ".join(reason for _, reason in reasons))
+        return claim(trace, executors)[0]
+
+    def call(self, claimed: Trace, guarded: Guarded, placed: list[torch.Tensor]) -> Any:
+        return _guarded(claimed, guarded).python_callable()(*placed)
+
+    def differentiated(self, names: list[str], executors: Sequence[Executor]) -> "_Joint | None":
+        """The program with its backward; None where the kernel does not take part in one."""
+
+        def choice(bound: BoundSymbol) -> Choice:
+            chosen = choose(bound, executors, [])
+            return Choice() if chosen is None else Choice(chosen[1].grad_transform, whole=chosen[1].grad == "recompute")
+
+        joint = differentiate(self.trace, names, choice)
+        outputs = [output for output in tensors(joint.forward.output) if output.name in joint.active]
+        if not outputs:
+            return None
+        joint.forward.output = tuple(tensors(joint.forward.output))
+        seeds = {o.name: TensorProxy(f"grad_{o.name}", o.shape, o.dtype, o.device) for o in outputs}
+        wanted = [proxy for proxy in joint.forward.inputs if proxy.name in names]
+        calls = joint.forward.bound_symbols
+        full = simplify_backward(calls, backward(joint, seeds, wanted))
+        parts = split(joint.forward, full, [])
+        saved = {proxy.name for proxy in parts.saved_tensors}
+        visible = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
+        last = recompute(parts.forward.bound_symbols, simplify_backward(visible, backward(joint, seeds, wanted)))
+        given = [*parts.saved_tensors, *parts.saved_numbers, *last.inputs]
+        last = last.derive("backward", last.bound_symbols, inputs=given)
+        active = [output in outputs for output in joint.forward.output]
+        return _Joint(claim(parts.forward, executors)[0], claim(last, executors)[0], active)
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """A forward that returns (outputs, saved tensors, saved numbers), and its backward."""
+
+    forward: Trace
+    backward: Trace
+    active: list[bool]
+
+    def run(self, guarded: Guarded, inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> Any:
+        _, saved, numbers = _guarded(self.forward, guarded).python_callable()(*inputs)
+        given = [gradient for gradient, active in zip(gradients, self.active, strict=True) if active]
+        return _guarded(self.backward, guarded).python_callable()(*saved, *numbers, *given)
+
+
+def _guarded(trace: Trace, guarded: Guarded) -> Trace:
+    """The trace with the memory that it allocates for kernels between guards."""
+    allocate = Symbol("allocate", "hub.allocate", meta=guarded.allocate, op=guarded.allocate)
+    calls = [b.replace(symbol=allocate) if b.symbol.id == allocate.id else b for b in trace.bound_symbols]
+    return trace.derive(trace.stage, calls)
+
+
+def _names(kernel: Kernel, case: Case) -> list[str]:
+    named = [*zip(kernel.target.signature.by_name, case.args, strict=False), *case.kwargs.items()]
+    names = []
+    for name, value in named:
+        found = _leaves(value)
+        names += [name] if len(found) == 1 else [f"{name}_{i}" for i in range(len(found))]
+    return names
+
+
+class _Expected:
+    """What the reference gives in eager. Raises Rejected where it does not take the case."""
+
+    def __init__(self, trial: Trial, program: _Program, case: Case) -> None:
+        self.program = program
+        self.function = _reference(trial, program)
+        self.case = case
+        self.leaves, self.result = self._run(lambda tensor: tensor)
+        self.outputs = [output.detach() for output in _leaves(self.result)]
+        self.exact: tuple[list[torch.Tensor], Any] | None = None
+        if any(tensor.is_floating_point() for tensor in program.tensors):
+            with suppress(Rejected):
+                self.exact = self._run(_in_float64)
+
+    def _run(self, convert: Callable) -> tuple[list[torch.Tensor], Any]:
+        inputs = [convert(tensor.detach()) for tensor in self.program.tensors]
+        inputs = [each.detach().requires_grad_(each.is_floating_point()) for each in inputs]
+        try:
+            with torch.enable_grad():
+                return inputs, self.function(inputs)
+        except Exception as error:
+            raise Rejected(f"the reference raises {type(error).__name__}: {error}") from error
+
+    def exact_outputs(self, i: int) -> torch.Tensor | None:
+        return None if self.exact is None else _leaves(self.exact[1])[i].detach()
+
+    def gradients(
+        self, names: list[str], incoming: list[torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """By name of an input: what autograd gives, and what it gives in float64."""
+        exact = {} if self.exact is None else self._gradients(*self.exact, names, incoming)
+        return self._gradients(self.leaves, self.result, names, incoming), exact
+
+    def _gradients(
+        self, leaves: list[torch.Tensor], result: Any, names: list[str], incoming: list[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        inputs = dict(zip(self.program.trace.input_names, leaves, strict=True))
+        pairs = [(o, g.to(o.dtype)) for o, g in zip(_leaves(result), incoming, strict=True) if o.requires_grad]
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [inputs[name] for name in names],
+            [gradient for _, gradient in pairs],
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return dict(zip(names, found, strict=True))
+
+
+def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _reference(trial: Trial, program: _Program) -> Callable[[list[torch.Tensor]], Any]:
+    """What the kernel is compared with: torch's function, the pattern's reference, or torch's calls for a prim."""
+    kernel = trial.kernel
+    if kernel.pattern is None and kernel.target.symbol.id not in torchlang.all_symbols():
+        return lambda inputs: claim(program.trace, trial.others)[0].python_callable()(*inputs)
+    pattern = kernel.pattern
+    function = pattern.reference if pattern is not None else torchlang.torch_function_of(kernel.target.symbol)
+
+    def run(inputs: list[torch.Tensor]) -> Any:
+        by_name = dict(zip(program.trace.input_names, inputs, strict=True))
+        args, kwargs = _pytree.tree_map(
+            lambda leaf: by_name[leaf.name] if isinstance(leaf, TensorProxy) else leaf, (program.args, program.kwargs)
+        )
+        return function(*args, **kwargs)
+
+    return run
+
+
+def _compare(
+    which: str,
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    exact: torch.Tensor | None,
+    tolerance: tuple[float, float],
+) -> None:
+    """Raises Failed. A result that rounds less than eager's is not wrong: it may be near the one in float64 instead."""
+    for what in ("shape", "dtype", "device"):
+        if getattr(actual, what) != getattr(expected, what):
+            raise Failed(f"{which}{what} is {getattr(actual, what)}, but must be {getattr(expected, what)}")
+    excess = _excess(actual, expected, tolerance)
+    if excess is None or (exact is not None and _excess(actual, exact, tolerance) is None):
+        return
+    raise Failed(f"{which}values differ by up to {excess:.2g}, tolerance {tolerance[1]:.2g}")
+
+
+def _excess(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> float | None:
+    """The largest difference where it is out of tolerance. What is lost by adding in another order goes with the
+    largest value, not with the one that is left when terms cancel."""
+    rtol, atol = tolerance
+    if not actual.numel():
+        return None
+    wide = torch.complex128 if actual.is_complex() else torch.float64
+    a, b = actual.detach().to(wide), expected.detach().to(wide)
+    finite = b.abs()[b.isfinite()]
+    largest = max(1.0, finite.max().item()) if finite.numel() else 1.0
+    if torch.allclose(a, b, rtol=rtol, atol=atol * largest, equal_nan=True):
+        return None
+    difference = (a - b).abs()
+    return difference.nan_to_num(nan=float("inf")).max().item()

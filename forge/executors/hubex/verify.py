@@ -1,0 +1,175 @@
+"""A kernel is verified before it is trusted: it is compared with its reference, in a process of its own.
+
+A crash, a hang, an exception or a wrong value costs the kernel its place, and the program runs on without it. What was
+answered is kept in memory and, for kernels that come from files, on disk.
+"""
+
+import atexit
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.executors.executor import Decision, decline
+from forge.executors.hubex.calls import Undescribed, call_of
+from forge.executors.hubex.frames import Answer, Question
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of
+from forge.hub.compat import library
+from forge.hub.errors import HubNotice, MissingExtraError
+from forge.hub.manifest import KernelEntry
+
+FORMAT = 1
+SECONDS = 60.0
+
+worker = Worker()
+atexit.register(worker.stop)
+
+
+class Verifier:
+    """Answers whether a kernel is right for a call: once for each kernel and metadata of arguments.
+
+    seconds: how long a kernel may take for one sample.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._trusted: list[Kernel] = []
+        self._answers: dict[str, Answer] = {}
+        self._failed: dict[str, str] = {}
+        self._lock = threading.RLock()
+
+    def trust(self, kernels: Iterable[Kernel]) -> None:
+        """These are right without asking."""
+        self._trusted += kernels
+
+    def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
+        """True, or Declined with the sample on which the kernel failed."""
+        if any(kernel is each for each in self._trusted):
+            return True
+        try:
+            call = call_of(args, kwargs)
+        except Undescribed as reason:
+            return decline(str(reason))
+        first = next(iter(call.metas), None)
+        if first is None:
+            return decline("it cannot be verified: no argument is a tensor")
+        with self._lock:
+            return self._decide(kernel, Question(first.device, first.dtype), Question(first.device, first.dtype, call))
+
+    def _decide(self, kernel: Kernel, general: Question, particular: Question) -> Decision:
+        identity = _identity(kernel, general.device)
+        reason = self._failed.get(identity)
+        if reason is not None:
+            return decline(reason)
+        reason = self.answer(kernel, general).reason
+        if reason is None:
+            answer = self.answer(kernel, particular)
+            reason = answer.reason or zero_accepted(answer)
+        if reason is None:
+            return True
+        self._failed[identity] = reason
+        notice = f"forge: kernel {kernel.name} of {kernel.entry.op} is not used: {reason}"
+        warnings.warn(notice, HubNotice, stacklevel=2)
+        return decline(reason)
+
+    def answer(self, kernel: Kernel, question: Question) -> Answer:
+        """From memory, from disk, or from a process."""
+        key = _key(kernel, question)
+        if key not in self._answers:
+            kept = _read(key) if kernel.source is not None else None
+            self._answers[key] = kept or self._ask(kernel, question, key)
+        return self._answers[key]
+
+    def _ask(self, kernel: Kernel, question: Question, key: str) -> Answer:
+        if kernel.source is not None:
+            answer = worker.ask(kernel, question, self.seconds)
+            if answer.lasting:
+                _write(key, kernel, answer)
+            return answer
+        from forge.executors.hubex.judge import judge  # brings the OpInfos, which a program needs nowhere else
+
+        if can_fork():
+            return ask_fork(kernel, question, self.seconds, judge)
+        return judge(kernel, question, lambda text: None)
+
+
+def zero_accepted(answer: Answer) -> str | None:
+    """Why a kernel that took no sample failed; None where it took one."""
+    if answer.accepted:
+        return None
+    return f"failed verification: it took none of the samples{f'; {answer.rejected}' if answer.rejected else ''}"
+
+
+# keys and files
+
+
+def _identity(kernel: Kernel, device: torch.device) -> str:
+    """What a kernel is, and where it runs."""
+    from forge import __version__  # forge is not whole yet when this module is imported
+
+    code = code_of(kernel) if kernel.source is not None else f"{id(kernel)}"
+    parts = (FORMAT, __version__, torch.__version__, _device_name(device), code, kernel.name, _text(kernel.entry))
+    return repr(parts)
+
+
+def _key(kernel: Kernel, question: Question) -> str:
+    return hashlib.sha256(f"{_identity(kernel, question.device)}{question!r}".encode()).hexdigest()
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _text(entry: KernelEntry) -> str:
+    """An entry without the place where it was read; the same text in every process."""
+    values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name not in ("fn", "mark")}
+    values["optional"] = sorted(entry.optional)
+    values["where"] = [condition.text for condition in entry.where]
+    return repr(values)
+
+
+def _folder() -> Path | None:
+    """Where verdicts are kept; None without the extra that knows the place."""
+    try:
+        return Path(library("platformdirs").user_cache_dir("forge")) / "verdicts"
+    except MissingExtraError:
+        return None
+
+
+def _read(key: str) -> Answer | None:
+    folder = _folder()
+    try:
+        known = json.loads((folder / f"{key}.json").read_text()) if folder is not None else None
+        return None if known is None else Answer(**known["answer"])
+    except (OSError, ValueError, TypeError, KeyError):  # none, or one that something else wrote
+        return None
+
+
+def _write(key: str, kernel: Kernel, answer: Answer) -> None:
+    """Whole or not at all; a cache that cannot be written is no error."""
+    folder = _folder()
+    if folder is None:
+        return
+    data: dict[str, Any] = {"kernel": kernel.name, "op": kernel.entry.op, "answer": asdict(answer)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            json.dump(data, file)
+        os.replace(file.name, folder / f"{key}.json")
+    except OSError:
+        return
+
+
+verifier = Verifier()

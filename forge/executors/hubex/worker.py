@@ -1,0 +1,86 @@
+"""The process that verifies kernels: python -m forge.executors.hubex.worker, started by forge.executors.hubex.verify.
+
+It never runs a kernel itself: it forks a child that does, and says when the child died, so that another one takes its
+place at once. The child reads questions from standard input and answers to what was standard output; what a kernel
+prints goes to standard error.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge import hub
+from forge.executors.hubex.frames import Answer, Ended, Request, receive, send
+from forge.executors.hubex.gather import gather
+from forge.executors.hubex.judge import judge
+from forge.executors.hubex.kernels import Kernel
+
+FINISHED = 3
+
+
+def main() -> None:
+    """Serves until standard input is closed."""
+    torch.set_num_threads(1)
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    if not hasattr(os, "fork"):
+        _serve(answers)
+        return
+    while True:
+        child = os.fork()
+        if child == 0:
+            _serve(answers)
+            os._exit(FINISHED)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == FINISHED:
+            return
+        send(answers, ("died", status))
+
+
+def _serve(answers: int) -> None:
+    send(answers, ("ready", os.getpid()))
+    while True:
+        try:
+            request = receive(0)
+        except Ended:
+            return
+        _limit(request.seconds)
+        send(answers, ("answer", _answer(request, lambda text: send(answers, ("sample", text)))))
+
+
+def _limit(seconds: float) -> None:
+    """Ends the process should nobody be there to do so."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 100 * seconds + 600)
+
+
+def _answer(request: Request, report: Callable[[str], None]) -> Answer:
+    os.chdir(request.folder)
+    sys.path[:] = request.path
+    try:
+        kernel = find(request)
+    except Exception as error:
+        return Answer(f"cannot be verified: {type(error).__name__}: {error}", lasting=False)
+    return judge(kernel, request.question, report)
+
+
+_known: dict[Any, list[Kernel]] = {}
+
+
+def find(request: Request) -> Kernel:
+    """The kernel that a request is about: the policy was asked by who sent it, and the files must be the same."""
+    if request.source not in _known:
+        policy = hub.Policy(trust="any", local=True)
+        _known[request.source] = gather([request.source], policy=policy)
+    for kernel in _known[request.source]:
+        if (kernel.entry.op, kernel.name, kernel.content) == (request.op, request.name, request.content):
+            return kernel
+    raise hub.IntegrityError(f"{request.source} has no kernel {request.name} of {request.op} with the same files")
+
+
+if __name__ == "__main__":
+    main()
