@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forge.compile import Compiled, Options, Transform, compile_program
+from forge.compile import Compiled, Options, Transform, compile_program, paused_gc
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import Source, kernel_executor
 from forge.frontend import dynamo
@@ -129,19 +129,25 @@ def compile_graph(
     record = record or Record()
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return _in_eager(graph, "torch.autocast is enabled", record)
-    start = time.perf_counter()
     try:
-        capture = dynamo.record(graph, record.parameters)
+        with paused_gc():
+            compiled = _compile(graph, options, record)
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)
+    record.compiled.append(compiled)
+    return compiled.call
+
+
+def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
+    start = time.perf_counter()
+    capture = dynamo.record(graph, record.parameters)
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
     compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
     compiled.seconds = {"record": seconds, **compiled.seconds}
     compiled.opaque_calls = capture.opaque_calls
-    record.compiled.append(compiled)
-    return compiled.call
+    return compiled
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
