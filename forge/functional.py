@@ -118,8 +118,10 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
         value, *aux = result if has_aux else (result,)
         check(
             isinstance(value, torch.Tensor) and value.ndim == 0,
-            lambda: f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
-            "use forge.vjp for other outputs",
+            lambda: (
+                f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
+                "use forge.vjp for other outputs"
+            ),
             RuntimeError,
         )
         gradients = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)

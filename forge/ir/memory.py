@@ -110,8 +110,10 @@ class Memory:
         storage = ref.storage
         check(
             storage.ambiguous is None,
-            lambda: f"an in-place change of {handle}: whether {storage.ambiguous} returned a view of it or a copy "
-            "depends on strides that forge.trace does not know; clone it first, or use forge.jit",
+            lambda: (
+                f"an in-place change of {handle}: whether {storage.ambiguous} returned a view of it or a copy "
+                "depends on strides that forge.trace does not know; clone it first, or use forge.jit"
+            ),
             NotImplementedError,
         )
         bases = [storage.value]

@@ -89,7 +89,18 @@ class BoundSymbol:
     or "file:line", parsed only when it is printed.
     """
 
-    __slots__ = ("_all_tags", "_names_in", "_names_out", "args", "kwargs", "output", "source", "subsymbols", "symbol", "tags")
+    __slots__ = (
+        "_all_tags",
+        "_names_in",
+        "_names_out",
+        "args",
+        "kwargs",
+        "output",
+        "source",
+        "subsymbols",
+        "symbol",
+        "tags",
+    )
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
 """Prims about memory: writes, and values that cross between tensors and Python."""
 
-
 from forge.ir import NumberProxy, Tag, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, like, make_prim
 
@@ -41,4 +40,3 @@ def _item_meta(x: TensorProxy, number: NumberProxy) -> NumberProxy:
 
 
 item = make_prim("item", "item", meta=_item_meta, tags=[Tag.SYNCHRONIZING])
-
