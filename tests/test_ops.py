@@ -57,6 +57,10 @@ def _float64(info: OpInfo) -> list[torch.dtype]:
     return [torch.float64]
 
 
+def _float64_or_one_dtype(info: OpInfo) -> list[torch.dtype]:
+    return [torch.float64 if info.gradient else main_dtype(info)]
+
+
 def _marks(info: OpInfo, test: str, executor: str, device: str, dtype: torch.dtype, slow: bool) -> list[Any]:
     marks = [
         pytest.mark.xfail(strict=True, reason=directive.reason)
@@ -68,9 +72,10 @@ def _marks(info: OpInfo, test: str, executor: str, device: str, dtype: torch.dty
 
 def _instances(metafunc: pytest.Metafunc, dtypes: Dtypes) -> Iterator[Any]:
     test = metafunc.function.__name__
+    executors = {"torchex": "torch"} if test == "test_jit" else EXECUTORS
     for info in chosen_opinfos(metafunc.config):
-        usual = [torch.float64] if dtypes is _float64 else default_dtypes(info)
-        for label, executor in EXECUTORS.items():
+        usual = default_dtypes(info) if dtypes is _all_dtypes else dtypes(info)
+        for label, executor in executors.items():
             for device in DEVICES:
                 for dtype in dtypes(info):
                     marks = _marks(info, test, executor, device, dtype, dtype not in usual)
@@ -83,6 +88,7 @@ DTYPES_OF: dict[str, Dtypes] = {
     "test_consistency": _all_dtypes,
     "test_meta": _all_dtypes,
     "test_gradient": _float64,
+    "test_jit": _float64_or_one_dtype,
     "test_printing": _one_dtype,
     "test_strided": _one_dtype,
     "test_inputs_unchanged": _one_dtype,
@@ -180,26 +186,20 @@ def _bind(output: Any, result: Any, env: dict[str, Any]) -> None:
 def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
     """Gradients in float64 are eager's autograd's: values, which inputs get none, which outputs have none.
 
-    The torch executor's own rules run through forge.vjp and, for the first sample, through forge.jit; with
-    torch-prims the symbols' own rules and the decompositions' run.
+    The torch executor's own rules run through forge.vjp too; with torch-prims the symbols' own rules and the
+    decompositions' run.
     """
     within = tolerance(info, "test_gradient", executor, device, dtype)
     flowed = False
-    for number, sample in enumerate(samples(info, device, dtype)):
+    for sample in samples(info, device, dtype):
         changed = _changed_inputs(info, sample)
         wanted = _differentiable_inputs(info, sample, changed)
         eager = _flow(info.reference or info.op, sample, wanted, changed)
         if not wanted or eager.refused:
             continue
         flowed = flowed or any(eager.requires_grad)
-        forms = {"forge.functional.Direct": Direct(info.op, executors=[executor])}
-        if executor == "torch" and number == 0:
-            forms["forge.jit"] = forge.jit(info.op, executors=[executor], strict=True, fullgraph=True)
-        for form, function in forms.items():
-            _assert_same_flow(_flow(function, sample, wanted, changed), eager, form, within)
-        if "forge.jit" in forms:
-            assert not record_of(forms["forge.jit"]).eager, "forge.jit ran it in eager"
-            torch._dynamo.reset()
+        ours = _flow(Direct(info.op, executors=[executor]), sample, wanted, changed)
+        _assert_same_flow(ours, eager, within)
         if executor == "torch" and any(eager.requires_grad) and not changed:
             _assert_vjp(info, sample, wanted, eager, within)
     assert flowed == info.gradient, (
@@ -287,17 +287,43 @@ def _cotangents(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def _assert_same_flow(ours: _Flow, eager: _Flow, form: str, within: tuple[float, float] | None) -> None:
+def _assert_same_flow(ours: _Flow, eager: _Flow, within: tuple[float, float] | None) -> None:
     assert ours.requires_grad == eager.requires_grad, (
-        f"{form}: the outputs' requires_grad is {ours.requires_grad}, in eager {eager.requires_grad}"
+        f"the outputs' requires_grad is {ours.requires_grad}, in eager {eager.requires_grad}"
     )
     found = [gradient is not None for gradient in ours.gradients]
     expected = [gradient is not None for gradient in eager.gradients]
-    assert found == expected, f"{form}: which inputs get a gradient: {found}, in eager {expected}"
+    assert found == expected, f"which inputs get a gradient: {found}, in eager {expected}"
     assert_same(ours.outputs, eager.outputs, within=within)
     for one, other in zip(ours.gradients, eager.gradients, strict=True):
         if other is not None:
             assert_same(one, other, within=within)
+
+
+@pytest.mark.parametrize(
+    "dynamic", [pytest.param(False, id="static"), pytest.param(True, id="dynamic", marks=pytest.mark.slow)]
+)
+def test_jit(info: OpInfo, executor: str, device: str, dtype: torch.dtype, dynamic: bool) -> None:
+    """The first sample through forge.jit, Dynamo included: nothing opaque, nothing in eager; outputs and gradients.
+
+    With symbolic shapes the same, for which every meta has to be arithmetic.
+    """
+    within = tolerance(info, "test_jit", executor, device, dtype)
+    sample = next(samples(info, device, dtype))
+    changed = _changed_inputs(info, sample)
+    wanted = _differentiable_inputs(info, sample, changed) if info.gradient else []
+    eager = _flow(info.reference or info.op, sample, wanted, changed)
+    if eager.refused:
+        wanted = []
+        eager = _flow(info.reference or info.op, sample, wanted, changed)
+    jitted = forge.jit(info.op, executors=[executor], strict=True, fullgraph=True, dynamic=dynamic)
+    ours = _flow(jitted, sample, wanted, changed)
+    torch._dynamo.reset()
+    assert not record_of(jitted).eager, "forge.jit ran it in eager"
+    if gives_unspecified_values(forge.trace(info.op, *sample.args, **sample.kwargs)):
+        assert_same_metadata(ours.outputs, eager.outputs)
+    else:
+        _assert_same_flow(ours, eager, within)
 
 
 def _assert_vjp(

@@ -113,7 +113,7 @@ def test_every_opinfo_has_error_samples() -> None:
 def test_directives_apply_to_something() -> None:
     """A misspelt test, executor, device or dtype would make a directive mute."""
     tests = {None, "test_consistency", "test_gradient", "test_strided"}
-    tests |= {"test_meta", "test_printing", "test_inputs_unchanged"}
+    tests |= {"test_jit", "test_meta", "test_printing", "test_inputs_unchanged"}
 
     def problems() -> Iterator[str]:
         for info in all_opinfos():

@@ -40,6 +40,8 @@ def check_tensor(op: str, **arguments: Any) -> None:
 
 def check_dim(op: str, dim: int, ndim: int) -> int:
     """`dim` counted from the front. Raises IndexError when it is out of range (a 0-d tensor counts as 1-d)."""
+    if isinstance(dim, torch.SymInt):  # which dim it is decides what the program is
+        dim = int(dim)
     bound = max(ndim, 1)
     check(
         -bound <= dim < bound,

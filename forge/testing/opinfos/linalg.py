@@ -261,12 +261,13 @@ _register(
     torch.linalg.vector_norm,
     (sample(t(5), 0), sample(t(), 0), sample(t(3, 4), 0, 1)),
     (_NOT_FLOAT,),
-    directives=(
+    directives=tuple(
         Directive(
             "xfail",
             "the gradient of a norm that counts is zeros in forge; torch gives None though it says that there is one",
-            test="test_gradient",
-        ),
+            test=test,
+        )
+        for test in ("test_gradient", "test_jit")
     ),
 )
 _MATRIX_ORDERS = ("fro", 1, -1, math.inf, -math.inf)

@@ -175,7 +175,7 @@ _register(
         Directive(
             "xfail",
             "torch checks that var is not negative, where Dynamo breaks the graph: fullgraph=True cannot hold",
-            test="test_gradient",
+            test="test_jit",
             executors=("torch",),
         ),
     ),
