@@ -73,7 +73,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "Persimmon": {},
     "Ernie4_5": {"head_dim": 8},
     "Exaone4": {"sliding_window": 6},
-    "SeedOss": {"head_dim": 8},
+    "SeedOss": {"head_dim": 8, "residual_dropout": 0.0},
     "Arcee": {},
     "Lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 2 * WIDTH},
     "DiffLlama": {},

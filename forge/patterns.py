@@ -66,6 +66,26 @@ def rotary_interleaved(x, cos, sin):
 
 
 @pattern
+def rotary_halves(x, cos, sin):
+    """Rotary embedding of halves, each half written out (gpt-oss). Shapes: as rotary, with cos and sin of D / 2."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pattern
+def rotary_pairs(x, cos, sin):
+    """Rotary embedding of neighbouring pairs into halves (DeepSeek V3). Shapes: as rotary_halves."""
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pattern
+def gelu_tanh(x):
+    """The tanh-approximated gelu written out (GPT-2's "gelu_new"). Opt-in."""
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+@pattern
 def swiglu(gate, up):
     """silu(gate) * up, from two projections or from two slices of one."""
     return F.silu(gate) * up
@@ -84,23 +104,46 @@ def geglu_exact(gate, up):
 
 
 @pattern
-def gelu_tanh(x):
-    """The tanh-approximated gelu written out (GPT-2's "gelu_new"). Opt-in."""
-    return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
+def geglu_written(gate, up):
+    """gelu(gate) * up with the tanh approximation written out, which rounds after each step (T5)."""
+    return gelu_tanh.reference(gate) * up
+
+
+@pattern
+def swiglu_clamped(gate, up, limit: float, alpha: float):
+    """(up + 1) * gate * sigmoid(alpha * gate) of clamped values (gpt-oss)."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+@pattern
+def causal_lm_loss(logits, labels: torch.LongTensor, ignore_index: int):
+    """The mean cross entropy, in float32, of each position's logits with the next position's label.
+
+    Shapes: logits (..., S, V), labels (..., S), out (). The last position counts as `ignore_index`.
+    """
+    following = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    flat = logits.float().reshape(-1, logits.shape[-1])
+    return F.cross_entropy(flat, following.reshape(-1), ignore_index=ignore_index)
 
 
 ALL: tuple[Pattern, ...] = (
     rotary,
     rotary_interleaved,
-    add_rms_norm,
+    rotary_halves,
+    rotary_pairs,
     add_rms_norm_gemma,
+    add_rms_norm,
     add_rms_norm_wide,
-    rms_norm,
     rms_norm_gemma,
+    rms_norm,
     rms_norm_wide,
     swiglu,
     geglu,
     geglu_exact,
+    geglu_written,
+    swiglu_clamped,
+    causal_lm_loss,
 )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from forge import prims
 from forge.ir import NUMBER_TYPES, BoundSymbol, Proxy, Tag, TensorProxy, Trace
-from forge.ir.symbol import NO_TAGS
 from forge.ir.pytree import tensors
+from forge.ir.symbol import NO_TAGS
 from forge.transforms.cse import MEANINGFUL, UNMERGEABLE, argument_key
 
 COMMUTATIVE = frozenset(
@@ -31,7 +31,7 @@ COMMUTATIVE = frozenset(
     )
 )
 _IDENTITIES = frozenset(prim.id for prim in (prims.clone, prims.contiguous))
-CAST, BROADCAST = prims.convert_element_type.id, prims.broadcast_in_dim.id
+CAST, BROADCAST, RESHAPE = prims.convert_element_type.id, prims.broadcast_in_dim.id, prims.reshape.id
 
 
 class Node:
@@ -67,6 +67,7 @@ class Canonical:
         self.node_of: dict[str, Node] = {}
         self.visible: dict[int, list[TensorProxy]] = {}
         self.between: dict[int, list[Node]] = {}
+        self._reshaped: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
         self._tags = NO_TAGS
         for proxy in inputs:
@@ -108,6 +109,11 @@ class Canonical:
             if all(other.name != proxy.name for other in shown):
                 shown.append(proxy)
 
+    def same_elements(self, node: Node) -> list[Node]:
+        """Every shape of a value that the program has made so far; as it was computed comes last."""
+        base = node.args[0] if node.id == RESHAPE else node
+        return [*self._reshaped.get(id(base), ()), base]
+
     def _flatten(self, bound: BoundSymbol) -> None:
         if bound.subsymbols:
             for sub in bound.subsymbols:
@@ -122,10 +128,13 @@ class Canonical:
         if not UNMERGEABLE.isdisjoint(bound.all_tags):
             return Node(prim, (), proxy, ("only", proxy.name), index)
         args = tuple([self._argument(arg) for arg in (*bound.args, *bound.kwargs.values())])
+        tags = (bound.tags | self._tags) & MEANINGFUL
         simpler = _simplify(prim, args, proxy)
         if isinstance(simpler, Node):
-            return simpler
-        node = self._intern(*simpler, proxy, index, (bound.tags | self._tags) & MEANINGFUL)
+            if Tag.NO_GRAD not in tags or Tag.NO_GRAD in simpler.tags:
+                return simpler
+            simpler = prims.detach.id, (simpler,)
+        node = self._intern(*simpler, proxy, index, tags)
         if prim == BROADCAST and args[0].id == BROADCAST:
             within = self.between.setdefault(id(node), [])
             if all(other is not args[0] for other in within):
@@ -143,9 +152,7 @@ class Canonical:
             return tuple(self._argument(item) for item in arg)
         return arg
 
-    def _intern(
-        self, id: str, args: tuple, proxy: TensorProxy, index: int = 0, tags: frozenset[Tag] = NO_TAGS
-    ) -> Node:
+    def _intern(self, id: str, args: tuple, proxy: TensorProxy, index: int = 0, tags: frozenset[Tag] = NO_TAGS) -> Node:
         parts = [_key(arg) for arg in args]
         if id in COMMUTATIVE:
             parts.sort(key=repr)
@@ -153,12 +160,17 @@ class Canonical:
         node = self._known.get(key)
         if node is None:
             node = self._known[key] = Node(id, args, proxy, len(self._known), index, tags)
+            if id == RESHAPE:
+                self._reshaped.setdefault(_identity(args[0]), []).append(node)
         return node
 
 
 def canonical(trace: Trace) -> Canonical:
     """The normal form of a recorded trace."""
     return Canonical(trace.inputs, trace.bound_symbols)
+
+
+_identity = id  # where a parameter has the name
 
 
 def _key(arg: Any) -> Any:
@@ -198,11 +210,11 @@ def _broadcast(args: tuple, proxy: TensorProxy) -> "Node | tuple[str, tuple]":
 
 def _reshape(args: tuple, proxy: TensorProxy) -> "Node | tuple[str, tuple]":
     x = args[0]
-    while x.id == prims.reshape.id:
+    while x.id == RESHAPE:
         x = x.args[0]
     if len(x.proxy.shape) == proxy.ndim and all(map(prims.same, x.proxy.shape, proxy.shape)):
         return x
-    return prims.reshape.id, (x, proxy.shape)
+    return RESHAPE, (x, proxy.shape)
 
 
 def _pow(args: tuple, proxy: TensorProxy) -> tuple[str, tuple]:
@@ -247,7 +259,7 @@ def _drop_neutral(id: str, neutral: float) -> Any:
 _REWRITES = {
     CAST: _cast,
     BROADCAST: _broadcast,
-    prims.reshape.id: _reshape,
+    RESHAPE: _reshape,
     prims.pow.id: _pow,
     prims.div.id: _div,
     prims.reciprocal.id: _reciprocal,
@@ -259,6 +271,8 @@ _REWRITES = {
 
 def relative_args(node: Node) -> tuple:
     """The node's arguments with dims counted from the back, so that ranks do not matter."""
+    if node.id == prims.pad.id:
+        return _padding(node)
     where = _DIM_ARGUMENTS.get(node.id)
     if where is None:
         return node.args
@@ -270,6 +284,13 @@ def relative_args(node: Node) -> tuple:
     return tuple(args)
 
 
+def _padding(node: Node) -> tuple:
+    """The padding without the leading dims that have none."""
+    x, padding, *rest = node.args
+    first = next((i for i, sides in enumerate(padding) if tuple(sides) != (0, 0)), len(padding))
+    return x, padding[first:], *rest
+
+
 _DIM_ARGUMENTS = {
     prims.sum.id: (1,),
     prims.amax.id: (1,),
@@ -278,4 +299,6 @@ _DIM_ARGUMENTS = {
     prims.slice.id: (1,),
     prims.cat.id: (1,),
     prims.flip.id: (1,),
+    prims.gather.id: (1,),
+    prims.squeeze.id: (1,),
 }

@@ -20,12 +20,17 @@ import torch
 from forge import torchlang
 from forge.ir import NUMBER_TYPES, BoundSymbol, Symbol, TensorProxy, Trace, check, recording, speaking
 from forge.ir.pytree import tensors
-from forge.transforms.canonical import BROADCAST, CAST, COMMUTATIVE, Canonical, Node, relative_args
+from forge.transforms.canonical import BROADCAST, CAST, COMMUTATIVE, RESHAPE, Canonical, Node, relative_args
 from forge.transforms.dce import live_calls
+from forge.transforms.ordering import in_order
 
 _TRANSPARENT = frozenset({CAST, BROADCAST})
 _SIZES = ((2, 3, 4, 8), (3, 5, 6, 16))
-_SCALARS = ((0.0137, 0.0251, 0.0389), (0.0173, 0.0217, 0.0331))
+_SCALARS: dict[Any, tuple[tuple, tuple]] = {  # values that no reference writes itself, for each of two traces
+    float: ((0.0137, 0.0251, 0.0389), (0.0173, 0.0217, 0.0331)),
+    int: ((-1013, -1019, -1021), (-1031, -1033, -1039)),
+}
+_CPU = torch.device("cpu")
 
 
 class _Wild:
@@ -51,7 +56,8 @@ class _Skeleton:
 
 
 class Pattern:
-    """A reference to find. Parameters annotated `float` or `int` are numbers, the others tensors.
+    """A reference to find. Parameters annotated `float` or `int` are numbers, the others tensors: `torch.LongTensor`
+    one integer for each vector of the others, along their last dim.
 
     `symbol` is the composite that a match becomes, with the parameters as arguments in order; its body is the
     reference, so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at
@@ -69,9 +75,10 @@ class Pattern:
                 lambda parameter=parameter: f"pattern {self.name}: {parameter} is not a plain parameter",
                 TypeError,
             )
-        self.numbers = [p.name for p in parameters if p.annotation in (float, int, "float", "int")]
-        self.tensors = [p.name for p in parameters if p.name not in self.numbers]
         self.parameters = [p.name for p in parameters]
+        self.annotations = {p.name: p.annotation for p in parameters}
+        self.numbers = [p.name for p in parameters if p.annotation in _SCALARS]
+        self.tensors = [p.name for p in parameters if p.annotation not in _SCALARS]
         self.symbol = Symbol(self.name, f"pattern.{self.name}", body=self._body)
         self.symbol.__doc__ = reference.__doc__
         self.skeleton = self._trace_skeleton()
@@ -96,18 +103,36 @@ class Pattern:
         return trace.input_names, trace.bound_symbols, [proxy.name for proxy in tensors(result)]
 
     def _trace_skeleton(self) -> list[_Skeleton]:
-        roots = []
-        for sizes, scalars in zip(_SIZES, _SCALARS, strict=True):
-            metadata: dict[str, Any] = {name: (sizes, torch.float32, torch.device("cpu")) for name in self.tensors}
-            metadata.update(zip(self.numbers, scalars, strict=False))
-            inputs, calls, outputs = self._trace(metadata)
+        roots, stand_ins = [], []
+        for trial in range(len(_SIZES)):
+            metadata = self._stand_ins(trial, alike=True)
+            try:
+                inputs, calls, outputs = self._trace(metadata)
+            except RuntimeError:  # half of a tensor meets a whole one
+                metadata = self._stand_ins(trial, alike=False)
+                inputs, calls, outputs = self._trace(metadata)
+            stand_ins.append(metadata)
             check(bool(calls), lambda: f"pattern {self.name}: the reference computes nothing")
             graph = Canonical((), ())
             leaves = {name: Node("input", (name,), _proxy(name, metadata[name]), name) for name in inputs}
             roots.append(graph.embed(leaves, calls, outputs))
-        values = dict(zip(self.numbers, zip(*_SCALARS, strict=True), strict=False))
+        values = {name: tuple(metadata[name] for metadata in stand_ins) for name in self.numbers}
         memo: dict[int, _Skeleton] = {}
         return [_merge(a, b, values, memo) for a, b in zip(*roots, strict=True)]
+
+    def _stand_ins(self, trial: int, *, alike: bool) -> dict[str, Any]:
+        """What the skeleton is traced with: tensors of one shape (`alike`), or that broadcast to the first."""
+        numbers = {kind: iter(values[trial]) for kind, values in _SCALARS.items()}
+        metadata: dict[str, Any] = {}
+        for name, kind in self.annotations.items():
+            *sizes, last = _SIZES[trial]
+            if kind in numbers:
+                metadata[name] = next(numbers[kind])
+            elif kind is torch.LongTensor:
+                metadata[name] = (tuple(sizes), torch.int64, _CPU)
+            else:
+                metadata[name] = ((*sizes, last if alike or name == self.tensors[0] else 1), torch.float32, _CPU)
+        return metadata
 
     def exact(self, binding: dict[str, Any]) -> tuple[list[str], list[BoundSymbol], list[str]] | None:
         """The reference traced on what a binding stands for; None where it does not take that. Kept by its metadata."""
@@ -185,14 +210,18 @@ def find_matches(trace: Trace, patterns: Sequence[Pattern]) -> list[Match]:
     """
     graph = Canonical(trace.inputs, trace.bound_symbols)
     roots = _visible_roots(trace, graph)
+    by_prim: dict[str, list[tuple[str, Node]]] = {}
+    for name, node in roots:
+        by_prim.setdefault(_strip(node).id, []).append((name, node))
+    program = _Dependencies(trace)
     taken: set[int] = set()
     found: dict[str, Match] = {}
     for each in patterns:
-        for name, node in roots:
-            if name in found or _strip(node).id != each.skeleton[-1].id:
+        for name, node in by_prim.get(each.skeleton[-1].id, ()):
+            if name in found:
                 continue
             match = _match_at(each, node, graph)
-            if match is not None and match.covered.isdisjoint(taken):
+            if match is not None and match.covered.isdisjoint(taken) and program.is_convex(match):
                 taken |= match.covered
                 found[match.outputs[-1].name] = match
     order = {name: position for position, (name, _) in enumerate(roots)}
@@ -225,7 +254,7 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
         if traced is None:
             continue
         inputs, calls, outputs = traced
-        nodes = graph.embed({name: binding[name] for name in inputs}, calls, outputs)
+        nodes = graph.embed({name: binding[name] for name in inputs}, calls, outputs, _strip(root).tags)
         if nodes[-1] is not root or any(id(node) not in graph.visible for node in nodes):
             continue
         shown = [graph.visible[id(node)][0] for node in nodes]
@@ -246,7 +275,10 @@ def _unify(part: Any, node: Any, binding: dict[str, Any], graph: Canonical) -> I
             yield from _bind(part.parameter, node, binding, graph)
             return
         node = _strip(node)
-        if node.id == part.id and len(node.args) == len(part.args):
+        if part.id == RESHAPE:
+            for candidate in graph.same_elements(node):
+                yield from _unify(part.args[0], candidate, binding, graph)
+        elif node.id == part.id and len(node.args) == len(part.args):
             args = relative_args(node)
             yield from _unify_all(part.args, args, binding, graph)
             if part.id in COMMUTATIVE:
@@ -298,11 +330,48 @@ def _covered(root: Node, leaves: set[int], graph: Canonical) -> set[int]:
     return found
 
 
+class _Dependencies:
+    """Who makes each value of a program, and where."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.makers = {name: (i, bound) for i, bound in enumerate(trace.bound_symbols) for name in bound.outputs}
+
+    def is_convex(self, match: Match) -> bool:
+        """Whether each output is a call's only one, and no input is computed from an output."""
+        if any(out.name not in self.makers or len(self.makers[out.name][1].outputs) > 1 for out in match.outputs):
+            return False
+        made = {output.name for output in match.outputs}
+        first = min(self.makers[name][0] for name in made)
+        stack = [value.name for value in match.binding.values() if isinstance(value, TensorProxy)]
+        seen: set[str] = set()
+        while stack:
+            name = stack.pop()
+            if name in made:
+                return False
+            position, bound = self.makers.get(name, (-1, None))
+            if position > first and name not in seen:
+                seen.add(name)
+                stack.extend(bound.inputs)
+        return True
+
+
 def replace_patterns(trace: Trace, patterns: Sequence[Pattern]) -> tuple[Trace, list[Match]]:
     """The trace with every site of `patterns` one call of the pattern's symbol, and the sites."""
-    matches = [match for match in find_matches(trace, patterns) if _is_placeable(match, trace)]
-    if not matches:
-        return trace, []
+    matches = find_matches(trace, patterns)
+    while matches:
+        new, places = _replaced(trace, matches)
+        ordered, stuck = in_order(new.bound_symbols, [*trace.input_names, *trace.constants])
+        if not stuck:
+            new.bound_symbols[:] = live_calls(ordered, new.output_names)
+            return new, matches
+        late = [name for bound in stuck for name in bound.outputs]  # two sites, each of which needs the other
+        first = next(places[name] for name in late if name in places and len(places[name].outputs) > 1)
+        matches = [match for match in matches if match is not first]
+    return trace, []
+
+
+def _replaced(trace: Trace, matches: list[Match]) -> tuple[Trace, dict[str, Match]]:
+    """The trace with each match in place of its first output's call, and which that is; perhaps before its inputs."""
     places = {match.outputs[0].name: match for match in matches}
     made = {proxy.name for match in matches for proxy in match.outputs}
     new = trace.derive("patterns")
@@ -313,20 +382,7 @@ def replace_patterns(trace: Trace, patterns: Sequence[Pattern]) -> tuple[Trace, 
                 _place(match, bound, new)
             elif made.isdisjoint(bound.outputs):
                 new.record(bound)
-    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
-    return new, matches
-
-
-def _is_placeable(match: Match, trace: Trace) -> bool:
-    """Whether the site's inputs are all there when its first output is wanted."""
-    if len(match.outputs) == 1:
-        return True
-    there = {*trace.input_names, *trace.constants}
-    for bound in trace.bound_symbols:
-        if match.outputs[0].name in bound.outputs:
-            break
-        there.update(bound.outputs)
-    return all(value.name in there for value in match.binding.values() if isinstance(value, TensorProxy))
+    return new, places
 
 
 def _place(match: Match, bound: BoundSymbol, new: Trace) -> None:
