@@ -1,4 +1,4 @@
-"""The command `forge`: `forge kernels list | lock | check`."""
+"""The command `forge`: `forge kernels list | lock | check | verify`."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge import hub
+from forge.executors import hubex
 from forge.hub import cache, lockfile, variants
 
 
@@ -146,8 +147,26 @@ def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, 
     print(f"ok      {verified.resolved.place()}: {len(verified.files)} files are as locked")
 
 
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="org/name@v1, org/name@REVISION, a folder or YAML")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long a kernel may take for one sample")
+    add_policy(parser)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    """Runs every kernel on samples of its operation, and compares it with its reference."""
+    kernels = hubex.gather(arguments.sources, policy=policy_of(arguments), backend=arguments.backend)
+    rows = [row for kernel in kernels for row in hubex.verify_all(kernel, hubex.Verifier(arguments.seconds))]
+    table = [("kernel", "op", "dtype", "device", "samples", "verdict"), *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]) - 1)]
+    for *cells, verdict in table:
+        print("  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] + [verdict]))
+    return 0 if all(row[-1] == "ok" for row in rows) else 1
+
+
 KERNEL_COMMANDS = (
     Command("list", "what the cache or a lock file holds", _list_arguments, _list),
     Command("lock", "write the commit and the sha256 of every file to a lock file", _lock_arguments, _lock),
     Command("check", "which variant fits this system, and whether files are as locked", _check_arguments, _check),
+    Command("verify", "run kernels on samples and compare them with torch", _verify_arguments, _verify),
 )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from forge.executors.executor import register_executor
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
-from forge.executors.hubex.verify import Verifier, verifier
+from forge.executors.hubex.verify import Verifier, verifier, verify_all
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
 from forge.ir import Symbol
@@ -61,4 +61,5 @@ __all__ = [
     "operators",
     "use_kernels",
     "verifier",
+    "verify_all",
 ]

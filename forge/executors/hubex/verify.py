@@ -9,10 +9,11 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of
 from forge.hub.compat import library
 from forge.hub.errors import HubNotice, MissingExtraError
 from forge.hub.manifest import KernelEntry
+from forge.hub.manifest.dtypes import dtype_name
 
 FORMAT = 1
 SECONDS = 60.0
@@ -110,15 +112,35 @@ def zero_accepted(answer: Answer) -> str | None:
     return f"failed verification: it took none of the samples{f'; {answer.rejected}' if answer.rejected else ''}"
 
 
+def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
+    """(kernel, op, dtype, device, samples, verdict) for each declared dtype and each device that is here."""
+    from forge.executors.hubex.samples import declared_devices, declared_dtypes
+
+    devices = declared_devices(kernel)
+    if not devices:
+        yield kernel.name, kernel.entry.op, "-", "-", "0", "no device that it is for is here"
+    for device in devices:
+        for dtype in declared_dtypes(kernel):
+            answer = verifier.answer(kernel, Question(device, dtype))
+            verdict = answer.reason or zero_accepted(answer) or "ok"
+            yield kernel.name, kernel.entry.op, dtype_name(dtype), str(device), str(answer.accepted), verdict
+
+
 # keys and files
 
 
 def _identity(kernel: Kernel, device: torch.device) -> str:
     """What a kernel is, and where it runs."""
-    from forge import __version__  # forge is not whole yet when this module is imported
-
     code = code_of(kernel) if kernel.source is not None else f"{id(kernel)}"
-    parts = (FORMAT, __version__, torch.__version__, _device_name(device), code, kernel.name, _text(kernel.entry))
+    parts = (
+        FORMAT,
+        sys.modules["forge"].__version__,
+        torch.__version__,
+        _device_name(device),
+        code,
+        kernel.name,
+        _text(kernel.entry),
+    )
     return repr(parts)
 
 

@@ -1,0 +1,384 @@
+"""Kernels are verified before they are trusted: a mistake costs a kernel its place, and nothing else."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge import cli
+from forge.executors.executor import Executor
+from forge.executors.hubex import Verifier, kernel_executor, operators, verify
+from forge.executors.hubex.frames import Answer, Question
+from forge.hub import HubNotice
+from forge.hub.manifest import kernel
+from tests.hub.kernels import metadata
+
+GELU = {
+    "op": "torch.nn.functional.gelu",
+    "arg_meta": "{input: T}",
+    "args": "{x: input}",
+    "where": "[\"approximate == 'none'\"]",
+}
+LAYER_NORM = {
+    "op": "torch.nn.functional.layer_norm",
+    "arg_meta": "{input: T, weight: T, bias: T}",
+    "shape": '{input: "[..., H]", weight: "[H]", bias: "[H]"}',
+    "where": '["normalized_shape == (H,)"]',
+    "args": "{x: input, weight: weight, bias: bias, eps: eps}",
+}
+ROWS = "torch.as_strided(x, x.shape, torch.empty(x.shape).stride())"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _worker() -> Iterator[None]:
+    yield
+    verify.worker.stop()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """What the worker is asked."""
+    questions: list[Question] = []
+    ask = verify.worker.ask
+
+    def counted(kernel: Any, question: Question, seconds: float) -> Answer:
+        questions.append(question)
+        return ask(kernel, question, seconds)
+
+    monkeypatch.setattr(verify.worker, "ask", counted)
+    return questions
+
+
+class Repository:
+    """A folder with one kernel `f`, whose code and manifest are given."""
+
+    def __init__(self, folder: Path, name: str, code: str, **entry: str) -> None:
+        self.folder, self.name = folder / name, name
+        self.write(code)
+        fields = {"kernel_name": "f", "grad": "composite", **entry}
+        op = "pattern" if "pattern" in fields else "op"
+        target = fields.pop(op)
+        lines = "".join(f"    {key}: {value}\n" for key, value in fields.items())
+        (self.folder / "forge_kernels.yaml").write_text(
+            f"forge_kernels: 1\nlibrary: {{name: acme}}\nops:\n- {op}: {target}\n"
+            f"  type_alias: {{T: [float32]}}\n  kernels:\n  - name: {name}\n{lines}"
+        )
+
+    def write(self, code: str) -> None:
+        variant = self.folder / "build" / "torch-universal"
+        variant.mkdir(parents=True, exist_ok=True)
+        header = "import ctypes\nimport time\n\nimport torch\nimport torch.nn.functional as F\n\n"
+        (variant / "__init__.py").write_text(header + textwrap.dedent(code))
+        (variant / "metadata.json").write_text(metadata(self.name.replace("_", "-"), f"_{self.name}_ab12"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[..., Repository]:
+    def make(name: str, code: str, **entry: str) -> Repository:
+        return Repository(tmp_path, name, code, **entry)
+
+    return make
+
+
+def executor(made: Repository, seconds: float = 60) -> Executor:
+    return kernel_executor([made.folder], verify=Verifier(seconds))
+
+
+def run(function: Callable, *args: torch.Tensor, by: Executor) -> Any:
+    """Jits, compares with eager (gradients too where one is wanted), and explains."""
+    jitted = forge.jit(function, executors=[by, "torch"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HubNotice)
+        actual = jitted(*args)
+    expected = function(*args)
+    torch.testing.assert_close(actual, expected)
+    wanted = [each for each in args if each.requires_grad]
+    if wanted:
+        g = torch.ones(()).expand(expected.shape)
+        for ours, theirs in zip(
+            torch.autograd.grad(actual, wanted, g), torch.autograd.grad(expected, wanted, g), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+    return forge.explain(jitted)
+
+
+def declined(explained: Any, made: Repository) -> str:
+    """Why the kernel was declined; it ran nothing."""
+    assert not [row for row in explained.rows if row.executor == f"acme.{made.name}"]
+    return next(reason for row in explained.rows for who, reason in row.declined if who == f"acme.{made.name}")
+
+
+def claimed(explained: Any, made: Repository) -> int:
+    return sum(row.executor == f"acme.{made.name}" for row in explained.rows)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x) + 1
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (16,), weight, bias)
+
+
+def norm_inputs() -> list[torch.Tensor]:
+    return [torch.randn(shape, requires_grad=True) for shape in ((3, 16), (16,), (16,))]
+
+
+# the warnings of real kernels
+
+
+def test_a_crash_on_unaligned_memory_costs_the_kernel_its_place(repository: Callable) -> None:
+    made = repository(
+        "unaligned", "def f(x):\n    return ctypes.string_at(0) if x.data_ptr() % 16 else F.gelu(x)", **GELU
+    )
+    reason = declined(run(gelu, torch.randn(5)[1:], by=executor(made)), made)
+    assert reason.startswith("crashed (signal 11) on input: float32[") and reason.endswith("(unaligned)")
+
+
+def test_a_kernel_that_ignores_strides_is_found(repository: Callable) -> None:
+    made = repository("strided", f"def f(x):\n    return F.gelu({ROWS})", **GELU)
+    reason = declined(run(gelu, torch.randn(3, 8)[:, ::2], by=executor(made)), made)
+    assert reason.startswith("failed verification on input: float32[") and "values differ by up to" in reason
+
+
+def test_a_kernel_that_ignores_strides_is_right_where_its_layout_is_declared(repository: Callable) -> None:
+    made = repository("declared", f"def f(x):\n    return F.gelu({ROWS})", layout="contiguous", **GELU)
+    assert claimed(run(gelu, torch.randn(3, 8)[:, ::2], by=executor(made)), made) == 1
+
+
+def test_a_hidden_size_that_it_rejects_is_named(repository: Callable) -> None:
+    code = """
+        def f(x, weight, bias, eps):
+            if x.shape[-1] % 4:
+                raise RuntimeError(f"hidden size {x.shape[-1]}")
+            return F.layer_norm(x, weight.shape, weight, bias, eps)
+    """
+    made = repository("hidden", code, **LAYER_NORM)
+    reason = declined(run(layer_norm, *norm_inputs(), by=executor(made)), made)
+    assert reason.startswith("failed verification on input: float32[") and "raises RuntimeError: hidden size" in reason
+    limited = repository("limited", code, **{**LAYER_NORM, "where": '["normalized_shape == (H,)", "H % 4 == 0"]'})
+    assert claimed(run(layer_norm, *norm_inputs(), by=executor(limited)), limited) >= 1
+
+
+def test_a_layer_norm_that_drops_the_bias_is_found(repository: Callable) -> None:
+    code = "def f(x, weight, bias, eps):\n    return F.layer_norm(x, weight.shape, weight, None, eps)"
+    made = repository("dropped", code, **LAYER_NORM)
+    reason = declined(run(layer_norm, *norm_inputs(), by=executor(made)), made)
+    assert "bias: float32[" in reason and "values differ by up to" in reason and "tolerance 1e-05" in reason
+
+
+def test_a_hang_costs_the_kernel_its_place(repository: Callable) -> None:
+    made = repository("hangs", "def f(x):\n    time.sleep(1000)", **GELU)
+    reason = declined(run(gelu, torch.randn(4), by=executor(made, seconds=2)), made)
+    assert reason.startswith("no answer within 2 s on input: float32[")
+
+
+def test_an_overwritten_input_is_found(repository: Callable) -> None:
+    made = repository("inplace", "def f(x):\n    y = F.gelu(x)\n    x.mul_(2)\n    return y", **GELU)
+    assert "an input, or memory beside it, was changed" in declined(run(gelu, torch.randn(4), by=executor(made)), made)
+
+
+BACKWARD = "{kernel_name: g, args: {grad_output: grad_output, x: input}, returns: [input]}"
+GELU_BACKWARD = "torch.ops.aten.gelu_backward(grad_output, x)"
+
+
+def test_an_overwritten_gradient_is_found(repository: Callable) -> None:
+    code = f"""
+        def f(x):
+            return F.gelu(x)
+
+        def g(grad_output, x):
+            gradient = {GELU_BACKWARD}
+            grad_output.zero_()
+            return gradient
+    """
+    made = repository("overwrites", code, **{**GELU, "grad": BACKWARD})
+    explained = run(gelu, torch.randn(4, requires_grad=True), by=executor(made))
+    assert "the incoming gradient was overwritten" in declined(explained, made)
+
+
+def test_a_backward_that_needs_a_contiguous_gradient_gets_one(repository: Callable) -> None:
+    code = f"""
+        def f(x):
+            return F.gelu(x)
+
+        def g(grad_output, x):
+            assert grad_output.is_contiguous()
+            return {GELU_BACKWARD}
+    """
+    made = repository("contiguous", code, **{**GELU, "grad": BACKWARD})
+    assert claimed(run(gelu, torch.randn(4, requires_grad=True), by=executor(made)), made) >= 1
+
+
+def test_a_wrong_gradient_is_found(repository: Callable) -> None:
+    code = f"def f(x):\n    return F.gelu(x)\n\n\ndef g(grad_output, x):\n    return 1.01 * {GELU_BACKWARD}"
+    made = repository("gradient", code, **{**GELU, "grad": BACKWARD})
+    reason = declined(run(gelu, torch.randn(4, requires_grad=True), by=executor(made)), made)
+    assert "the gradient of input: values differ by up to" in reason
+
+
+def test_an_output_first_signature_works_through_the_adapter(repository: Callable) -> None:
+    made = repository("first", "def f(out, x):\n    out.copy_(F.gelu(x))", out="out", **GELU)
+    assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1
+
+
+def test_a_write_behind_the_output_is_found(repository: Callable) -> None:
+    code = """
+        def f(out, x):
+            out.copy_(F.gelu(x))
+            out.as_strided((1,), (1,), out.storage_offset() + out.numel()).zero_()
+    """
+    made = repository("behind", code, out="out", **GELU)
+    assert "memory beside its output was written to" in declined(run(gelu, torch.randn(4), by=executor(made)), made)
+
+
+ATTENTION = {
+    "op": "torch.nn.functional.scaled_dot_product_attention",
+    "arg_meta": "{query: T, key: T, value: T}",
+    "shape": '{query: "[B, H, S, D]", key: "[B, H, K, D]", value: "[B, H, K, D]"}',
+    "args": "{q: query, k: key, v: value, causal: is_causal}",
+}
+BOTTOM_RIGHT = """
+    def f(q, k, v, causal):
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask if causal else None)
+"""
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_a_causal_mask_aligned_bottom_right_is_right_only_where_lengths_agree(repository: Callable) -> None:
+    inputs = [torch.randn(1, 2, 5, 4) for _ in range(3)]
+    made = repository("bottom_right", BOTTOM_RIGHT, **ATTENTION)
+    reason = declined(run(attention, *inputs, by=executor(made)), made)
+    assert "is_causal=True" in reason and "values differ" in reason
+    same = repository("same_length", BOTTOM_RIGHT, where='["not is_causal or S == K"]', **ATTENTION)
+    assert claimed(run(attention, *inputs, by=executor(same)), same) == 1
+
+
+def test_a_kernel_that_takes_no_sample_fails(repository: Callable, capsys: pytest.CaptureFixture) -> None:
+    entry = {**GELU, "where": '["input.ndim == 17"]'}
+    made = repository("nothing", "def f(x):\n    return F.gelu(x)", **entry)
+    assert cli.main(["kernels", "verify", str(made.folder)]) == 1
+    assert "took none of the samples" in capsys.readouterr().out
+
+
+# asking
+
+
+def test_an_answer_is_kept_on_disk_and_a_change_of_the_code_asks_again(repository: Callable, asked: list) -> None:
+    made = repository("kept", "def f(x):\n    return F.gelu(x)", **GELU)
+    assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1
+    assert len(asked) == 2  # in general, and for these arguments
+    assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1
+    assert len(asked) == 2
+    assert _worker_starts_elsewhere(made) == 0
+    made.write("def f(x):\n    return F.gelu(x) + 0.1")
+    assert "values differ by up to 0.1" in declined(run(gelu, torch.randn(4), by=executor(made)), made)
+    assert len(asked) == 3
+
+
+def _worker_starts_elsewhere(made: Repository) -> int:
+    """How many workers another process starts for the same call."""
+    program = f"""
+        import torch
+        import forge
+        import torch.nn.functional as F
+        from forge.executors.hubex import verify
+
+        jitted = forge.jit(lambda x: F.gelu(x) + 1, kernels=[{str(made.folder)!r}])
+        jitted(torch.randn(4))
+        assert forge.explain(jitted).rows[0].executor == "acme.{made.name}"
+        print(verify.worker.starts)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> None:
+    code = "def f(x, weight, bias, eps):\n    return F.layer_norm(x, weight.shape, weight, bias, eps)"
+    made = repository("layers", code, **LAYER_NORM)
+    model = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)])
+    assert claimed(run(model, torch.randn(2, 16), by=executor(made)), made) >= 4
+    assert len(asked) <= 3 and verify.worker.starts <= 1  # strides of the first layer's input are known
+
+
+def test_each_failed_kernel_is_said_once(repository: Callable) -> None:
+    made = repository("wrong", "def f(x):\n    return F.gelu(x) + 1", **GELU)
+    by = executor(made)
+    with pytest.warns(
+        HubNotice, match=r"kernel acme.wrong of torch.nn.functional.gelu is not used: failed verif"
+    ) as notices:
+        forge.jit(gelu, executors=[by, "torch"])(torch.randn(4))
+        forge.jit(gelu, executors=[by, "torch"])(torch.randn(5))
+    assert len([each for each in notices if issubclass(each.category, HubNotice)]) == 1
+
+
+def test_verification_can_be_left_out(repository: Callable, asked: list) -> None:
+    made = repository("trusted", "def f(x):\n    return F.gelu(x)", **GELU)
+    by = kernel_executor([made.folder], verify=False)
+    assert claimed(run(gelu, torch.randn(4), by=by), made) == 1
+    assert not asked
+
+
+# functions given in Python
+
+
+def in_python(function: Callable, **options: Any) -> Executor:
+    entry = kernel(
+        "torch.nn.functional.gelu",
+        function,
+        resolver=operators(),
+        dtypes=[torch.float32],
+        where=["approximate == 'none'"],
+        args={"x": "input"},
+        library="acme",
+        name=function.__name__,
+        **options,
+    )
+    return kernel_executor([entry], verify=Verifier(seconds=20))
+
+
+def test_a_function_given_in_python_is_verified_in_a_fork() -> None:
+    import ctypes
+
+    def crashes(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) if x.shape == (4,) else ctypes.string_at(0)
+
+    def right(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x)
+
+    explained = run(gelu, torch.randn(4), by=in_python(crashes))
+    assert "crashed (signal 11)" in str(explained) and explained.rows[0].executor == "torch"
+    trained = run(gelu, torch.randn(4, requires_grad=True), by=in_python(right, grad="composite"))
+    assert trained.rows[0].executor == "acme.right"
+
+
+# the command
+
+
+def test_the_command_prints_a_table(repository: Callable, capsys: pytest.CaptureFixture) -> None:
+    right = repository("table_right", "def f(x):\n    return F.gelu(x)", **GELU)
+    wrong = repository("table_wrong", "def f(x):\n    return x", **GELU)
+    assert cli.main(["kernels", "verify", str(right.folder)]) == 0
+    assert cli.main(["kernels", "verify", str(right.folder), str(wrong.folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["kernel", "op", "dtype", "device", "samples", "verdict"]
+    assert any(line.startswith("acme.table_right") and line.endswith("ok") for line in lines)
+    assert any(line.startswith("acme.table_wrong") and "failed verification on input" in line for line in lines)
