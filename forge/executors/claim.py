@@ -72,7 +72,7 @@ def _claim(
 ) -> None:
     if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
         new.record(bound)
-        claims.append(Claim(bound, _runner(bound), [], level))
+        claims.append(Claim(bound, _runner(bound), inherited, level))
         return
     declined = list(inherited)
     chosen = choose(bound, executors, declined)
