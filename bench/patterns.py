@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -50,6 +51,7 @@ class Sites:
     found: Counter
     outputs: float
     gradients: float
+    rounding: float
 
     @property
     def missing(self) -> dict[str, int]:
@@ -64,29 +66,38 @@ def family(pattern_id: str) -> str:
 
 
 def measure(name: str, dtype: torch.dtype) -> Sites:
-    """Trains a model one step in eager, through forge, and through forge with every site replaced."""
+    """Trains a model one step through forge, and through forge with every site replaced.
+
+    `rounding` is how far the gradients are, without patterns, from those of the same weights in float32.
+    """
     model, arguments = build(name, dtype)
     with counting(model) as expected, torch.no_grad():
         model(**arguments)
-    expected["loss"] = 1
-    runs = []
-    for executors in (["torch"], [Finder(), "torch"]):
-        torch._dynamo.reset()
-        own = copy.deepcopy(model)
-        jitted = forge.jit(own, executors=executors)
-        result = jitted(**arguments)
-        result.loss.backward()
-        runs.append((result, own, jitted))
-    (plain, plain_model, _), (replaced, replaced_model, jitted) = runs
-    pairs = zip(plain_model.parameters(), replaced_model.parameters(), strict=True)
-    return Sites(
-        name,
-        dtype,
-        expected,
-        sites_in(forge.last_traces(jitted)),
-        max(_difference(replaced.logits, plain.logits), _difference(replaced.loss, plain.loss)),
-        max(_difference(ours.grad, theirs.grad) for theirs, ours in pairs if theirs.grad is not None),
-    )
+    plain, own, _ = _trained(model, arguments, ["torch"])
+    replaced, ours, jitted = _trained(model, arguments, [Finder(), "torch"])
+    rounding = 0.0
+    if dtype != torch.float32:
+        _, exact, _ = _trained(copy.deepcopy(model).float(), arguments, None)
+        rounding = _gradients_apart(own, exact)
+    outputs = max(_difference(replaced.logits, plain.logits), _difference(replaced.loss, plain.loss))
+    found = sites_in(forge.last_traces(jitted))
+    return Sites(name, dtype, expected, found, outputs, _gradients_apart(ours, own), rounding)
+
+
+def _trained(model: nn.Module, arguments: dict[str, Any], executors: list | None) -> tuple[Any, nn.Module, Any]:
+    """(the result, a copy of the model with its gradients, what ran), in eager where there are no executors."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    own = copy.deepcopy(model)
+    run = forge.jit(own, executors=executors) if executors else own
+    result = run(**arguments)
+    result.loss.backward()
+    return result, own, run
+
+
+def _gradients_apart(ours: nn.Module, theirs: nn.Module) -> float:
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    return max(_difference(a.grad, b.grad) for a, b in pairs if b.grad is not None)
 
 
 def sites_in(traces: Iterable[Trace]) -> Counter:
@@ -138,11 +149,15 @@ def _recorded(model: nn.Module) -> Trace:
 
 def table(rows: Sequence[Sites]) -> str:
     """The rows and their totals as text: found/expected in each family."""
-    lines = ["model           dtype    " + "".join(f"{each:>9}" for each in FAMILIES) + "   outputs  gradients"]
+    lines = [
+        "model           dtype    " + "".join(f"{each:>9}" for each in FAMILIES) + "   outputs  gradients   rounding"
+    ]
     for row in rows:
         counts = "".join(f"{row.found[each]:>6}/{row.expected[each]:<2}" for each in FAMILIES)
         dtype = str(row.dtype).removeprefix("torch.")
-        lines.append(f"{row.name:<15} {dtype:<9}{counts}   {row.outputs:8.1e}  {row.gradients:8.1e}")
+        lines.append(
+            f"{row.name:<15} {dtype:<9}{counts}   {row.outputs:8.1e}   {row.gradients:8.1e}   {row.rounding:8.1e}"
+        )
     for dtype in dict.fromkeys(row.dtype for row in rows):
         lines.append(
             f"total, {str(dtype).removeprefix('torch.')}: " + totals([row for row in rows if row.dtype == dtype])

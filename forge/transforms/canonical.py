@@ -111,7 +111,7 @@ class Canonical:
 
     def same_elements(self, node: Node) -> list[Node]:
         """Every shape of a value that the program has made so far; as it was computed comes last."""
-        base = node.args[0] if node.id == RESHAPE else node
+        base = unshaped(node)
         return [*self._reshaped.get(id(base), ()), base]
 
     def _flatten(self, bound: BoundSymbol) -> None:
@@ -267,6 +267,11 @@ _REWRITES = {
     prims.mul.id: _drop_neutral(prims.mul.id, 1),
     prims.add.id: _drop_neutral(prims.add.id, 0),
 }
+
+
+def unshaped(node: Node) -> Node:
+    """What a reshape is of; any other node itself."""
+    return node.args[0] if node.id == RESHAPE else node
 
 
 def relative_args(node: Node) -> tuple:

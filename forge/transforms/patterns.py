@@ -20,7 +20,7 @@ import torch
 from forge import torchlang
 from forge.ir import NUMBER_TYPES, BoundSymbol, Symbol, TensorProxy, Trace, check, recording, speaking
 from forge.ir.pytree import tensors
-from forge.transforms.canonical import BROADCAST, CAST, COMMUTATIVE, RESHAPE, Canonical, Node, relative_args
+from forge.transforms.canonical import BROADCAST, CAST, COMMUTATIVE, RESHAPE, Canonical, Node, relative_args, unshaped
 from forge.transforms.dce import live_calls
 from forge.transforms.ordering import in_order
 
@@ -261,7 +261,9 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
         stand_ins = {
             name: graph.visible[id(value)][0] if isinstance(value, Node) else value for name, value in binding.items()
         }
-        leaves = {id(value) for value in binding.values() if isinstance(value, Node)}
+        leaves = {
+            id(each) for value in binding.values() if isinstance(value, Node) for each in (value, unshaped(value))
+        }
         return Match(pattern, stand_ins, shown, _covered(root, leaves, graph))
     return None
 
