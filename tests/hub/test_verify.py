@@ -245,6 +245,17 @@ def test_a_write_behind_the_output_is_found(repository: Callable) -> None:
     assert "memory beside its output was written to" in declined(run(gelu, torch.randn(4), by=executor(made)), made)
 
 
+def test_a_result_in_an_inputs_memory_is_found(repository: Callable) -> None:
+    made = repository("aliases", "def f(x):\n    return x", op="torch.clone", arg_meta="{input: T}", args="{x: input}")
+    explained = run(lambda x: x.clone() + 1, torch.randn(4), by=executor(made))
+    assert "it lies in an input's memory" in declined(explained, made)
+
+
+def test_a_kernel_that_leaves_a_part_of_its_output_unwritten_is_found(repository: Callable) -> None:
+    made = repository("unwritten", "def f(out, x):\n    out[:3].copy_(F.gelu(x[:3]))", out="out", **GELU)
+    assert "values differ by up to inf" in declined(run(gelu, torch.randn(4), by=executor(made)), made)
+
+
 ATTENTION = {
     "op": "torch.nn.functional.scaled_dot_product_attention",
     "arg_meta": "{query: T, key: T, value: T}",
@@ -317,6 +328,42 @@ def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> No
     model = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)])
     assert claimed(run(model, torch.randn(2, 16), by=executor(made)), made) >= 4
     assert len(asked) <= 3 and verify.worker.starts <= 1  # strides of the first layer's input are known
+
+
+def test_a_symbolic_length_is_verified_as_it_is_in_this_run(repository: Callable, asked: list) -> None:
+    made = repository("dynamic", "def f(x):\n    return F.gelu(x)", **GELU)
+    jitted = forge.jit(gelu, executors=[executor(made), "torch"], dynamic=True)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(jitted(x), gelu(x))
+    torch.testing.assert_close(jitted(x[:4]), gelu(x[:4]))
+    assert claimed(forge.explain(jitted), made) == 1
+    assert [question.call.metas[0].shape for question in asked if question.call is not None] == [(5, 3)]
+
+
+def test_the_worker_serves_on_after_a_crash(repository: Callable) -> None:
+    bad = repository("crashes", "def f(x):\n    ctypes.string_at(0)", **GELU)
+    exits = repository("exits", "import os\n\n\ndef f(x):\n    os._exit(7)", **GELU)
+    good = repository("serves", "def f(x):\n    return F.gelu(x)", **GELU)
+    run(gelu, torch.randn(4), by=executor(good))
+    starts = verify.worker.starts
+    assert declined(run(gelu, torch.randn(4), by=executor(bad)), bad).startswith("crashed (signal 11) on input")
+    assert declined(run(gelu, torch.randn(4), by=executor(exits)), exits).startswith("ended the process with status 7")
+    assert claimed(run(gelu, torch.randn(6), by=executor(good)), good) == 1
+    assert verify.worker.starts == starts
+
+
+def test_what_a_kernel_prints_does_not_disturb_its_answers(repository: Callable) -> None:
+    made = repository("prints", "def f(x):\n    print('x' * 100000)\n    return F.gelu(x)", **GELU)
+    assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1
+
+
+def test_a_damaged_answer_on_disk_is_asked_for_again(repository: Callable, asked: list) -> None:
+    made = repository("damaged", "def f(x):\n    return F.gelu(x)", **GELU)
+    run(gelu, torch.randn(4), by=executor(made))
+    for file in verify._folder().iterdir():
+        file.write_text("{")
+    assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1
+    assert len(asked) == 4
 
 
 def test_each_failed_kernel_is_said_once(repository: Callable) -> None:

@@ -62,7 +62,7 @@ def _from_files(
 ) -> list[Kernel]:
     text = os.fspath(source)
     if text.endswith((".yaml", ".yml")):
-        return _from_manifest(Path(text), None, text, _file_hash(Path(text)))
+        return _from_manifest(Path(text), None, os.path.abspath(text), _file_hash(Path(text)))
     local = parse_source(source).path is not None
     if local and policy is None:
         policy = hub.Policy(local=True)
@@ -71,7 +71,8 @@ def _from_files(
     read_manifest(path, operators())  # what is wrong with it is said before anything is imported
     module = hub.load(resolved)
     content = next(each.verified.content for each in hub.loaded() if each.module is module)
-    return _from_manifest(path, module, text, content)
+    found = os.path.abspath(text) if local else f"{resolved.source}@{resolved.commit}"
+    return _from_manifest(path, module, found, content)
 
 
 def _file_hash(path: Path) -> str:

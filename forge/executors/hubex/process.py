@@ -1,5 +1,6 @@
 """Asking another process whether a kernel is right: a worker that finds the kernel again, or a fork of this process."""
 
+import faulthandler
 import hashlib
 import inspect
 import os
@@ -17,12 +18,26 @@ import torch
 from forge.executors.hubex.frames import Answer, Ended, Question, Request, Silent, receive, send
 from forge.executors.hubex.kernels import Kernel
 
+try:
+    import resource
+except ImportError:  # not a Unix
+    resource = None
+
 START = 300.0  # seconds until a process is there, on a machine that is busy
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter: it forks
 
 
+_codes: dict[int, tuple[Kernel, str]] = {}
+
+
 def code_of(kernel: Kernel) -> str:
     """A hash of the code that a kernel is: its repository's files, and the files of its Python functions."""
+    if id(kernel) not in _codes:
+        _codes[id(kernel)] = kernel, _code(kernel)
+    return _codes[id(kernel)][1]
+
+
+def _code(kernel: Kernel) -> str:
     parts = [kernel.content]
     for function in (kernel.function, kernel.backward):
         try:
@@ -147,6 +162,14 @@ def _death(status: int, sample: str | None) -> Answer:
     return Answer(f"{how} on {sample or 'its import'}")
 
 
+def become_expendable() -> None:
+    """Before kernels run in this process: should they end it, it leaves no core and no stack trace."""
+    faulthandler.disable()
+    torch.set_num_threads(1)
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def can_fork() -> bool:
     """Whether a copy of this process could run a kernel."""
     return hasattr(os, "fork") and not torch.cuda.is_initialized()
@@ -187,7 +210,7 @@ def _listen_to_fork(reading: int, child: int, seconds: float) -> Answer:
 def _answer_and_exit(kernel: Kernel, question: Question, writing: int, judge: Callable[..., Answer]) -> None:
     status = 1
     try:
-        torch.set_num_threads(1)
+        become_expendable()
         send(writing, ("answer", judge(kernel, question, lambda text: send(writing, ("sample", text)))))
         status = 0
     finally:

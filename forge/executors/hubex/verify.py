@@ -129,9 +129,19 @@ def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
 # keys and files
 
 
+_identities: dict[tuple[int, torch.device], tuple[Kernel, str]] = {}
+
+
 def _identity(kernel: Kernel, device: torch.device) -> str:
     """What a kernel is, and where it runs."""
-    code = code_of(kernel) if kernel.source is not None else f"{id(kernel)}"
+    key = (id(kernel), device)
+    if key not in _identities:
+        _identities[key] = kernel, _new_identity(kernel, device)
+    return _identities[key][1]
+
+
+def _new_identity(kernel: Kernel, device: torch.device) -> str:
+    code = code_of(kernel) if kernel.source is not None else str(id(kernel))
     parts = (
         FORMAT,
         sys.modules["forge"].__version__,

@@ -11,20 +11,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from forge import hub
 from forge.executors.hubex.frames import Answer, Ended, Request, receive, send
 from forge.executors.hubex.gather import gather
 from forge.executors.hubex.judge import judge
 from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.process import become_expendable
 
 FINISHED = 3
 
 
 def main() -> None:
     """Serves until standard input is closed."""
-    torch.set_num_threads(1)
+    become_expendable()
     answers = os.dup(1)
     os.dup2(2, 1)
     if not hasattr(os, "fork"):
