@@ -105,7 +105,7 @@ def canonical_dims(op: str, dims: int | Sequence[int] | None, ndim: int) -> tupl
     """Dims counted from the front; None (or an empty sequence) is all of them."""
     if dims is None or (isinstance(dims, (tuple, list)) and not dims):
         return tuple(range(ndim))
-    if isinstance(dims, int):
+    if isinstance(dims, (int, torch.SymInt)):
         dims = (dims,)
     found = prims.check_dims(op, dims, ndim)
     return found if ndim else ()

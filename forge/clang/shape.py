@@ -22,7 +22,7 @@ def reshape(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
 
 def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """`shape` with a -1 replaced by the length that x's number of elements leaves."""
-    unknown = [i for i, length in enumerate(shape) if isinstance(length, int) and length == -1]
+    unknown = [i for i, length in enumerate(shape) if known(length == -1)]
     if not unknown:
         return shape
     check(len(unknown) == 1, lambda: f"{op}: only one dimension can be inferred, but shape is {shape}", RuntimeError)
@@ -125,7 +125,7 @@ def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     offset = len(shape) - x.ndim
     lengths = []
     for dim, length in enumerate(shape):
-        keep = isinstance(length, int) and length == -1
+        keep = known(length == -1)
         check(
             not keep or dim >= offset,
             lambda dim=dim: f"expand: -1 is not allowed in the new, leading dimension {dim} of {tuple(shape)}",
@@ -189,7 +189,7 @@ def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
 
 def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """`sizes` with a -1 replaced so that their product is `length`. Raises RuntimeError where it cannot be."""
-    unknown = [i for i, size in enumerate(sizes) if isinstance(size, int) and size == -1]
+    unknown = [i for i, size in enumerate(sizes) if known(size == -1)]
     rest: Dim = 1
     for i, size in enumerate(sizes):
         rest = rest * (1 if i in unknown else size)

@@ -182,7 +182,7 @@ class _Interpreter:
         number = NumberProxy(str(example.node.expr), example)
         if number.name not in self.trace.names:
             self.trace.names.add(number.name)
-            prims.item(self.trace.memory.read(x), number)
+            self.trace.record(BoundSymbol(prims.item, (self.trace.memory.read(x),), {}, number))
         return example
 
     def note(self, node: Node, output: Any, example: Any) -> None:

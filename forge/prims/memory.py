@@ -1,6 +1,6 @@
 """Prims about memory: writes, and values that cross between tensors and Python."""
 
-from forge.ir import NumberProxy, Tag, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import NumberProxy, Tag, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, like, make_prim
 
 
@@ -28,15 +28,12 @@ def _with_data_grad(x: TensorProxy, new: TensorProxy) -> TensorProxy:
     return out
 
 
-def _item_meta(x: TensorProxy, number: NumberProxy) -> NumberProxy:
-    """The number in a tensor of one element; `number` stands for it. Source: torch.Tensor.item."""
-    check_tensor("prims.item", x=x)
-    check(
-        not isinstance(x.numel(), int) or x.numel() == 1,
-        lambda: f"item: a Tensor with {x.numel()} elements cannot be converted to Scalar: {x}",
-        RuntimeError,
-    )
-    return NumberProxy(number.name, number.value)
+def _item_meta(x: TensorProxy) -> NumberProxy:
+    """The number in a tensor of one element. Source: torch.Tensor.item.
+
+    Its symbol is Dynamo's: the front end records the call with it (forge/frontend/dynamo.py).
+    """
+    raise NotImplementedError("item: the value of a tensor has no symbol while tracing; use forge.jit")
 
 
 item = make_prim("item", "item", meta=_item_meta, tags=[Tag.SYNCHRONIZING])
