@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def _new_identity(kernel: Kernel, device: torch.device) -> str:
     code = code_of(kernel) if kernel.source is not None else str(id(kernel))
     parts = (
         FORMAT,
-        sys.modules["forge"].__version__,
+        _judge(),
         torch.__version__,
         _device_name(device),
         code,
@@ -156,6 +157,15 @@ def _new_identity(kernel: Kernel, device: torch.device) -> str:
 
 def _key(kernel: Kernel, question: Question) -> str:
     return hashlib.sha256(f"{_identity(kernel, question.device)}{question!r}".encode()).hexdigest()
+
+
+@cache
+def _judge() -> str:
+    """Which forge answered: its version, and when the files that decide were last changed."""
+    forge = sys.modules["forge"]
+    root = Path(forge.__file__).parent
+    files = sorted(file for folder in ("executors/hubex", "testing") for file in (root / folder).rglob("*.py"))
+    return f"{forge.__version__} {[file.stat().st_mtime_ns for file in files]}"
 
 
 def _device_name(device: torch.device) -> str:

@@ -39,7 +39,12 @@ _LAST_ERRORS = (
 _BOTH = (sample(t(2, 3, 4), (4,), t(4), t(4), 1e-2), sample(t(2, 3, 4), (3, 4), None, t(3, 4)))
 _register("nn.functional.layer_norm", F.layer_norm, (*_LAST, *_BOTH), _LAST_ERRORS)
 _register("layer_norm", torch.layer_norm, (*_LAST[:2], *_BOTH), _LAST_ERRORS)
-_register("nn.functional.rms_norm", F.rms_norm, (*_LAST, sample(t(2, 3, 4), (3, 4), t(3, 4), 1e-2)), _LAST_ERRORS)
+_register(
+    "nn.functional.rms_norm",
+    F.rms_norm,
+    (*_LAST, sample(t(2, 3, 4), (4,), t(4), 1e-5), sample(t(2, 3, 4), (3, 4), t(3, 4), 1e-2)),
+    _LAST_ERRORS,
+)
 _register("rms_norm", torch.rms_norm, _LAST[:2], _LAST_ERRORS)
 
 _GROUPS = (
