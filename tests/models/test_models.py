@@ -2,6 +2,7 @@
 
 import copy
 import os
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 # A third-party operator of the transformers library, which torch does not have.
 OPAQUE = {"qwen3_moe": ["torch.ops.transformers.grouped_mm_fallback"]}
+# Earlier releases of the library choose the layers to drop by a random number, which breaks the graph.
+ONE_GRAPH = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 23)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -75,7 +78,8 @@ def test_model_equals_eager(name, device, training, meta_checked):
     for (key, ours), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, key=key: f"{key}: {text}")
     told = forge.explain(jitted)
-    assert told.graphs == 1 and told.eager == []
+    assert told.eager == []
+    assert told.graphs == 1 or not ONE_GRAPH, told.graph_breaks
     assert sorted(set(told.opaque_calls)) == OPAQUE.get(name, [])
     assert meta_checked
 

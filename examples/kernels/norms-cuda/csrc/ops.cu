@@ -6,6 +6,8 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 
 #include "kernels.cuh"
@@ -16,6 +18,13 @@ namespace {
 constexpr int MAX_THREADS = 1024;
 constexpr int PIECE_THREADS = 256;
 constexpr int64_t MAX_SHARED_SUMS = 8192;  // float32 values in the shared memory of a block
+
+// torch 2.11's stable headers have no checks of CUDA's own errors yet.
+void check(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("norms_cuda: ") + cudaGetErrorString(error));
+}
+
+void check_launch() { check(cudaGetLastError()); }
 
 // Makes x's device the current one, and knows its stream.
 struct Launch {
@@ -31,7 +40,7 @@ struct Launch {
 
   int processors() const {
     int count;
-    STD_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
     return count;
   }
 };
@@ -81,7 +90,7 @@ void rms_norm_into(const Tensor& out, float* rstd, const Tensor& x, const Tensor
     rms_norm_kernel<T, N><<<from.count, threads_for(from.length, N), 0, launch.stream>>>(
         to.data<T>(), rstd, from.data<T>(), scale.data<T>(), from.stride, from.length, static_cast<float>(eps));
   });
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  check_launch();
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
@@ -132,7 +141,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(
     sum_rows_kernel<T><<<(from.length + WARP - 1) / WARP, threads, 0, launch.stream>>>(
         static_cast<T*>(grad_weight.data_ptr()), static_cast<const float*>(sums.data_ptr()), blocks, from.length);
   });
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  check_launch();
   return {grad_x, grad_weight};
 }
 
@@ -158,7 +167,7 @@ void swiglu_into(const Rows& to, const Rows& gate, const Rows& up) {
     swiglu_kernel<T, N><<<pieces_of<N>(to), PIECE_THREADS, 0, launch.stream>>>(
         to.data<T>(), gate.data<T>(), up.data<T>(), gate.stride, up.stride, to.length);
   });
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  check_launch();
 }
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
@@ -191,7 +200,7 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& grad_output, const Tens
         to_gate.data<T>(), to_up.data<T>(), incoming.data<T>(), g.data<T>(), u.data<T>(), incoming.stride, g.stride,
         u.stride, g.length);
   });
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  check_launch();
   return {grad_gate, grad_up};
 }
 
