@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench patterns clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -26,6 +26,9 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.overhead
+
+patterns: $(INSTALLED)
+	$(BIN)/python -m bench.patterns
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

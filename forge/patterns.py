@@ -122,7 +122,7 @@ def causal_lm_loss(logits, labels: torch.LongTensor, ignore_index: int):
 
     Shapes: logits (..., S, V), labels (..., S), out (). The last position counts as `ignore_index`.
     """
-    following = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    following = F.pad(labels.expand(logits.shape[:-1]), (0, 1), value=ignore_index)[..., 1:]
     flat = logits.float().reshape(-1, logits.shape[-1])
     return F.cross_entropy(flat, following.reshape(-1), ignore_index=ignore_index)
 
