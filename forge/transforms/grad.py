@@ -18,7 +18,8 @@ from forge.ir.symbol import substitute
 
 class Choice(NamedTuple):
     """How the executor that will claim a call wants it differentiated: by its own rule; taken apart where the backward
-    reads a value from inside it, or kept whole, such values being computed again."""
+    reads a value from inside it, or kept whole, such values being computed again. A rule returns NotImplemented where
+    it has no gradient of an argument that needs one; the call is then kept whole."""
 
     rule: Callable | None = None
     whole: bool = False
@@ -78,8 +79,12 @@ class _Forward:
             return [bound]
         bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
         choice = self.choose(bound)
-        calls = self.differentiate(bound, choice.rule or grad_rule(bound.symbol))
-        if choice.whole and calls != [bound]:
+        if choice.rule is not None:
+            calls = self.apply(choice.rule, bound)
+            if calls is not None:
+                return calls
+        calls = self.differentiate(bound, grad_rule(bound.symbol))
+        if (choice.whole or choice.rule is not None) and calls != [bound]:
             inside = [_tagged(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
             return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.WHOLE})]
         return calls
@@ -99,10 +104,13 @@ class _Forward:
         children = [call for sub in bound.subsymbols for call in self.visit(sub)]
         return [bound.replace(subsymbols=children)]
 
-    def apply(self, rule: Callable, bound: BoundSymbol) -> list[BoundSymbol]:
+    def apply(self, rule: Callable, bound: BoundSymbol) -> list[BoundSymbol] | None:
+        """By a rule; None where it returns NotImplemented: it has no gradient of an argument that needs one."""
         call = RuleCall(lambda argument: argument.name in self.active)
         with self.trace.collecting() as recorded, self.trace.tagged(bound.tags, bound.source):
             output = run_rule(rule, call, bound.args, bound.kwargs)
+        if output is NotImplemented:
+            return None
         made, kept = tensors(output), tensors(bound.output)
         check(
             len(made) == len(kept),

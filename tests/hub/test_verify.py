@@ -230,6 +230,29 @@ def test_a_wrong_gradient_is_found(repository: Callable) -> None:
     assert "the gradient of input: values differ by up to" in reason
 
 
+HALF = """
+    def f(x, weight, bias, eps):
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def g(grad_output, x, weight, bias, eps):
+        aten = torch.ops.aten
+        _, mean, rstd = aten.native_layer_norm(x, weight.shape, weight, bias, eps)
+        mask = [True, False, False]
+        return aten.native_layer_norm_backward(grad_output, x, weight.shape, mean, rstd, weight, bias, mask)[0]
+"""
+HALF_ARGS = "{grad_output: grad_output, x: input, weight: weight, bias: bias, eps: eps}"
+
+
+def test_an_argument_that_the_backward_leaves_out_has_a_gradient_all_the_same(repository: Callable) -> None:
+    grad = f"{{kernel_name: g, args: {HALF_ARGS}, returns: [input]}}"
+    made = repository("half", HALF, **{**LAYER_NORM, "grad": grad})
+    by = executor(made)
+    x, *frozen = norm_inputs()
+    explained = run(layer_norm, x, *[each.detach() for each in frozen], by=by)
+    assert claimed(explained, made) == 2  # forward and backward
+    assert claimed(run(layer_norm, *norm_inputs(), by=by), made) == 1  # its own forward, a derived backward
+
+
 def test_an_output_first_signature_works_through_the_adapter(repository: Callable) -> None:
     made = repository("first", "def f(out, x):\n    out.copy_(F.gelu(x))", out="out", **GELU)
     assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1

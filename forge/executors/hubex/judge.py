@@ -15,12 +15,20 @@ from forge.executors.hubex.trial import Trial
 def judge(kernel: Kernel, question: Question, report: Callable[[str], None]) -> Answer:
     """The answer; `report` is told each sample before the kernel runs on it."""
     trial = Trial(kernel, report)
+    try:
+        reason = _reason(trial, question)
+    except Exception as error:  # of forge, or of a device that a kernel left unusable
+        return Answer(f"cannot be verified: {type(error).__name__}: {error}", trial.accepted, lasting=False)
+    return Answer(reason, trial.accepted, trial.rejected[0] if trial.rejected else "")
+
+
+def _reason(trial: Trial, question: Question) -> str | None:
     with _disable_current_modes(), torch.inference_mode(False), torch.random.fork_rng(devices=_seeded(question.device)):
         torch.manual_seed(0)
-        reason = trial.run(_cases(kernel, question))
+        reason = trial.run(_cases(trial.kernel, question))
         if reason is None and question.call is None and trial.first is not None:
-            reason = trial.run(_like(kernel, trial.first))
-    return Answer(reason, trial.accepted, trial.rejected[0] if trial.rejected else "")
+            reason = trial.run(_like(trial.kernel, trial.first))
+    return reason
 
 
 def _seeded(device: torch.device) -> list[int]:

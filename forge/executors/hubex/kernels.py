@@ -13,7 +13,7 @@ import torch
 from forge.executors.executor import Decision, Implementation, OperatorExecutor
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
-from forge.ir import BoundSymbol, Symbol, TensorProxy, check, current_trace, get_grad, put_grad
+from forge.ir import BoundSymbol, Symbol, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors
 from forge.transforms.patterns import Pattern
 
@@ -111,8 +111,13 @@ class _Caller:
         return _fix(value, layout)
 
     def rule(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradient rule: the kernel forward, its own kernel backward."""
+        """The gradient rule: the kernel forward, its own kernel backward. NotImplemented where a gradient is needed
+        that the backward does not give."""
         grad = self.kernel.entry.grad
+        given = self.kernel.bind(args, kwargs)
+        others = [value for name, value in given.items() if name not in grad.returns]
+        if any(map(needs_grad, tensors(others))):
+            return NotImplemented
         output = self.forward(*args, **kwargs)
         results = tensors(output)
         values = self.kernel.bind(args, kwargs)

@@ -114,6 +114,8 @@ class Worker:
                 self._renew()
                 return _no_answer(seconds, sample)
             if kind == "answer":
+                if value.reason is not None:  # a wrong kernel may have left anything behind
+                    self._renew()
                 return value
             if kind == "died":
                 self._codes = {}

@@ -189,7 +189,10 @@ def _incoming(output: torch.Tensor, expand: bool) -> torch.Tensor:
 def _attempt(run: Callable[[], Any]) -> Any:
     try:
         with torch.no_grad():
-            return run()
+            result = run()
+        if torch.cuda.is_initialized():  # what goes wrong there is known only then
+            torch.cuda.synchronize()
+        return result
     except Exception as error:
         text = str(error).strip().splitlines()
         raise Failed(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
