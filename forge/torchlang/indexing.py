@@ -45,7 +45,8 @@ def with_item(input: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
 @torchsymbol(with_item, id="operator.setitem", inplace=(operator.setitem, Tensor.__setitem__))
 def setitem(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
     """input with input[key] replaced by `value`, which is converted and broadcast."""
-    return clang.with_item(input, key, value)
+    new = clang.with_item(input, key, value)
+    return prims.clone(new) if new is value else new  # a call to hang the gradient rule on
 
 
 @register_grad(setitem)
