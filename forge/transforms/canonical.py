@@ -67,6 +67,7 @@ class Canonical:
         self.node_of: dict[str, Node] = {}
         self.visible: dict[int, list[TensorProxy]] = {}
         self.between: dict[int, list[Node]] = {}
+        self.traced: dict[Any, Any] = {}  # what searches keep for this program alone
         self._reshaped: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
         self._tags = NO_TAGS
@@ -155,7 +156,7 @@ class Canonical:
     def _intern(self, id: str, args: tuple, proxy: TensorProxy, index: int = 0, tags: frozenset[Tag] = NO_TAGS) -> Node:
         parts = [_key(arg) for arg in args]
         if id in COMMUTATIVE:
-            parts.sort(key=repr)
+            parts.sort(key=str)
         key = (id, index, tags, *parts)
         node = self._known.get(key)
         if node is None:
@@ -174,9 +175,12 @@ _identity = id  # where a parameter has the name
 
 
 def _key(arg: Any) -> Any:
-    if isinstance(arg, Node):
-        return ("node", arg.key)
-    if isinstance(arg, tuple):
+    kind = type(arg)
+    if kind is Node:
+        return Node, arg.key
+    if kind is int:
+        return int, arg
+    if kind is tuple:
         return tuple([_key(item) for item in arg])
     return argument_key(arg)
 

@@ -114,7 +114,7 @@ class Pattern:
             stand_ins.append(metadata)
             check(bool(calls), lambda: f"pattern {self.name}: the reference computes nothing")
             graph = Canonical((), ())
-            leaves = {name: Node("input", (name,), _proxy(name, metadata[name]), name) for name in inputs}
+            leaves = {name: Node("input", (name,), TensorProxy(name, *metadata[name]), name) for name in inputs}
             roots.append(graph.embed(leaves, calls, outputs))
         values = {name: tuple(metadata[name] for metadata in stand_ins) for name in self.numbers}
         memo: dict[int, _Skeleton] = {}
@@ -134,19 +134,25 @@ class Pattern:
                 metadata[name] = ((*sizes, last if alike or name == self.tensors[0] else 1), torch.float32, _CPU)
         return metadata
 
-    def exact(self, binding: dict[str, Any]) -> tuple[list[str], list[BoundSymbol], list[str]] | None:
-        """The reference traced on what a binding stands for; None where it does not take that. Kept by its metadata."""
+    def exact(self, binding: dict[str, Any], graph: Canonical) -> tuple[list[str], list[BoundSymbol], list[str]] | None:
+        """The reference traced on what a binding stands for; None where it does not take that.
+
+        Kept by its metadata: for this program alone where lengths are symbols of it.
+        """
         metadata = {
             name: (value.proxy.shape, value.proxy.dtype, value.proxy.device) if isinstance(value, Node) else value
             for name, value in binding.items()
         }
-        key = tuple(str(metadata[name]) for name in self.parameters)
-        if key not in self._exact:
+        shapes = [value[0] for value in metadata.values() if isinstance(value, tuple)]
+        symbolic = any(not isinstance(dim, int) for shape in shapes for dim in shape)
+        kept = graph.traced.setdefault(self, {}) if symbolic else self._exact
+        key = tuple([str(metadata[name]) for name in self.parameters])
+        if key not in kept:
             try:
-                self._exact[key] = self._trace(metadata)
+                kept[key] = self._trace(metadata)
             except (RuntimeError, ValueError, TypeError, IndexError):  # shapes that do not go together, say
-                self._exact[key] = None
-        return self._exact[key]
+                kept[key] = None
+        return kept[key]
 
     def __repr__(self) -> str:
         return f"<pattern {self.name}({', '.join(self.parameters)})>"
@@ -155,10 +161,6 @@ class Pattern:
 def pattern(reference: Callable) -> Pattern:
     """Decorator: the pattern whose reference the function is."""
     return Pattern(reference)
-
-
-def _proxy(name: str, metadata: tuple) -> TensorProxy:
-    return TensorProxy(name, *metadata)
 
 
 def _merge(a: Any, b: Any, scalars: dict[str, tuple], memo: dict[int, _Skeleton]) -> Any:
@@ -250,7 +252,7 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
     for binding in _unify(pattern.skeleton[-1], root, {}, graph):
         if any(name not in binding for name in pattern.parameters):
             continue
-        traced = pattern.exact(binding)
+        traced = pattern.exact(binding, graph)
         if traced is None:
             continue
         inputs, calls, outputs = traced
