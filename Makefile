@@ -9,10 +9,13 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint bench patterns clean
+.PHONY: demo demo-kernels test test-all lint bench patterns clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
+
+demo-kernels: $(INSTALLED)
+	$(BIN)/python examples/demo_kernels.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow"
