@@ -379,11 +379,22 @@ def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     return clang.mul(input, clang.pow(2.0, other))
 
 
+@named("heaviside")
+def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
+    """0 where input is negative, 1 where it is positive, `values` where it is 0. Dtypes: one for both."""
+    check_tensor("heaviside", input=input, values=values)
+    check(
+        input.dtype == values.dtype,
+        lambda: f"heaviside: not implemented for tensors with different dtypes: input is {input}, values is {values}",
+        RuntimeError,
+    )
+    return clang.heaviside(input, values)
+
+
 _BINARY = {
     "atan2": ("arctan2",),
     "copysign": (),
     "fmod": (),
-    "heaviside": (),
     "hypot": (),
     "igamma": ("gammainc",),
     "igammac": ("gammaincc",),

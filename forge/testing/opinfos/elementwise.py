@@ -306,7 +306,16 @@ for _name, _domain in (("atan2", (0.1, None)), ("hypot", (0.1, None)), ("copysig
     register_opinfo(OpInfo(_name, getattr(torch, _name), binary_samples(), binary_errors, domain=_domain))
 register_opinfo(OpInfo("nextafter", torch.nextafter, binary_samples(), binary_errors))
 register_opinfo(OpInfo("ldexp", torch.ldexp, binary_samples(second=_small), binary_errors))
-register_opinfo(OpInfo("heaviside", torch.heaviside, binary_samples(), binary_errors, dtypes=REAL, gradient=False))
+
+
+def _heaviside_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
+    """Dtypes that differ."""
+    yield from binary_errors(info, device)
+    wrong = sample(torch.ones(2, device=device), torch.ones(2, device=device, dtype=torch.float64))
+    yield ErrorSample(wrong, RuntimeError, "different dtypes")
+
+
+register_opinfo(OpInfo("heaviside", torch.heaviside, binary_samples(), _heaviside_errors, dtypes=REAL, gradient=False))
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     register_opinfo(
