@@ -267,7 +267,11 @@ def test_every_gradient_rule_belongs_to_a_symbol() -> None:
     """A rule registered for a symbol that a later definition replaced would never run."""
     known = {symbol.id for symbol in _all_symbols()}
     known |= {value.id for package in FAMILIES for name in _modules(package) for value in _symbols_in(name)}
-    _report(f"the gradient rule of {id} belongs to no symbol" for id in grad_rules._rules if id not in known)
+    _report(
+        f"the gradient rule of {id} belongs to no symbol"
+        for id, rule in grad_rules._rules.items()
+        if id not in known and rule.__module__.startswith("forge.")  # tests register rules of their own
+    )
 
 
 # names
