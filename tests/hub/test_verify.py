@@ -1,5 +1,8 @@
 """Kernels are verified before they are trusted: a mistake costs a kernel its place, and nothing else."""
 
+import os
+import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -373,6 +376,16 @@ def test_the_worker_serves_on_after_a_crash(repository: Callable) -> None:
     assert declined(run(gelu, torch.randn(4), by=executor(exits)), exits).startswith("ended the process with status 7")
     assert claimed(run(gelu, torch.randn(6), by=executor(good)), good) == 1
     assert verify.worker.starts == starts
+
+
+def test_a_child_that_ended_between_questions_is_no_kernels_fault(repository: Callable) -> None:
+    made = repository("between", "def f(x):\n    return F.gelu(x)", **GELU)
+    run(gelu, torch.randn(4), by=executor(made))
+    before = verify.worker._child
+    os.kill(before, signal.SIGKILL)
+    select.select([verify.worker._process.stdout], [], [], 10)
+    assert claimed(run(gelu, torch.randn(6), by=executor(made)), made) == 1
+    assert verify.worker._child != before
 
 
 def test_what_a_kernel_prints_does_not_disturb_its_answers(repository: Callable) -> None:

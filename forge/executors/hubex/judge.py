@@ -18,7 +18,9 @@ def judge(kernel: Kernel, question: Question, report: Callable[[str], None]) -> 
     try:
         reason = _reason(trial, question)
     except Exception as error:  # of forge, or of a device that a kernel left unusable
-        return Answer(f"cannot be verified: {type(error).__name__}: {error}", trial.accepted, lasting=False)
+        said = str(error).strip().partition("\n")[0]
+        unknown = f"cannot be verified: {type(error).__name__}: {said}"
+        return Answer(trial.failed or unknown, trial.accepted, lasting=trial.failed is not None)
     return Answer(reason, trial.accepted, trial.rejected[0] if trial.rejected else "")
 
 

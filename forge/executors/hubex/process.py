@@ -4,6 +4,7 @@ import faulthandler
 import hashlib
 import inspect
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -84,6 +85,7 @@ class Worker:
 
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
+            self._catch_up()
             return
         self.stop()
         self.starts += 1
@@ -97,6 +99,12 @@ class Worker:
             env={**os.environ, "PYTHONPATH": path, **ENVIRONMENT},
         )
         self._receive("ready")
+
+    def _catch_up(self) -> None:
+        """Reads what was said since the last answer: a child that ended, and the one in its place."""
+        while select.select([self._process.stdout], [], [], 0)[0]:
+            self._codes = {}
+            self._receive("ready")
 
     def _forget_other_code(self, kernel: Kernel) -> None:
         """A child that imported something else by the same name is replaced by a new one."""

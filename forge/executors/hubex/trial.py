@@ -93,6 +93,7 @@ class Trial:
     report: Callable[[str], None] = lambda text: None
     accepted: int = 0
     first: Case | None = None
+    failed: str | None = None
     rejected: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -112,7 +113,8 @@ class Trial:
             except Rejected as reason:
                 self.rejected.append(f"{text}: {reason}")
             except Failed as reason:
-                return f"failed verification on {text}: {reason}"
+                self.failed = f"failed verification on {text}: {reason}"
+                return self.failed
         return None
 
     def compare(self, case: Case, text: str) -> None:
@@ -302,6 +304,8 @@ class _Expected:
         self.program = program
         self.function = _reference(trial, program)
         self.case = case
+        if any(tensor.is_cuda and not tensor.is_floating_point() for tensor in program.tensors):
+            self._run(torch.Tensor.cpu)  # an index out of range is an error there, and the end of the process on a GPU
         self.leaves, self.result = self._run(lambda tensor: tensor)
         self.outputs = [output.detach() for output in _leaves(self.result)]
 

@@ -47,14 +47,15 @@ def _serve(answers: int) -> None:
             request = receive(0)
         except Ended:
             return
-        _limit(request.seconds)
+        _end_after(100 * request.seconds + 600)
         send(answers, ("answer", _answer(request, lambda text: send(answers, ("sample", text)))))
+        _end_after(0)
 
 
-def _limit(seconds: float) -> None:
-    """Ends the process should nobody be there to do so."""
+def _end_after(seconds: float) -> None:
+    """Ends the process then, should nobody be there to do so; 0 is never."""
     if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 100 * seconds + 600)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _answer(request: Request, report: Callable[[str], None]) -> Answer:
