@@ -68,6 +68,7 @@ class Canonical:
         self.visible: dict[int, list[TensorProxy]] = {}
         self.between: dict[int, list[Node]] = {}
         self.traced: dict[Any, Any] = {}  # what searches keep for this program alone
+        self.favoured: set[tuple[str, int]] = set()  # what parameters, by name, stood for
         self._reshaped: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
         self._tags = NO_TAGS

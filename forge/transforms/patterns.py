@@ -255,17 +255,16 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
         traced = pattern.exact(binding, graph)
         if traced is None:
             continue
-        inputs, calls, outputs = traced
-        nodes = graph.embed({name: binding[name] for name in inputs}, calls, outputs, _strip(root).tags)
+        nodes = graph.embed({name: binding[name] for name in traced[0]}, *traced[1:], _strip(root).tags)
         if nodes[-1] is not root or any(id(node) not in graph.visible for node in nodes):
             continue
         shown = [graph.visible[id(node)][0] for node in nodes]
         stand_ins = {
             name: graph.visible[id(value)][0] if isinstance(value, Node) else value for name, value in binding.items()
         }
-        leaves = {
-            id(each) for value in binding.values() if isinstance(value, Node) for each in (value, unshaped(value))
-        }
+        bound = {name: value for name, value in binding.items() if isinstance(value, Node)}
+        graph.favoured.update((name, id(value)) for name, value in bound.items())
+        leaves = {id(each) for value in bound.values() for each in (value, unshaped(value))}
         return Match(pattern, stand_ins, shown, _covered(root, leaves, graph))
     return None
 
@@ -306,13 +305,16 @@ def _unify_all(parts: tuple, nodes: tuple, binding: dict[str, Any], graph: Canon
 
 
 def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
-    """A parameter may stand for a node, or for what was cast or broadcast to it; the innermost comes first."""
+    """A parameter may stand for a node, or for what was cast or broadcast to it: first for what it stood for elsewhere
+    (all layers share their cosines), then for the innermost."""
     candidates = [node]
     while node.id in _TRANSPARENT:
         candidates += graph.between.get(id(node), ())
         node = node.args[0]
         candidates.append(node)
-    for candidate in reversed(candidates):
+    candidates.reverse()
+    candidates.sort(key=lambda candidate: (name, id(candidate)) not in graph.favoured)
+    for candidate in candidates:
         if id(candidate) in graph.visible and binding.get(name, candidate) is candidate:
             yield {**binding, name: candidate}
 
