@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from forge import patterns
 from forge.executors.executor import Decision, Implementation, OperatorExecutor
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
@@ -236,6 +237,9 @@ class HubExecutor(OperatorExecutor):
         return self._by_symbol.get(symbol.id, [])
 
 
-def _in_order(patterns: set[Pattern]) -> tuple[Pattern, ...]:
-    """Larger references first: one that contains another's computation goes before it."""
-    return tuple(sorted(patterns, key=lambda each: (-each.size, each.name)))
+def _in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
+    """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
+    shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
+    shipped = {each: place for place, each in enumerate(patterns.ALL)}
+    return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))
+
