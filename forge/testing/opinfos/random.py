@@ -139,9 +139,7 @@ _fills(
     ),
     errors((lambda make: sample(make(3), 5, 5), RuntimeError, _empty_range)),
     dtypes=REAL,
-    directives=(
-        Directive("xfail", "Dynamo does not trace Tensor.random_", test="test_jit", executors=("torch",)),
-    ),
+    directives=(Directive("xfail", "Dynamo does not trace Tensor.random_", test="test_jit", executors=("torch",)),),
 )
 
 
