@@ -1,6 +1,5 @@
 """From a recorded program to a function: the passes, in order. Every stage is kept."""
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, choose
 from forge.executors.executor import Executor, resolve_executors
 from forge.frontend.autograd import Region
+from forge.frontend.collection import paused_gc
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.transforms import cse, dce, delete_last_used, hoist
@@ -22,19 +22,6 @@ from forge.transforms.patterns import replace_patterns
 from forge.transforms.split import Split, recompute, simplify_backward, split
 
 Transform = Callable[[Trace], Trace]
-
-
-@contextmanager
-def paused_gc() -> Iterator[None]:
-    """No garbage collection inside: tracing makes many objects and drops few, and a full collection walks the whole
-    heap, the user's too (two thirds of forge's time on a 32-layer model)."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Compiled:
