@@ -172,11 +172,8 @@ _FIELDS = ("symbol", "args", "kwargs", "output", "subsymbols", "source", "tags")
 
 def substitute(bound: BoundSymbol, env: dict[str, Any]) -> BoundSymbol:
     """The call with every proxy whose name is in `env` replaced by its value there, in subsymbols too."""
-    if not env:
-        return bound
-    if not bound.subsymbols and not any(name in env for name in (*bound.inputs, *bound.outputs)):
-        return bound
-
+    if not env or not any(name in env for name in (*bound.inputs, *bound.outputs)):
+        return bound  # what is inside reads only what the call is given
     return bound.replace(
         args=pytree.rename(bound.args, env),
         kwargs=pytree.rename(bound.kwargs, env) if bound.kwargs else bound.kwargs,
