@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from forge.hub import client
+from forge.testing.hub_server import Hub
 from tests.hub.kernels import forget
-from tests.hub.server import Hub
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from forge import cli, hub
+from forge.testing.hub_server import Hub
 from tests.hub.kernels import kernel, write
-from tests.hub.server import Hub
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -12,8 +12,8 @@ import pytest
 
 from forge import hub
 from forge.hub import loader
+from forge.testing.hub_server import Hub
 from tests.hub.kernels import INIT, LOCAL, OPS, digest, kernel, load, metadata, write
-from tests.hub.server import Hub
 
 
 def ops(factor: int) -> str:

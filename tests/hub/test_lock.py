@@ -9,8 +9,8 @@ import pytest
 
 from forge import hub
 from forge.hub import client
+from forge.testing.hub_server import Hub
 from tests.hub.kernels import LOCAL, kernel, metadata, write
-from tests.hub.server import Hub
 
 
 def published(server: Hub) -> str:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from forge import hub
 from forge.hub import client
+from forge.testing.hub_server import Hub
 from tests.hub.kernels import INIT, LOCAL, OPS, forget, kernel, load, metadata, write
-from tests.hub.server import Hub
 
 GOOD = json.loads(metadata(digest={"algorithm": "sha256", "files": {}}, kernel_depends=[], kernels_minver="0.1.0"))
 VALUES = st.recursive(

@@ -4,8 +4,8 @@ import pytest
 
 from forge import hub
 from forge.hub import client
+from forge.testing.hub_server import Hub
 from tests.hub.kernels import kernel
-from tests.hub.server import Hub
 
 
 def test_by_default_a_publisher_must_be_trusted_by_the_hub(server: Hub) -> None:

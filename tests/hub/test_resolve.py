@@ -13,8 +13,8 @@ import torch
 
 from forge import hub
 from forge.hub import client
+from forge.testing.hub_server import Hub
 from tests.hub.kernels import LOCAL, kernel, metadata, write
-from tests.hub.server import Hub
 
 
 def test_a_version_is_a_branch_of_the_hub_and_its_kernel_is_loaded(server: Hub) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "torch-ext" / "norms_cpu"
+MANIFEST = ROOT / "forge_kernels.yaml"
 VARIANT = f"torch-stable-abi211-cpu-{platform.machine()}-linux"
 # The file rows.cpp is compiled for each of these, and the best is chosen when the kernel runs.
 INSTRUCTION_SETS = (
@@ -40,7 +41,7 @@ METADATA = {
 
 def sources() -> list[Path]:
     """Every file that decides what is built."""
-    return sorted([Path(__file__).resolve(), *ROOT.glob("csrc/*"), *PACKAGE.glob("*.py")])
+    return sorted([Path(__file__).resolve(), MANIFEST, *ROOT.glob("csrc/*"), *PACKAGE.glob("*.py")])
 
 
 def build_key(compiler: str) -> str:
@@ -76,8 +77,8 @@ def compile_all(compiler: str, namespace: str, work: Path) -> Path:
 
 
 def assemble(target: Path, module: Path, namespace: str) -> None:
-    """Fills the variant's folder: the Python side, the module, and metadata with the digest of every file."""
-    for path in PACKAGE.glob("*.py"):
+    """Fills the variant's folder: the Python side, the module, the manifest, and metadata with every file's digest."""
+    for path in (*PACKAGE.glob("*.py"), MANIFEST):
         shutil.copy(path, target)
     shutil.copy(module, target)
     (target / "_ops.py").write_text(

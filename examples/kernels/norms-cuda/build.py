@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "torch-ext" / "norms_cuda"
+MANIFEST = ROOT / "forge_kernels.yaml"
 FLAGS = ["-std=c++17", "-O3", "--threads=0", "-Xcompiler=-fPIC,-fvisibility=hidden", "-DUSE_CUDA"]
 ABI_FLAGS = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x03090000"]
 # Machine code for 8.x and 9.0, and code that the driver compiles for later devices.
@@ -37,7 +38,7 @@ METADATA = {
 
 def sources() -> list[Path]:
     """Every file that decides what is built."""
-    return sorted([Path(__file__).resolve(), *ROOT.glob("csrc/*"), *PACKAGE.glob("*.py")])
+    return sorted([Path(__file__).resolve(), MANIFEST, *ROOT.glob("csrc/*"), *PACKAGE.glob("*.py")])
 
 
 def version_of(compiler: str) -> str:
@@ -85,8 +86,8 @@ def compile_module(compiler: str, namespace: str, work: Path) -> Path:
 
 
 def assemble(target: Path, module: Path, namespace: str) -> None:
-    """Fills the variant's folder: the Python side, the module, and metadata with the digest of every file."""
-    for path in PACKAGE.glob("*.py"):
+    """Fills the variant's folder: the Python side, the module, the manifest, and metadata with every file's digest."""
+    for path in (*PACKAGE.glob("*.py"), MANIFEST):
         shutil.copy(path, target)
     shutil.copy(module, target)
     (target / "_ops.py").write_text(

@@ -80,14 +80,20 @@ def _file_hash(path: Path) -> str:
 
 
 def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
-    """Beside the code that was chosen, or at the root of a folder. Raises NotFoundError naming both places."""
-    places = [resolved.folder / MANIFEST, *([] if root is None else [root / MANIFEST])]
-    for place in places:
+    """In the variant that was chosen: it is all that is fetched, locked and hashed. A folder of this machine may have
+    its source at the root, from which a build copies it. Raises NotFoundError where there is none, MalformedError
+    where the copy is not as its source."""
+    inside = resolved.folder / MANIFEST
+    outside = inside if root is None else root / MANIFEST
+    if inside.is_file() and outside.is_file() and inside.read_bytes() != outside.read_bytes():
+        raise hub.MalformedError(f"{inside} is not as {outside}, of which it is a copy; build the repository again")
+    for place in (inside, outside):
         if place.is_file():
             return place
     raise hub.NotFoundError(
-        f"{resolved.source}: has no {MANIFEST} ({', '.join(map(str, places))}), so that forge does not know which "
-        "operators its kernels implement; write one beside it and pass that file"
+        f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels implement; its "
+        f"place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a manifest on this "
+        'machine whose kernel_name is "hub:org/name:function", and pass that file'
     )
 
 
@@ -116,8 +122,8 @@ def _kernel(entry: KernelEntry, find: Callable[[str], Any], source: str, content
         lambda: f"{entry.mark}: kernel {entry.name}: forge has no symbol for {entry.op} with the same arguments",
         NotImplementedError,
     )
-    backward = find(entry.grad.kernel_name) if entry.grad.kernel_name is not None else None
-    return Kernel(entry, signature, target, find(entry.kernel_name), backward, pattern, source, content)
+    backward, forward = (name and find(name) for name in (entry.grad.kernel_name, entry.grad.forward))
+    return Kernel(entry, signature, target, find(entry.kernel_name), backward, forward, pattern, source, content)
 
 
 _patterns: dict[Any, Pattern] = {}

@@ -1,12 +1,21 @@
-"""A Hub on this machine's loopback: the requests that huggingface_hub sends for kernels, and a log of them."""
+"""A Hub on this machine's loopback, for tests and demos: it answers what huggingface_hub asks for kernels.
+
+    with Hub(trusted={"acme"}) as hub:
+        hub.publish_folder("acme/norms-cpu", "examples/kernels/norms-cpu")
+        ...  # with HF_ENDPOINT=hub.url, set before huggingface_hub was imported
+
+Only the folder build/ of a repository is served, which is all that is fetched of a kernel.
+"""
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote
 
 
@@ -17,14 +26,20 @@ def oid(content: bytes) -> str:
 
 @dataclass
 class Repository:
+    """What was published under one name. listed: path → size, of files that are listed but not held."""
+
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
-    listed: dict[str, int] = field(default_factory=dict)  # path → size, of files that are listed but not held
+    listed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class Hub:
-    """repositories by name; publishers that are trusted; requests as "METHOD path"; status answers everything."""
+    """Repositories by name, served while the `with` block runs, or between start() and stop().
+
+    trusted: publishers whom the Hub calls trusted. requests: "METHOD path" of each, with their user agents in agents.
+    status: answers every request where it is not None.
+    """
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     trusted: set[str] = field(default_factory=set)
@@ -44,13 +59,28 @@ class Hub:
         repository.branches[branch] = commit
         return commit
 
+    def publish_folder(self, name: str, folder: str | os.PathLike[str], branch: str = "v1") -> str:
+        """Puts what a repository's build/ holds on a branch, but for hidden files and bytecode."""
+        build = Path(folder) / "build"
+        paths = [path.relative_to(build) for path in sorted(build.rglob("*")) if path.is_file()]
+        kept = [path for path in paths if not path.name.startswith(".") and "__pycache__" not in path.parts]
+        return self.publish(name, {path.as_posix(): (build / path).read_bytes() for path in kept}, branch)
+
+    def __enter__(self) -> "Hub":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> "Hub":
+        """Serves at `url`, an address of the loopback that is free."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=lambda: self._server.serve_forever(poll_interval=0.01), daemon=True).start()
         return self
 
     def stop(self) -> None:
+        """Ends serving; nothing happens where it has ended."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
