@@ -10,7 +10,7 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +83,14 @@ _WELL_KNOWN = (
 
 
 class Writer:
-    """Writes values, calls and functions; collects the imports and objects that the text needs."""
+    """Writes values, calls and functions; collects the imports and objects that the text needs.
 
-    def __init__(self, *, flat: bool) -> None:
+    taken: the names of values, which none of the globals that flat text refers to may have.
+    """
+
+    def __init__(self, *, flat: bool, taken: Collection[str] = ()) -> None:
         self.flat = flat
+        self.taken = taken
         self.imports: set[str] = {"torch"}
         self.globals: dict[str, Any] = {"torch": torch}
         self.holders: list[_Holder] = []
@@ -114,7 +118,7 @@ class Writer:
         if isinstance(value, dict):
             return "{" + ", ".join(f"{key!r}: {self.value(item)}" for key, item in value.items()) + "}"
         if isinstance(value, torch.device):
-            return f"torch.device({str(value)!r})"
+            return self._bind(value, f"device_{value}") if self.flat else f"torch.device({str(value)!r})"
         if isinstance(value, _TORCH_CONSTANTS):
             return str(value)
         return self.object(value, "object")
@@ -140,7 +144,7 @@ class Writer:
         key = id(value)
         if key not in self._flat_names:
             name = re.sub(r"\W", "_", hint)
-            while name in self.globals:
+            while name in self.globals or name in self.taken:
                 name += "_"
             self._flat_names[key] = name
             self.globals[name] = value
@@ -298,7 +302,8 @@ _compiled = count()
 
 def compile_trace(trace: "Trace") -> Callable:
     """The trace's function. Every call must be an executor's (its symbol has an `op`)."""
-    writer = Writer(flat=True)
+    taken = {*trace.input_names, *(name for bound in trace.bound_symbols for name in bound.outputs)}
+    writer = Writer(flat=True, taken=taken)
     writer.globals.update(_read_constants(trace))
     signature, body = _signature(trace)
     for bound in trace.bound_symbols:

@@ -48,21 +48,22 @@ LITERALS = [
 ]
 
 
-def evaluated(text: str) -> Any:
-    return eval(text, {"torch": torch, "forge": forge})
+def evaluated(writer: Writer, value: Any) -> Any:
+    text = writer.value(value)
+    return eval(text, {"forge": forge, **writer.globals})
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["runs", "shown"])
 @pytest.mark.parametrize("value", LITERALS, ids=repr)
 def test_a_literal_comes_back(value: Any, flat: bool) -> None:
-    back = evaluated(Writer(flat=flat).value(value))
+    back = evaluated(Writer(flat=flat), value)
     assert type(back) is type(value) and back == value
     assert repr(back) == repr(value)  # -0.0 is not 0.0
 
 
 @pytest.mark.parametrize("flat", [True, False], ids=["runs", "shown"])
 def test_nan_comes_back(flat: bool) -> None:
-    back = evaluated(Writer(flat=flat).value(math.nan))
+    back = evaluated(Writer(flat=flat), math.nan)
     assert isinstance(back, float) and math.isnan(back)
 
 
@@ -223,6 +224,19 @@ def test_names_that_the_text_uses_itself_are_not_given_to_values() -> None:
     scope: dict[str, Any] = {}
     exec(str(compiled.traces[-1]), scope)
     assert torch.equal(scope["computation"](*inputs), inputs[0] * math.inf + inputs[1])
+
+
+def test_what_generated_code_refers_to_is_not_hidden_by_a_users_name() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        call_relu, object, operator = x + 1, x * 2, x[0]
+        return torch.relu(call_relu) + object[1] + operator
+
+    x = torch.tensor([-3.0, 4.0])
+    jitted = forge.jit(function)
+    assert torch.equal(jitted(x), function(x))
+    scope: dict[str, Any] = {}
+    exec(str(forge.last_traces(jitted)[-1]), scope)
+    assert torch.equal(scope["computation"](x)[0], function(x))
 
 
 def test_infix_operators_and_methods_read_as_in_python() -> None:
