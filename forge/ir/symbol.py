@@ -1,6 +1,6 @@
 """Symbols, what a trace can call, and bound symbols, one call each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum, auto
 from typing import Any
 
@@ -141,6 +141,14 @@ class BoundSymbol:
             found = [proxy.name for proxy in pytree.proxies(self.output)]
             self._names_out = [name for name in dict.fromkeys(found) if name not in read]
         return self._names_out
+
+    def reads(self, lengths: Collection[str]) -> list[str]:
+        """The inputs; of `lengths`, symbols of which shapes are made, also those that a call inside reads alone: they
+        come with the shape of what this call is given."""
+        found = dict.fromkeys(self.inputs)
+        for sub in self.subsymbols if lengths else ():
+            found.update((name, None) for name in sub.reads(lengths) if name in lengths)
+        return list(found)
 
     def replace(self, **changes: Any) -> "BoundSymbol":
         """This call with some fields changed."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from forge import prims
-from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.pytree import names, proxies, rename
 from forge.transforms.cse import merge_calls
 from forge.transforms.dce import KEPT, live_calls
@@ -27,12 +27,12 @@ def simplify_backward(visible: list[BoundSymbol], backward: Trace) -> Trace:
     return backward.derive("backward, cse, dce", live_calls(calls, names(output)), output=output)
 
 
-def free_names(trace: Trace) -> list[str]:
-    """The names that a trace reads and neither makes nor is given, in order of first use."""
+def free_names(trace: Trace, lengths: set[str]) -> list[str]:
+    """The names that a trace reads and neither makes nor is given, in order of first use. lengths: as of `reads`."""
     made = set(trace.input_names) | set(trace.constants)
     read: dict[str, None] = {}
     for bound in trace.bound_symbols:
-        for name in bound.inputs:
+        for name in bound.reads(lengths):
             if name not in made:
                 read.setdefault(name)
         made.update(bound.outputs)
@@ -49,9 +49,10 @@ def split(forward: Trace, backward: Trace, mutated: Iterable[str] = ()) -> Split
     made is not saved: `recompute` makes it again. The inputs `mutated` are written to after the forward: what the
     backward reads of their memory is saved as a copy.
     """
-    wanted = {*free_names(backward), *forward.output_names}
+    lengths = {proxy.name for proxy in forward.inputs if isinstance(proxy, NumberProxy)}
+    wanted = {*free_names(backward, lengths), *forward.output_names}
     calls = unfold(forward.bound_symbols, wanted)
-    needed = free_names(recompute(calls, backward))
+    needed = free_names(recompute(calls, backward), lengths)
     wanted = {*needed, *forward.output_names}
     calls = live_calls(unfold(calls, wanted), wanted)
     defined = {proxy.name: proxy for proxy in forward.inputs}

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import forge
+from forge.executors import FusionExecutor, claim, resolve_executors
+from forge.ir import BoundSymbol, Trace
 from forge.jit import record_of
 
 PROGRAMS: dict[str, tuple[Callable, list[tuple]]] = {
@@ -30,6 +32,33 @@ def test_results_and_gradients_are_eagers_for_every_number(name: str) -> None:
         torch.testing.assert_close(actual, expected)
         _assert_same_gradient(actual, expected, x)
     assert not record_of(jitted).eager
+
+
+class Whole(FusionExecutor):
+    """Takes every call."""
+
+    def can_fuse(self, bound: BoundSymbol) -> bool:
+        return True
+
+    def fuse(self, region: Trace) -> Callable:
+        return claim(region, resolve_executors(["torch"]))[0].python_callable()
+
+
+@pytest.mark.parametrize("executors", [["torch"], [Whole("whole"), "torch"]], ids=["torch", "a fuser"])
+def test_a_length_that_only_the_inside_of_a_call_reads_is_there(executors: list) -> None:
+    """The gradient of linear flattens what it is given; no argument of a call says to what length."""
+    linear = torch.nn.Linear(4, 3)
+    jitted = forge.jit(lambda x: torch.sin(linear(x)), dynamic=True, fullgraph=True, executors=executors)
+    for length in (5, 7):
+        x = torch.randn(2, length, 4, requires_grad=True)
+        actual, expected = jitted(x), torch.sin(linear(x))
+        for ours, theirs in zip(
+            torch.autograd.grad(actual.sum(), [x, linear.weight]),
+            torch.autograd.grad(expected.sum(), [x, linear.weight]),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+    assert forge.explain(jitted).graphs == 1
 
 
 def _assert_same_gradient(actual: torch.Tensor, expected: torch.Tensor, x: torch.Tensor) -> None:
