@@ -1,13 +1,17 @@
 """A loopback Hub, and a cache of its own for every test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forge.executors.hubex import verify
+from forge.executors.hubex.frames import Answer, Question
 from forge.hub import client
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import forget
+from tests.hub.repositories import Repository
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +59,37 @@ def server(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """HF_HUB_OFFLINE=1, as the process would have read it."""
     monkeypatch.setattr(pytest.importorskip("huggingface_hub").constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts of tests stay with them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _worker() -> Iterator[None]:
+    yield
+    verify.worker.stop()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """What the worker is asked."""
+    questions: list[Question] = []
+    ask = verify.worker.ask
+
+    def counted(kernel: Any, question: Question, seconds: float) -> Answer:
+        questions.append(question)
+        return ask(kernel, question, seconds)
+
+    monkeypatch.setattr(verify.worker, "ask", counted)
+    return questions
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[..., Repository]:
+    def make(name: str, code: str, **entry: str) -> Repository:
+        return Repository(tmp_path, name, code, **entry)
+
+    return make

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,126 +17,21 @@ import forge
 from forge import cli
 from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators, verify
-from forge.executors.hubex.frames import Answer, Question
 from forge.hub import HubNotice
 from forge.hub.manifest import kernel
-from tests.hub.kernels import metadata
-
-GELU = {
-    "op": "torch.nn.functional.gelu",
-    "arg_meta": "{input: T}",
-    "args": "{x: input}",
-    "where": "[\"approximate == 'none'\"]",
-}
-LAYER_NORM = {
-    "op": "torch.nn.functional.layer_norm",
-    "arg_meta": "{input: T, weight: T, bias: T}",
-    "shape": '{input: "[..., H]", weight: "[H]", bias: "[H]"}',
-    "where": '["normalized_shape == (H,)"]',
-    "args": "{x: input, weight: weight, bias: bias, eps: eps}",
-}
-ROWS = "torch.as_strided(x, x.shape, torch.empty(x.shape).stride())"
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _worker() -> Iterator[None]:
-    yield
-    verify.worker.stop()
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
-    """What the worker is asked."""
-    questions: list[Question] = []
-    ask = verify.worker.ask
-
-    def counted(kernel: Any, question: Question, seconds: float) -> Answer:
-        questions.append(question)
-        return ask(kernel, question, seconds)
-
-    monkeypatch.setattr(verify.worker, "ask", counted)
-    return questions
-
-
-class Repository:
-    """A folder with one kernel `f`, whose code and manifest are given."""
-
-    def __init__(self, folder: Path, name: str, code: str, **entry: str) -> None:
-        self.folder, self.name = folder / name, name
-        self.write(code)
-        fields = {"kernel_name": "f", "grad": "composite", **entry}
-        op = "pattern" if "pattern" in fields else "op"
-        target = fields.pop(op)
-        lines = "".join(f"    {key}: {value}\n" for key, value in fields.items())
-        (self.folder / "forge_kernels.yaml").write_text(
-            f"forge_kernels: 1\nlibrary: {{name: acme}}\nops:\n- {op}: {target}\n"
-            f"  type_alias: {{T: [float32]}}\n  kernels:\n  - name: {name}\n{lines}"
-        )
-
-    def write(self, code: str) -> None:
-        variant = self.folder / "build" / "torch-universal"
-        variant.mkdir(parents=True, exist_ok=True)
-        header = "import ctypes\nimport time\n\nimport torch\nimport torch.nn.functional as F\n\n"
-        (variant / "__init__.py").write_text(header + textwrap.dedent(code))
-        (variant / "metadata.json").write_text(metadata(self.name.replace("_", "-"), f"_{self.name}_ab12"))
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Callable[..., Repository]:
-    def make(name: str, code: str, **entry: str) -> Repository:
-        return Repository(tmp_path, name, code, **entry)
-
-    return make
-
-
-def executor(made: Repository, seconds: float = 60) -> Executor:
-    return kernel_executor([made.folder], verify=Verifier(seconds))
-
-
-def run(function: Callable, *args: torch.Tensor, by: Executor) -> Any:
-    """Jits, compares with eager (gradients too where one is wanted), and explains."""
-    jitted = forge.jit(function, executors=[by, "torch"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HubNotice)
-        actual = jitted(*args)
-    expected = function(*args)
-    torch.testing.assert_close(actual, expected)
-    wanted = [each for each in args if each.requires_grad]
-    if wanted:
-        g = torch.ones(()).expand(expected.shape)
-        for ours, theirs in zip(
-            torch.autograd.grad(actual, wanted, g), torch.autograd.grad(expected, wanted, g), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs)
-    return forge.explain(jitted)
-
-
-def declined(explained: Any, made: Repository) -> str:
-    """Why the kernel was declined; it ran nothing."""
-    assert not [row for row in explained.rows if row.executor == f"acme.{made.name}"]
-    return next(reason for row in explained.rows for who, reason in row.declined if who == f"acme.{made.name}")
-
-
-def claimed(explained: Any, made: Repository) -> int:
-    return sum(row.executor == f"acme.{made.name}" for row in explained.rows)
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x) + 1
-
-
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, (16,), weight, bias)
-
-
-def norm_inputs() -> list[torch.Tensor]:
-    return [torch.randn(shape, requires_grad=True) for shape in ((3, 16), (16,), (16,))]
-
+from tests.hub.repositories import (
+    GELU,
+    LAYER_NORM,
+    ROWS,
+    Repository,
+    claimed,
+    declined,
+    executor,
+    gelu,
+    layer_norm,
+    norm_inputs,
+    run,
+)
 
 # the warnings of real kernels
 
