@@ -1,18 +1,22 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
-from forge.executors.hubex import use_kernels
+from forge.executors.hubex import kernel, use_kernels
 from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.jit import StrictError, jit, last_backward_traces, last_traces
+from forge.transforms.patterns import Pattern, pattern
 
 __all__ = [
     "Explanation",
+    "Pattern",
     "StrictError",
     "explain",
     "grad",
     "jit",
+    "kernel",
     "last_backward_traces",
     "last_traces",
+    "pattern",
     "trace",
     "use_kernels",
     "value_and_grad",

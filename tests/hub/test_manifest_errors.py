@@ -415,6 +415,7 @@ def find(name: str) -> Any:
         "acme::rms": lambda x, w, epsilon, mode, *, result: result,
         "python:acme.ref:rms": torch.nn.functional.rms_norm,
         "acme::scale": lambda x, factor: x,
+        "acme::scale_backward": lambda grad, factor: grad,
         "python:acme.patterns:swiglu": lambda x: x,
         "acme::swiglu": lambda out, x: out,
         "acme::add_out": torch.ops.aten.add.out,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from forge.executors.executor import register_executor
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.said import kernel
 from forge.executors.hubex.verify import Verifier, verifier, verify_all
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
@@ -56,6 +57,7 @@ __all__ = [
     "Verifier",
     "gather",
     "hubex",
+    "kernel",
     "kernel_executor",
     "kernels_of",
     "operators",

@@ -41,7 +41,7 @@ def gather(
         if isinstance(source, Kernel):
             found.append(source)
         elif isinstance(source, KernelEntry):
-            found.append(_from_entry(source))
+            found.append(from_entry(source))
         else:
             found += _from_files(source, lock=lock, policy=policy, backend=backend)
     return found
@@ -52,9 +52,11 @@ def operators() -> Operators:
     return Operators({each.name: each.reference for each in (*patterns.ALL, patterns.gelu_tanh)})
 
 
-def _from_entry(entry: KernelEntry) -> Kernel:
-    known = operators()
-    return Kernel(entry, known.resolve(entry.op), known.target(entry.op), entry.fn)
+def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
+    """A kernel of an entry that was said in Python, of `pattern` where it is of one that forge does not ship."""
+    grad = entry.grad
+    functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name: entry.fn}
+    return _kernel(entry, functions.get, None, "", pattern)
 
 
 def _from_files(
@@ -108,11 +110,12 @@ def _from_manifest(path: Path, module: ModuleType | None, source: str, content: 
     return [_kernel(entry, find, source, content) for entry in manifest.kernels]
 
 
-def _kernel(entry: KernelEntry, find: Callable[[str], Any], source: str, content: str) -> Kernel:
+def _kernel(
+    entry: KernelEntry, find: Callable[[str], Any], source: str | None, content: str, pattern: Pattern | None = None
+) -> Kernel:
     known = operators()
-    pattern = None
     if entry.op_kind == "pattern":
-        pattern = _pattern(entry.op, find)
+        pattern = pattern or _pattern(entry.op, find)
         signature = from_function(pattern.reference, pattern.name)
         target = Target(pattern.symbol, signature, {name: name for name in pattern.parameters})
     else:

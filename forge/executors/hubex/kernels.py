@@ -26,8 +26,9 @@ class Kernel:
     """A kernel that was found, and what it implements.
 
     entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
-    gradient kernel, where the entry names one. pattern: what finds its calls, where the target is a pattern's symbol.
-    source: how another process finds it again; None for a function given in Python. content: a hash of its files.
+    gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
+    calls, where the target is a pattern's symbol. source: how another process finds it again; None for a function given
+    in Python. content: a hash of its files.
     """
 
     entry: KernelEntry
@@ -35,6 +36,7 @@ class Kernel:
     target: Target
     function: Callable
     backward: Callable | None = None
+    forward: Callable | None = None
     pattern: Pattern | None = None
     source: str | None = None
     content: str = ""
@@ -43,6 +45,10 @@ class Kernel:
     def __post_init__(self) -> None:
         library = self.entry.library
         object.__setattr__(self, "name", f"{library}.{self.entry.name}" if library else self.entry.name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function itself; nothing is checked."""
+        return self.function(*args, **kwargs)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call of the symbol as the operator's arguments by name."""
@@ -80,29 +86,88 @@ class _Caller:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.layouts = fix_ups(kernel.entry)
-        self.op = Symbol(kernel.entry.name, f"hub.{kernel.name}", meta=_written, executor=kernel, op=kernel.function)
-        self.backward_op = (
-            Symbol(
-                f"{kernel.entry.name}_backward",
-                f"hub.{kernel.name}.backward",
-                meta=_written,
-                executor=kernel,
-                op=kernel.backward,
-            )
-            if kernel.backward is not None
-            else None
-        )
+        grad = kernel.entry.grad
+        self.op = self._operator("", kernel.function)
+        self.forward_op = self._operator("_forward", kernel.forward) if grad.forward else self.op
+        self.backward_op = self._operator("_backward", kernel.backward)
+        self.always_saves = bool(grad.saves) and grad.forward is None
+
+    def _operator(self, suffix: str, function: Callable | None) -> Symbol:
+        kernel = self.kernel
+        place = f"hub.{kernel.name}{suffix.replace('_', '.')}"
+        return Symbol(f"{kernel.entry.name}{suffix}", place, meta=_written, executor=kernel, op=function)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel in the place of a call of the symbol."""
-        entry, values = self.kernel.entry, self.kernel.bind(args, kwargs)
-        trace = current_trace()
-        with trace.collecting():
-            output = self.kernel.target.symbol(*args, **kwargs)
-        values = {name: self.laid_out(name, value) for name, value in values.items()}
-        given = _given(entry.args, values) if entry.args is not None else _own_arguments(self.kernel.signature, values)
-        _call(self.op, given, entry.out, output)
+        return self._run(self.op, args, kwargs, self.always_saves)[0]
+
+    def rule(self, *args: Any, **kwargs: Any) -> Any:
+        """The gradient rule: the kernel forward, its own kernel backward. NotImplemented where a gradient is needed
+        that the backward does not give."""
+        grad = self.kernel.entry.grad
+        values = self.kernel.bind(args, kwargs)
+        others = [value for name, value in values.items() if name not in grad.returns]
+        if any(map(needs_grad, tensors(others))):
+            return NotImplemented
+        output, saved = self._run(self.forward_op, args, kwargs, bool(grad.saves))
+        incoming = self._incoming(tensors(output))
+        laid_out = {name: self.laid_out(name, value) for name, value in values.items()}
+        gradients = tuple(map(_gradient_like, (values[name] for name in grad.returns)))
+        given = self._backward_arguments({**laid_out, **incoming, **saved}, saved)
+        _call(self.backward_op, given, grad.out, gradients[0] if len(gradients) == 1 else gradients)
+        for name, gradient in zip(grad.returns, gradients, strict=True):
+            if gradient is not None:
+                put_grad(values[name], gradient)
         return output
+
+    def _run(self, op: Symbol, args: tuple, kwargs: dict, saving: bool) -> tuple[Any, dict[str, TensorProxy]]:
+        """Records a call; the result, and what was saved by name."""
+        entry, values = self.kernel.entry, self.kernel.bind(args, kwargs)
+        with current_trace().collecting():
+            output = self.kernel.target.symbol(*args, **kwargs)
+        saved = self._saved(values) if saving else {}
+        given = self._arguments({name: self.laid_out(name, value) for name, value in values.items()})
+        results = (*tensors(output), *saved.values()) if saved else output
+        _call(op, given, (*entry.out, *saved) if entry.out else (), results)
+        return output, saved
+
+    def _arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What the kernel is called with."""
+        args = self.kernel.entry.args
+        return _own_arguments(self.kernel.signature, values) if args is None else _given(args, values)
+
+    def _backward_arguments(self, values: Mapping[str, Any], saved: dict) -> tuple[list[Any], dict[str, Any]]:
+        wanted = self.kernel.entry.grad.args
+        if wanted is not None:
+            return _given(wanted, values)
+        args, kwargs = self._arguments(values)
+        gradients = [value for name, value in values.items() if name.startswith("grad_output")]
+        return [*gradients, *args], {**kwargs, **saved}
+
+    def _incoming(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
+        """The results and their gradients, by the names that a manifest has for them."""
+        found = {}
+        for i, result in enumerate(results):
+            suffix = f"_{i}" if len(results) > 1 else ""
+            found[f"grad_output{suffix}"] = _fix(get_grad(result), Layout(order=DimOrder()))
+            found[f"output{suffix}"] = result
+        return found
+
+    def _saved(self, values: Mapping[str, Any]) -> dict[str, TensorProxy]:
+        """Stand-ins for what the forward saves, by its declared dtypes and shapes."""
+        entry = self.kernel.entry
+        shapes = [(pattern, x.shape) for name, pattern in entry.shape.items() for x in tensors(values.get(name))]
+        dims: dict[str, Any] = {}
+        for pattern, shape in shapes:
+            pattern.mismatch(shape, dims)
+        middle = next((pattern.middle(shape) for pattern, shape in shapes if pattern.rest is not None), ())
+        dtypes = {alias.name: tensors(values.get(name)) for name, alias in entry.dtypes.items()}
+        first = tensors(values)[0]
+        found = {}
+        for name, saved in entry.grad.saves.items():
+            dtype = saved.dtype.dtypes[0] if len(saved.dtype.dtypes) == 1 else dtypes[saved.dtype.name][0].dtype
+            found[name] = current_trace().tensor(saved.shape.of(dims, middle), dtype, first.device)
+        return found
 
     def laid_out(self, name: str, value: Any) -> Any:
         """A tensor argument in the layout that the kernel declares for it."""
@@ -111,32 +176,14 @@ class _Caller:
             return value
         return _fix(value, layout)
 
-    def rule(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradient rule: the kernel forward, its own kernel backward. NotImplemented where a gradient is needed
-        that the backward does not give."""
-        grad = self.kernel.entry.grad
-        given = self.kernel.bind(args, kwargs)
-        others = [value for name, value in given.items() if name not in grad.returns]
-        if any(map(needs_grad, tensors(others))):
-            return NotImplemented
-        output = self.forward(*args, **kwargs)
-        results = tensors(output)
-        values = self.kernel.bind(args, kwargs)
-        for i, result in enumerate(results):
-            suffix = str(i) if len(results) > 1 else ""
-            values[f"grad_output{suffix}"] = _fix(get_grad(result), Layout(order=DimOrder()))
-            values[f"output{suffix}"] = result
-        values = {name: self.laid_out(name, value) for name, value in values.items()}
-        gradients = tuple(_like(values[name]) for name in grad.returns)
-        single = gradients[0] if len(gradients) == 1 else gradients
-        _call(self.backward_op, _given(grad.args or (), values), grad.out, single)
-        for name, gradient in zip(grad.returns, gradients, strict=True):
-            put_grad(self.kernel.bind(args, kwargs)[name], gradient)
-        return output
-
 
 def _written(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("a kernel's calls are written by its adapter")
+
+
+def _gradient_like(value: Any) -> TensorProxy | None:
+    """A stand-in for the gradient of an argument; None for what has none."""
+    return _like(value) if isinstance(value, TensorProxy) and value.dtype.is_floating_point else None
 
 
 def _like(x: TensorProxy) -> TensorProxy:
@@ -148,12 +195,17 @@ def _given(wanted: Iterable[Given], values: Mapping[str, Any]) -> tuple[list[Any
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for each in wanted:
-        value = values[each.value.name] if isinstance(each.value, Argument) else each.value.value
+        value = _value(each.value.name, values) if isinstance(each.value, Argument) else each.value.value
         if each.parameter is None:
             args.append(value)
         else:
             kwargs[each.parameter] = value
     return args, kwargs
+
+
+def _value(name: str, values: Mapping[str, Any]) -> Any:
+    check(name in values, lambda: f"a kernel asks for {name}; there are {', '.join(values)}")
+    return values[name]
 
 
 def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -242,4 +294,3 @@ def _in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
     shipped = {each: place for place, each in enumerate(patterns.ALL)}
     return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))
-

@@ -7,7 +7,7 @@
 Nothing is imported or registered here.
 """
 
-from forge.hub.manifest.builder import kernel
+from forge.hub.manifest.builder import caller, kernel
 from forge.hub.manifest.constraints import Checker, checker, no_kernel
 from forge.hub.manifest.errors import ManifestError, Mark, Problem
 from forge.hub.manifest.layout import fix, fix_ups
@@ -31,6 +31,7 @@ from forge.hub.manifest.model import (
     Parameter,
     Requires,
     Resolver,
+    Saved,
     Signature,
 )
 from forge.hub.manifest.requires import unmet
@@ -60,8 +61,10 @@ __all__ = [
     "Problem",
     "Requires",
     "Resolver",
+    "Saved",
     "Signature",
     "called_with",
+    "caller",
     "candidates",
     "checker",
     "duplicates",

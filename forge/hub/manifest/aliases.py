@@ -108,7 +108,7 @@ def read_meta(reader: Reader, name: str, node: Node, aliases: Aliases) -> Meta:
         return Meta()
     if len(items) == 1:
         return _single(reader, what, items[0], aliases)
-    dtype, optional = _dtype(reader, what, items[0], aliases)
+    dtype, optional = read_dtype_or_alias(reader, what, items[0], aliases)
     return Meta(dtype, _order(reader, what, items[1], aliases), optional)
 
 
@@ -116,11 +116,12 @@ def _single(reader: Reader, what: str, node: Node, aliases: Aliases) -> Meta:
     name = node.value if isinstance(node, ScalarNode) else None
     if isinstance(name, str) and (name in aliases.orders or name in ORDERS):
         return Meta(order=_order(reader, what, node, aliases))
-    dtype, optional = _dtype(reader, what, node, aliases)
+    dtype, optional = read_dtype_or_alias(reader, what, node, aliases)
     return Meta(dtype, None, optional)
 
 
-def _dtype(reader: Reader, what: str, node: Node, aliases: Aliases) -> tuple[DtypeAlias | None, bool]:
+def read_dtype_or_alias(reader: Reader, what: str, node: Node, aliases: Aliases) -> tuple[DtypeAlias | None, bool]:
+    """`T`, `T?`, `float32`: the dtypes that are meant, and whether None is allowed."""
     if isinstance(node, ScalarNode) and node.value is None:
         return None, False
     if isinstance(node, ScalarNode) and isinstance(node.value, torch.dtype):

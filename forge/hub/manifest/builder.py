@@ -1,5 +1,7 @@
 """A kernel said in Python: what a manifest says, without one."""
 
+import dataclasses
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,20 +39,23 @@ def kernel(
     layout: str | Mapping[str, str] | None = None,
     align: int | Mapping[str, int] | None = None,
     priority: int = 0,
-    grad: str | Mapping[str, Any] = "none",
+    grad: str | Callable | Mapping[str, Any] = "none",
     tolerance: Mapping[torch.dtype | str, Sequence[float]] | None = None,
+    mark: Mark | None = None,
 ) -> KernelEntry:
-    """The entry of a function that implements `op`: a torch function, or its name, or an aten operator's.
+    """The entry of a function that implements `op`: a torch function, or its name, or an aten operator's, or
+    "pattern:name".
 
     dtypes: those that every tensor argument may have, one and the same in a call; or a mapping by argument, in which
-    each has its own. `arg_meta` with `type_alias` and `dim_order_alias` says more. The other options are a manifest's.
-    Raises ManifestError with every problem, at the caller's file and line.
+    each has its own. `arg_meta` with `type_alias` and `dim_order_alias` says more. The other options are a manifest's;
+    in `grad`, functions may stand in the place of their names.
+    Raises ManifestError with every problem, at `mark`: the caller's file and line unless given.
     """
     problems = Problems()
     reader = Reader(problems)
-    frame = sys._getframe(1)
-    mark = Mark(frame.f_code.co_filename, frame.f_lineno, 1)
+    mark = mark or caller(2)
     signature = _signature(op, resolver, mark, problems)
+    grad, functions = _named(grad)
     given = {
         "name": name,
         "priority": priority,
@@ -70,14 +75,34 @@ def kernel(
         given["arg_meta"] = {**meta, **(arg_meta or {})}
     definitions = [from_python(alias or {}, mark) for alias in (type_alias, dim_order_alias)]
     aliases = read_aliases(reader, *definitions)
-    described = kernels.Op(signature.name, "op", signature, aliases, library, 0, False, False)
+    kind = "pattern" if isinstance(op, str) and op.startswith("pattern:") else "op"
+    described = kernels.Op(signature.name, kind, signature, aliases, library, 0, False, False)
     entry = kernels.read_kernel(reader, from_python(given, mark), 0, described, fn)
     if entry is not None:
+        entry = dataclasses.replace(entry, grad=dataclasses.replace(entry.grad, **functions))
         for text in kernel_problems(entry, signature, _nothing):
             problems.add(mark, text)
     problems.raise_any()
     assert entry is not None, "an entry without problems was read"
     return entry
+
+
+def caller(depth: int) -> Mark:
+    """The place of a call that is made `depth` calls above."""
+    frame = sys._getframe(depth)
+    return Mark(frame.f_code.co_filename, frame.f_lineno, 1)
+
+
+def _named(grad: Any) -> tuple[Any, dict[str, Callable]]:
+    """`grad` with names in the place of functions, and the functions by their fields."""
+    if callable(grad):
+        grad = {"kernel_name": grad}
+    if not isinstance(grad, Mapping):
+        return grad, {}
+    fields = {"kernel_name": "fn", "forward": "forward_fn"}
+    functions = {key: grad[key] for key in fields if callable(grad.get(key))}
+    names = {key: re.sub(r"\W", "_", getattr(each, "__name__", key)) for key, each in functions.items()}
+    return {**grad, **names}, {fields[key]: function for key, function in functions.items()}
 
 
 def _signature(op: str | Callable, resolver: Resolver, mark: Mark, problems: Problems) -> Signature:

@@ -2,13 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from forge.hub.manifest.aliases import Aliases, read_dtype, read_meta
+from forge.hub.manifest.aliases import Aliases, read_dtype, read_dtype_or_alias, read_meta
 from forge.hub.manifest.errors import Mark, did_you_mean
 from forge.hub.manifest.fields import NAME, Fields, Reader, constant, shown
 from forge.hub.manifest.layout import ORDERS
@@ -23,6 +23,7 @@ from forge.hub.manifest.model import (
     KernelEntry,
     Layout,
     OrderAlias,
+    Saved,
     Signature,
 )
 from forge.hub.manifest.parse import ListNode, MappingNode, Node, ScalarNode
@@ -56,7 +57,11 @@ KERNEL_NAME_FORMS = "'function', 'ns::name', 'python:module:function' or 'hub:or
 
 _CAPABILITY = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d{1,3})(?:\.(\d{1,2}))?")
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "meta")
+MAX_RESULTS = 16
 _RESULT = re.compile(r"__ret_(\d{1,2})")
+
+
+Dtypes = Mapping[str, DtypeAlias]
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,15 @@ def read_kernel(reader: Reader, node: Node, index: int, op: Op, fn: Callable | N
         hint=hint if _has_forge_key(node) else "",
     )
     return None if fields is None else _Kernel(reader, fields, op, fn).read()
+
+
+def result_names(signature: Signature | None) -> tuple[str, ...]:
+    """What a backward may be given of the results: `grad_output` and `output`; numbered, where there are several or
+    their number is not known."""
+    count = signature.returns if signature else None
+    single = ("grad_output", "output") if count in (None, 1) else ()
+    numbered = () if count == 1 else range(count if count is not None else MAX_RESULTS)
+    return (*single, *(f"{name}_{i}" for i in numbered for name in ("grad_output", "output")))
 
 
 def _has_forge_key(node: Node) -> bool:
@@ -125,7 +139,7 @@ class _Kernel:
             returns=returns,
             shape=shape,
             where=conditions,
-            grad=self._grad(),
+            grad=self._grad(shape, dtypes),
             tolerance=self._tolerance(),
             args=args,
             out=out,
@@ -420,12 +434,12 @@ class _Kernel:
 
     # gradients and tolerances
 
-    def _grad(self) -> Grad:
+    def _grad(self, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> Grad:
         node = self.fields.get("grad")
         if node is None:
             return Grad()
         if isinstance(node, MappingNode):
-            return self._backward(node)
+            return self._backward(node, shapes, dtypes)
         value = constant(node)
         if value in ("none", "composite"):
             if value == "composite" and self.op.kind == "func" and not self.op.has_reference:
@@ -440,21 +454,75 @@ class _Kernel:
         if near:
             self.problem(node.mark, f"unknown grad {value!r}{near}")
             return Grad()
-        return Grad("kernel", self._kernel_name(node, "grad"))
+        return Grad("kernel", self._kernel_name(node, "grad"), returns=self._tensors())
 
-    def _backward(self, node: MappingNode) -> Grad:
-        fields = self.reader.fields(node, "grad", ("kernel_name", "args", "out", "returns"), required=("kernel_name",))
-        count = self.signature.returns if self.signature else 1
-        extra = ["grad_output", "output"]
-        if count is not None and count > 1:
-            extra = [f"{name}_{position}" for name in extra for position in range(count)]
+    def _backward(self, node: MappingNode, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> Grad:
+        known = ("kernel_name", "args", "out", "returns", "forward", "saves")
+        fields = self.reader.fields(node, "grad", known, required=("kernel_name",))
         returns = []
         for item in self.reader.one_or_more(fields.get("returns")):
             name = self.reader.text(item, "returns")
             if name is not None and self._known_argument(name, item.mark, "returns"):
                 returns.append(name)
-        name = self._kernel_name(fields.get("kernel_name"), "grad's kernel_name")
-        return Grad("kernel", name, self._call(fields, extra), self._out(fields), tuple(returns))
+        saves = self._saves(fields, shapes, dtypes)
+        forward = fields.get("forward")
+        if forward is not None and fields.get("saves") is None:
+            self.problem(forward.mark, "grad has a forward, but saves nothing; say in saves what it returns beyond")
+        return Grad(
+            "kernel",
+            self._kernel_name(fields.get("kernel_name"), "grad's kernel_name"),
+            self._call(fields, (*result_names(self.signature), *saves)),
+            self._out(fields),
+            tuple(returns) if fields.get("returns") is not None else self._tensors(),
+            self._kernel_name(forward, "grad's forward"),
+            saves,
+        )
+
+    def _tensors(self) -> tuple[str, ...]:
+        """The arguments that a backward gives gradients of where it does not say."""
+        names = self.signature.tensors if self.signature else ()
+        return tuple(name for name in names if not self.signature.by_name[name].out)
+
+    def _saves(self, fields: Fields, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> dict[str, Saved]:
+        found = {}
+        wanted = 'a mapping from names to [dtype, shape], such as {rstd: [float32, "[...]"]}'
+        taken = (*(self.signature.by_name if self.signature else ()), *result_names(self.signature))
+        for name, mark, node in self.reader.pairs(fields.get("saves"), "saves", wanted):
+            items = node.items if isinstance(node, ListNode) else ()
+            if not NAME.fullmatch(name) or name in taken:
+                self.problem(mark, f"saves names {name!r}, which {'is taken' if name in taken else 'is no name'}")
+            elif len(items) != 2:
+                self.reader.no(node, f"saves of {name}", '[dtype, shape], such as [float32, "[..., H]"]')
+            else:
+                dtype = self._saved_dtype(items[0], name, dtypes)
+                shape = self._saved_shape(items[1], name, shapes)
+                if dtype is not None and shape is not None:
+                    found[name] = Saved(dtype, shape)
+        return found
+
+    def _saved_dtype(self, node: Node, name: str, dtypes: Dtypes) -> DtypeAlias | None:
+        alias, _ = read_dtype_or_alias(self.reader, f"saves of {name}", node, self.op.aliases)
+        if alias is None or len(alias.dtypes) == 1 or any(alias.name == each.name for each in dtypes.values()):
+            return alias
+        self.problem(node.mark, f"saves of {name}: no argument has the type alias {alias.name}, which allows several")
+        return None
+
+    def _saved_shape(self, node: Node, name: str, shapes: Mapping[str, ShapePattern]) -> ShapePattern | None:
+        pattern, _ = self._pattern(node, name)
+        if pattern is None:
+            return None
+        dims = {dim for each in shapes.values() for dim in each.names}
+        unknown = [dim for dim in pattern.names if dim not in dims]
+        if pattern.rest is not None and all(each.rest is None for each in shapes.values()):
+            unknown.append("...")
+        unknown += ["_"] if any(dim.any for dim in (*pattern.first, *(pattern.rest or ()))) else []
+        if unknown:
+            self.problem(
+                node.mark,
+                f"saves of {name}: the shape of no argument says what {', '.join(unknown)} is; "
+                f"known: {', '.join(sorted(dims)) or 'none'}",
+            )
+        return None if unknown else pattern
 
     def _tolerance(self) -> dict[torch.dtype, tuple[float, float]]:
         found = {}

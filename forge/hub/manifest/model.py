@@ -180,12 +180,28 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """The metadata of a value that a forward keeps for its backward.
+
+    shape: dims that `shape` declares of arguments, lengths, and `...` as it is in the first argument that has one.
+    """
+
+    dtype: DtypeAlias
+    shape: ShapePattern
+
+
+@dataclass(frozen=True)
 class Grad:
     """How a kernel is differentiated.
 
     kind: "none" (it is not used where a gradient is needed), "composite" (backward derived from the decomposition) or
     "kernel": `kernel_name`, called with `args` (the operator's arguments, `grad_output` and `output`, numbered when
-    there are several), gives the gradients of the arguments in `returns`, or writes them to its `out` parameters.
+    there are several, and what was saved), gives the gradients of the arguments in `returns`, or writes them to its
+    `out` parameters. Without `args` it is called with the incoming gradients, with what the kernel is called with, and
+    with what was saved, by name.
+    forward: what runs in the kernel's place where a gradient is needed; called as the kernel is, it returns what is
+    saved too, after the results (an out-variant writes it to parameters of those names). Without a forward, where
+    something is saved, the kernel itself always does so. fn, forward_fn: themselves, where they were given in Python.
     """
 
     kind: str = "none"
@@ -193,6 +209,10 @@ class Grad:
     args: tuple[Given, ...] | None = None
     out: tuple[str | int, ...] = ()
     returns: tuple[str, ...] = ()
+    forward: str | None = None
+    saves: Mapping[str, Saved] = field(default_factory=dict)
+    fn: Callable | None = field(default=None, compare=False)
+    forward_fn: Callable | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Shape patterns: `[..., H]`, `[B, S, 2*D]`, `[_, 4]`. A named dim has one length in a call."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,15 @@ class DimPattern:
     name: str | None = None
     times: int = 1
     length: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether it says nothing of the length."""
+        return self.name is None and self.length is None
+
+    def of(self, bound: Mapping[str, Dim]) -> Dim:
+        """The length, where the named dims are known."""
+        return self.length if self.name is None else self.times * bound[self.name]
 
     def __str__(self) -> str:
         if self.name is None:
@@ -45,6 +54,15 @@ class ShapePattern:
         """The named dims, in order."""
         dims = (*self.first, *(self.rest or ()))
         return tuple(dict.fromkeys(dim.name for dim in dims if dim.name is not None))
+
+    def of(self, bound: Mapping[str, Dim], middle: Sequence[Dim]) -> tuple[Dim, ...]:
+        """The shape, where the named dims are known; `middle` is what `...` stands for."""
+        first, rest = ([dim.of(bound) for dim in dims or ()] for dims in (self.first, self.rest))
+        return (*first, *([] if self.rest is None else middle), *rest)
+
+    def middle(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+        """What `...` stands for in a shape that fits."""
+        return tuple(shape[len(self.first) : len(shape) - len(self.rest or ())])
 
     def mismatch(self, shape: Sequence[Dim], bound: dict[str, Any]) -> str | None:
         """None when `shape` fits, and its named dims are then in `bound`; else why it does not, in words."""

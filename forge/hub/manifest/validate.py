@@ -17,6 +17,7 @@ from forge.hub.manifest.model import (
     Argument,
     Build,
     Device,
+    Given,
     KernelEntry,
     Library,
     Manifest,
@@ -376,28 +377,62 @@ class _Manifest:
 
 
 def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:
-    """Why a kernel cannot be called: it is not found, or its signature does not accept what it would be given."""
-    if entry.kernel_name is None and entry.fn is None:
-        return []
-    label = f"kernel {(entry.kernel_name or entry.name)!r}"
-    try:
-        function = entry.fn if entry.fn is not None else find(entry.kernel_name)
-    except Exception as error:
-        return [f"{label} not found: {described(error)}"]
-    positional, named = called_with(entry, signature)
-    return [f"{label}: {text}" for text in signatures.call_problems(function, positional, named)]
+    """Why a kernel, its forward or its backward cannot be called: it is not found, or its signature does not accept
+    what it would be given."""
+    grad = entry.grad
+    own = called_with(entry, signature)
+    saving = (own[0], [*own[1], *(grad.saves if entry.out else ())])
+    functions = (
+        (entry.kernel_name, entry.fn, own if grad.forward else saving),
+        (grad.forward, grad.forward_fn, saving),
+        (grad.kernel_name, grad.fn, _backward_called_with(entry, signature)),
+    )
+    problems = []
+    for name, given, (positional, named) in functions:
+        label = f"kernel {(name or entry.name)!r}"
+        if name is None and given is None:
+            continue
+        try:
+            function = given if given is not None else find(name)
+        except Exception as error:
+            problems.append(f"{label} not found: {described(error)}")
+            continue
+        problems += [f"{label}: {text}" for text in signatures.call_problems(function, positional, named)]
+    return problems
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
     """What a kernel gets by position (by what it is), and the parameters that it gets by name."""
     if entry.args is None:
-        ours = [parameter for parameter in signature.parameters if not parameter.out]
-        positional = [parameter.name for parameter in ours if not parameter.keyword_only]
-        named = [parameter.name for parameter in ours if parameter.keyword_only]
+        positional, named = _own_arguments(signature)
     else:
-        positional = [_what(given.value) for given in entry.args if given.parameter is None]
-        named = [given.parameter for given in entry.args if given.parameter is not None]
-    for out in entry.out:
+        positional, named = _mapped(entry.args)
+    return _with_outs(positional, named, entry.out)
+
+
+def _backward_called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
+    """As called_with, for its gradient kernel."""
+    if entry.grad.args is not None:
+        positional, named = _mapped(entry.grad.args)
+    else:
+        positional, named = _own_arguments(signature) if entry.args is None else _mapped(entry.args)
+        positional = ["grad_output"] * (signature.returns or 1) + positional
+        named = [*named, *entry.grad.saves]
+    return _with_outs(positional, named, entry.grad.out)
+
+
+def _own_arguments(signature: Signature) -> tuple[list[str], list[str]]:
+    ours = [parameter for parameter in signature.parameters if not parameter.out]
+    return [p.name for p in ours if not p.keyword_only], [p.name for p in ours if p.keyword_only]
+
+
+def _mapped(args: tuple[Given, ...]) -> tuple[list[str], list[str]]:
+    positional = [_what(given.value) for given in args if given.parameter is None]
+    return positional, [given.parameter for given in args if given.parameter is not None]
+
+
+def _with_outs(positional: list[str], named: list[str], outs: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
+    for out in outs:
         if isinstance(out, int):
             positional.insert(out, f"out {out}")
         else:

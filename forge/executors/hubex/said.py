@@ -1,0 +1,38 @@
+"""Kernels said in Python: what a manifest says, in a decorator's words."""
+
+from collections.abc import Callable
+from typing import Any
+
+from forge.executors.hubex.gather import from_entry, operators
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.operators import Operators
+from forge.hub.manifest import Mark, caller
+from forge.hub.manifest import kernel as entry_of
+from forge.transforms.patterns import Pattern
+
+
+def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: Any) -> Any:
+    """A kernel said in Python: `fn` implements `op`, a torch function or its name, an aten operator's name, a Pattern,
+    or "pattern:name" of one that forge ships. Without `fn`, a decorator. What it gives is called as `fn` is, and goes
+    into forge.jit(kernels=[...]) and forge.use_kernels([...]).
+
+        @forge.kernel("torch.nn.functional.silu", dtypes=[torch.float32], grad="composite")
+        def silu(input):
+            return input / (1 + torch.exp(-input))
+
+    options: name, library, dtypes, arg_meta, type_alias, dim_order_alias, shape, where, device, args, out, layout,
+    align, priority, grad, tolerance: as in a manifest (docs/writing-a-kernel.md); `dtypes` are those that all tensor
+    arguments may have, and in `grad` functions may stand in the place of names.
+    Raises ManifestError with every problem, TypeError for an option that there is not.
+    """
+    mark = caller(2)
+    if fn is None:
+        return lambda fn: _said(op, fn, mark, options)
+    return _said(op, fn, mark, options)
+
+
+def _said(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: dict[str, Any]) -> Kernel:
+    if not isinstance(op, Pattern):
+        return from_entry(entry_of(op, fn, resolver=operators(), mark=mark, **options))
+    known = Operators({op.name: op.reference})
+    return from_entry(entry_of(f"pattern:{op.name}", fn, resolver=known, mark=mark, **options), op)

@@ -1,0 +1,227 @@
+"""Kernels said in Python, and backward kernels that read what their forward saved."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge.hub import HubNotice
+from forge.hub.manifest import ManifestError
+from tests.hub.test_verify import Repository, claimed, declined, executor, run
+
+SHAPES = {
+    "arg_meta": {"x": "T", "weight": "T"},
+    "type_alias": {"T": [torch.float32, torch.float64]},
+    "shape": {"x": "[..., H]", "weight": "[H]"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """RMSNorm as Llama writes it."""
+    wide = x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def rms_forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    rstd = torch.rsqrt(x.pow(2).mean(-1) + eps)
+    return x * rstd[..., None] * weight, rstd
+
+
+def rms_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    normal, inner = x * rstd[..., None], grad * weight
+    grad_x = rstd[..., None] * (inner - normal * (inner * normal).mean(-1, keepdim=True))
+    return grad_x, (grad * normal).reshape(-1, x.shape[-1]).sum(0)
+
+
+def trained(kernel: Any) -> Any:
+    """The explanation of a norm that is run and differentiated with one kernel, results as eager's."""
+    x, w = torch.randn(3, 5, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    return run(norm, x, w, by=forge.executors.hubex.kernel_executor([kernel]))
+
+
+def operations(explained: Any, name: str) -> list[str]:
+    return [row.operation for row in explained.rows if row.executor == name]
+
+
+def test_a_decorator_makes_a_kernel_that_is_called_as_the_function() -> None:
+    @forge.kernel("torch.nn.functional.silu", dtypes=[torch.float32], grad="composite")
+    def silu(input: torch.Tensor) -> torch.Tensor:
+        return input / (1 + torch.exp(-input))
+
+    x = torch.randn(4, requires_grad=True)
+    torch.testing.assert_close(silu(x), F.silu(x))
+    jitted = forge.jit(lambda x: F.silu(x) + F.silu(x.double()).sum(), kernels=[silu])
+    jitted(x).sum().backward()
+    told = [(row.executor, row.declined) for row in forge.explain(jitted).rows if row.operation.endswith("silu")]
+    assert told == [("silu", ()), ("torch", (("silu", "dtype float64 not in T (float32)"),))]
+
+
+def test_a_kernel_of_a_shipped_pattern_with_its_own_backward() -> None:
+    """Without `args`, a backward gets the gradient, what the kernel is called with, and what was saved by name."""
+    grad = {"kernel_name": rms_backward, "forward": rms_forward, "saves": {"rstd": ["T", "[...]"]}}
+    explained = trained(forge.kernel("pattern:rms_norm", rms, name="own", grad=grad, **SHAPES))
+    assert operations(explained, "own") == ["hub.own.forward", "hub.own.backward"]
+
+
+def test_a_pattern_of_ones_own() -> None:
+    @forge.pattern
+    def scaled_relu(x, scale):  # type: ignore[no-untyped-def]
+        return torch.relu(x) * scale
+
+    mine = forge.kernel(scaled_relu, lambda x, scale: torch.relu(x) * scale, name="mine", grad="composite")
+    jitted = forge.jit(lambda x, y: y * torch.relu(x) + 1, kernels=[mine])
+    x, y = torch.randn(4), torch.randn(4)
+    torch.testing.assert_close(jitted(x, y), y * torch.relu(x) + 1)
+    assert [row.executor for row in forge.explain(jitted).rows] == ["mine", "torch"]
+
+
+def test_a_backward_alone_gives_the_gradients_of_all_tensors() -> None:
+    def backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        s = torch.sigmoid(gate)
+        return grad * up * s * (1 + gate * (1 - s)), grad * gate * s
+
+    kernel = forge.kernel("pattern:swiglu", lambda gate, up: F.silu(gate) * up, name="swiglu", grad=backward)
+    inputs = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
+    explained = run(lambda g, u: F.silu(g) * u, *inputs, by=forge.executors.hubex.kernel_executor([kernel]))
+    assert operations(explained, "swiglu") == ["pattern.swiglu", "hub.swiglu.backward"]
+
+
+def test_the_kernel_itself_may_save() -> None:
+    """Then it always returns what it saves, which is left where no gradient is needed."""
+    grad = {"kernel_name": rms_backward, "saves": {"rstd": [torch.float32, "[...]"]}}
+    kernel = forge.kernel("pattern:rms_norm", rms_forward, name="own", grad=grad, **SHAPES)
+    assert operations(trained(kernel), "own") == ["hub.own", "hub.own.backward"]
+    jitted = forge.jit(norm, kernels=[kernel])
+    x, w = torch.randn(3, 8), torch.randn(8)
+    torch.testing.assert_close(jitted(x, w), norm(x, w))
+    assert operations(forge.explain(jitted), "own") == ["pattern.rms_norm"]
+
+
+def test_an_out_variant_writes_what_it_saves_to_parameters_of_those_names() -> None:
+    def forward(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, *, rstd: torch.Tensor) -> None:
+        result, saved = rms_forward(x, weight, eps)
+        out.copy_(result)
+        rstd.copy_(saved)
+
+    grad = {"kernel_name": rms_backward, "forward": forward, "saves": {"rstd": ["T", "[...]"]}}
+    kernel = forge.kernel(
+        "pattern:rms_norm", lambda out, x, w, eps: out.copy_(rms(x, w, eps)), name="own", out=0, grad=grad, **SHAPES
+    )
+    explained = trained(kernel)
+    assert "hub.own.backward" in operations(explained, "own")
+    assert len(operations(explained, "hub")) >= 2  # memory for both
+
+
+def test_a_backward_that_reads_a_wrong_saved_value_is_declined() -> None:
+    def wrong(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        out, rstd = rms_forward(x, weight, eps)
+        return out, rstd + 1
+
+    grad = {"kernel_name": rms_backward, "forward": wrong, "saves": {"rstd": ["T", "[...]"]}}
+    kernel = forge.kernel("pattern:rms_norm", rms, name="own", grad=grad, **SHAPES)
+    with pytest.warns(HubNotice, match="the gradient of x: values differ"):
+        forge.jit(norm, kernels=[kernel])(torch.randn(3, 8, requires_grad=True), torch.randn(8))
+
+
+def test_a_repository_saves_too(tmp_path: Path) -> None:
+    made = Repository(
+        tmp_path,
+        "saving",
+        """
+        def f(x, weight, eps):
+            return forward(x, weight, eps)[0]
+
+        def forward(x, weight, eps):
+            rstd = torch.rsqrt(x.pow(2).mean(-1) + eps)
+            return x * rstd[..., None] * weight, rstd
+
+        def backward(grad, x, weight, eps, rstd):
+            n, g = x * rstd[..., None], grad * weight
+            return rstd[..., None] * (g - n * (g * n).mean(-1, keepdim=True)), (grad * n).flatten(0, -2).sum(0)
+        """,
+        pattern="rms_norm",
+        arg_meta="{x: T, weight: T}",
+        shape='{x: "[..., H]", weight: "[H]"}',
+        grad='{kernel_name: backward, forward: forward, saves: {rstd: [T, "[...]"]}}',
+    )
+    x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    assert claimed(run(norm, x, w, by=executor(made)), made) == 2
+    made.write(
+        "def f(x, weight, eps): return x\ndef forward(x, weight, eps): return x\ndef backward(grad): return grad"
+    )
+    with pytest.raises(ManifestError, match="kernel 'backward': its signature does not accept"):
+        executor(made)
+
+
+def said(**options: Any) -> Callable[[], Any]:
+    return lambda: forge.kernel("pattern:rms_norm", rms, name="own", **{**SHAPES, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (
+            said(grad={"kernel_name": rms_backward, "saves": {"rstd": ["T", "[..., K]"]}}),
+            "saves of rstd: the shape of no argument says what K is; known: H",
+        ),
+        (
+            said(grad={"kernel_name": rms_backward, "saves": {"rstd": ["T", "[_]"]}}),
+            "saves of rstd: the shape of no argument says what _ is; known: H",
+        ),
+        (
+            said(grad={"kernel_name": rms_backward, "saves": {"rstd": "T"}}),
+            """saves of rstd is 'T', but must be [dtype, shape], such as [float32, "[..., H]"]""",
+        ),
+        (
+            said(grad={"kernel_name": rms_backward, "saves": {"weight": ["T", "[...]"]}}),
+            "saves names 'weight', which is taken",
+        ),
+        (
+            said(
+                type_alias={**SHAPES["type_alias"], "S": ["float32", "float64"]},
+                grad={"kernel_name": rms_backward, "saves": {"rstd": ["S", "[...]"]}},
+            ),
+            "saves of rstd: no argument has the type alias S, which allows several",
+        ),
+        (
+            said(grad={"kernel_name": rms_backward, "forward": rms_forward}),
+            "grad has a forward, but saves nothing; say in saves what it returns beyond",
+        ),
+        (said(grad={"kernel_name": lambda grad: grad}), "its signature does not accept 'eps'"),
+        (lambda: forge.kernel("torch.nn.functional.slu", rms), "unknown operator 'torch.nn.functional.slu'; did you"),
+    ],
+)
+def test_errors_name_the_place(make: Callable[[], Any], wanted: str) -> None:
+    with pytest.raises(ManifestError, match=re.escape(wanted)) as raised:
+        make()
+    assert str(raised.value).startswith(f"{__file__}:")
+
+
+def test_an_option_that_there_is_not() -> None:
+    with pytest.raises(TypeError, match="'dtype'"):
+        forge.kernel("torch.nn.functional.silu", rms, dtype=torch.float32)
+
+
+def test_a_declined_kernel_is_named(tmp_path: Path) -> None:
+    made = Repository(
+        tmp_path, "none", "def f(x, weight, eps): return F.rms_norm(x, weight.shape, weight, eps)",
+        pattern="rms_norm", grad="none",
+    )  # fmt: skip
+    explained = run(norm, torch.randn(3, 8, requires_grad=True), torch.randn(8), by=executor(made))
+    assert declined(explained, made) == "it has no gradient, and one is needed"
