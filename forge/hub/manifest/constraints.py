@@ -22,7 +22,7 @@ from forge.hub.manifest.model import (
 from forge.hub.manifest.where import Undecided, same, show
 from forge.ir import TensorProxy
 
-TENSORS = (torch.Tensor, TensorProxy)
+TENSORS = (TensorProxy, torch.Tensor)
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -101,10 +101,11 @@ class Checker:
         yield from self._dtypes(tensors)
         yield from self._orders(tensors)
         broken = yield from self._shapes(tensors, dims)
+        known = {**values, **dims}
         for condition in self.entry.where:
-            if broken and not condition.names <= (values.keys() | dims.keys()):
+            if broken and not condition.names <= known.keys():
                 continue  # about a dim of a shape that did not fit, which was said
-            reason = condition.reason({**values, **dims})
+            reason = condition.reason(known)
             if reason is not None:
                 yield reason
 

@@ -41,6 +41,8 @@ class Undecided(Exception):
 
 def is_true(condition: Any) -> bool:
     """The truth of a condition. Raises Undecided when it depends on a symbolic length."""
+    if condition is True or condition is False:
+        return condition
     if isinstance(condition, torch.SymBool):
         if statically_known_true(condition):
             return True
