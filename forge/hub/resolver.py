@@ -16,6 +16,8 @@ from forge.hub.policy import Policy
 from forge.hub.source import COMMIT, Source, parse_source
 from forge.hub.variants import Choice, choose, describe
 
+SOURCES = "torch-ext"  # beside build/: where a repository keeps the Python that it is built from
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -173,7 +175,7 @@ def _variant_folders(root: Path) -> list[str]:
 
 
 def _is_variant(name: str) -> bool:
-    return name.startswith(("torch-", "torch1", "torch2", "tvm-ffi"))
+    return name != SOURCES and name.startswith(("torch-", "torch1", "torch2", "tvm-ffi"))
 
 
 def _select_repository(wanted: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:

@@ -250,6 +250,12 @@ def test_a_folder_may_be_the_repository_its_build_or_the_variant(tmp_path: Path,
     assert (resolved.variant, resolved.metadata.name) == ("torch-universal", "rms")
 
 
+def test_the_sources_beside_build_are_no_variant(tmp_path: Path) -> None:
+    (tmp_path / "torch-ext" / "rms").mkdir(parents=True)
+    write(tmp_path, kernel())
+    assert hub.resolve(tmp_path, policy=LOCAL).rejected == ()
+
+
 def test_a_folder_named_as_no_variant_may_be_one(tmp_path: Path) -> None:
     write(tmp_path, kernel(variant="mine"))
     assert hub.load(hub.resolve(tmp_path / "build" / "mine", policy=LOCAL)).double(1) == 2
