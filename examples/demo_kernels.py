@@ -92,9 +92,7 @@ def report(told: Explanation, worst: float) -> bool:
         taken = Counter(row.phase for row in told.rows if row.executor == kernel)
         right = right and taken == {"forward": sites, "backward": sites}
         print(f"{kernel:22}  {taken['forward']} of {sites} forward, {taken['backward']} of {sites} backward")
-    print(
-        f"  loss and gradients differ from eager's by at most {worst:.1e}{'' if right else '  NOT RIGHT'}", flush=True
-    )
+    print(f"loss and gradients differ from eager's by at most {worst:.1e}{'' if right else '  NOT RIGHT'}", flush=True)
     return right
 
 
