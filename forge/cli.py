@@ -141,9 +141,7 @@ def _check_source(source: str, policy: hub.Policy, backend: str | None) -> None:
 
 def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, backend: str | None) -> None:
     """Every check before an import; what is not in the cache is fetched."""
-    source = str(lock.path.parent / kernel.source) if kernel.commit is None else kernel.source
-    asked = {} if kernel.commit is None else {"version": kernel.version, "revision": kernel.revision}
-    verified = hub.verify(hub.resolve(source, lock=lock, policy=policy, backend=backend, **asked))
+    verified = hub.verify(hub.resolve_locked(kernel, lock, policy=policy, backend=backend))
     print(f"ok      {verified.resolved.place()}: {len(verified.files)} files are as locked")
 
 

@@ -20,7 +20,7 @@ from forge.hub.lock import lock_kernels
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.metadata import Metadata
 from forge.hub.policy import Policy
-from forge.hub.resolver import Resolved, Selection, available, fetch, resolve, select
+from forge.hub.resolver import Resolved, Selection, available, fetch, resolve, resolve_locked, select
 
 __all__ = [
     "HubError",
@@ -47,6 +47,7 @@ __all__ = [
     "lock_kernels",
     "read_lock",
     "resolve",
+    "resolve_locked",
     "select",
     "verify",
 ]

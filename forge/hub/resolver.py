@@ -95,6 +95,16 @@ def resolve(
     return fetch(selection, selection.variant)
 
 
+def resolve_locked(
+    kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
+) -> Resolved:
+    """Finds a kernel that a lock file holds, as `resolve` does."""
+    if kernel.commit is None:
+        return resolve(str(lock.path.parent / kernel.source), lock=lock, policy=policy, backend=backend)
+    asked = {"version": kernel.version, "revision": kernel.revision}
+    return resolve(kernel.source, lock=lock, policy=policy, backend=backend, **asked)
+
+
 def available(
     source: "str | os.PathLike[str]",
     *,

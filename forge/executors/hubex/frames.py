@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from forge.executors.hubex.calls import Call
+from forge.executors.hubex.kernels import Origin
 
 HEADER = struct.Struct("!Q")
 
@@ -37,12 +38,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """A question to a process that must find the kernel first: gather() of its source, then its operator and name."""
+    """A question to a process that must find the kernel first: gather() of its origin, then its operator and name."""
 
-    source: str
+    origin: Origin
     op: str
     name: str
-    content: str
     folder: str
     path: tuple[str, ...]
     seconds: float

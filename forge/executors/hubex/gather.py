@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forge import hub, patterns
-from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
 from forge.hub.manifest import KernelEntry, Manifest, from_function, read_manifest, unmet
 from forge.hub.source import parse_source
@@ -25,7 +25,8 @@ Source = str | os.PathLike[str] | KernelEntry | Kernel
 def gather(
     sources: Iterable[Source], *, lock: Any = None, policy: hub.Policy | None = None, backend: str | None = None
 ) -> list[Kernel]:
-    """The kernels that `sources` name, in order: "org/name@v1", a repository's folder, a manifest's file, an entry.
+    """The kernels that `sources` name, in order: "org/name@v1", a folder of a repository, a manifest (.yaml), a lock
+    file (.lock) with all that it holds, an entry.
 
     A folder or file that is named is thereby allowed; a repository needs the policy's or the lock's word. Nothing of a
     source is imported before it passed every check (forge/hub).
@@ -56,7 +57,7 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
     """A kernel of an entry that was said in Python, of `pattern` where it is of one that forge does not ship."""
     grad = entry.grad
     functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name: entry.fn}
-    return _kernel(entry, functions.get, None, "", pattern)
+    return _kernel(entry, functions.get, Origin(), pattern)
 
 
 def _from_files(
@@ -64,17 +65,35 @@ def _from_files(
 ) -> list[Kernel]:
     text = os.fspath(source)
     if text.endswith((".yaml", ".yml")):
-        return _from_manifest(Path(text), None, os.path.abspath(text), _file_hash(Path(text)))
+        return _from_manifest(Path(text), None, Origin(os.path.abspath(text), _file_hash(Path(text))))
+    if text.endswith(".lock"):
+        return _from_lock(hub.read_lock(text), policy, backend)
     local = parse_source(source).path is not None
     if local and policy is None:
         policy = hub.Policy(local=True)
-    resolved = hub.resolve(source, lock=lock, policy=policy, backend=backend)
-    path = _manifest_of(resolved, Path(text) if local else None)
+    return _from_repository(hub.resolve(source, lock=lock, policy=policy, backend=backend), local)
+
+
+def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
+    """All that a lock file holds; what another kernel of it asks for needs no manifest."""
+    policy = policy or hub.Policy(trust="locked", local=True)
+    resolved = [
+        (hub.resolve_locked(each, lock, policy=policy, backend=backend), each.commit is None) for each in lock.kernels
+    ]
+    asked_for = {each.source for one, _ in resolved for each in one.depends}
+    kernels = [
+        (one, local) for one, local in resolved if one.source not in asked_for or (one.folder / MANIFEST).exists()
+    ]
+    return [kernel for one, local in kernels for kernel in _from_repository(one, local)]
+
+
+def _from_repository(resolved: hub.Resolved, local: bool) -> list[Kernel]:
+    path = _manifest_of(resolved, Path(resolved.source) if local else None)
     read_manifest(path, operators())  # what is wrong with it is said before anything is imported
     module = hub.load(resolved)
     content = next(each.verified.content for each in hub.loaded() if each.module is module)
-    found = os.path.abspath(text) if local else f"{resolved.source}@{resolved.commit}"
-    return _from_manifest(path, module, found, content)
+    found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
+    return _from_manifest(path, module, Origin(found, content, resolved.backend))
 
 
 def _file_hash(path: Path) -> str:
@@ -99,7 +118,7 @@ def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
     )
 
 
-def _from_manifest(path: Path, module: ModuleType | None, source: str, content: str) -> list[Kernel]:
+def _from_manifest(path: Path, module: ModuleType | None, origin: Origin) -> list[Kernel]:
     def find(name: str) -> Any:
         return _find(name, module, path)
 
@@ -107,12 +126,10 @@ def _from_manifest(path: Path, module: ModuleType | None, source: str, content: 
     missing = unmet(manifest.requires)
     if missing:
         raise hub.NotFoundError(f"{path}: its requirements are not met: {'; '.join(missing)}")
-    return [_kernel(entry, find, source, content) for entry in manifest.kernels]
+    return [_kernel(entry, find, origin) for entry in manifest.kernels]
 
 
-def _kernel(
-    entry: KernelEntry, find: Callable[[str], Any], source: str | None, content: str, pattern: Pattern | None = None
-) -> Kernel:
+def _kernel(entry: KernelEntry, find: Callable[[str], Any], origin: Origin, pattern: Pattern | None = None) -> Kernel:
     known = operators()
     if entry.op_kind == "pattern":
         pattern = pattern or _pattern(entry.op, find)
@@ -126,7 +143,7 @@ def _kernel(
         NotImplementedError,
     )
     backward, forward = (name and find(name) for name in (entry.grad.kernel_name, entry.grad.forward))
-    return Kernel(entry, signature, target, find(entry.kernel_name), backward, forward, pattern, source, content)
+    return Kernel(entry, signature, target, find(entry.kernel_name), backward, forward, pattern, origin)
 
 
 _patterns: dict[Any, Pattern] = {}

@@ -22,13 +22,22 @@ Verdict = Callable[["Kernel", tuple, dict], Decision]
 
 
 @dataclass(frozen=True)
+class Origin:
+    """How another process finds a kernel again: by its source and the backend whose variant was asked for. source: None
+    for a function given in Python. content: a hash of its files."""
+
+    source: str | None = None
+    content: str = ""
+    backend: str | None = None
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A kernel that was found, and what it implements.
 
     entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
     gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
-    calls, where the target is a pattern's symbol. source: how another process finds it again; None for a function given
-    in Python. content: a hash of its files.
+    calls, where the target is a pattern's symbol.
     """
 
     entry: KernelEntry
@@ -38,8 +47,7 @@ class Kernel:
     backward: Callable | None = None
     forward: Callable | None = None
     pattern: Pattern | None = None
-    source: str | None = None
-    content: str = ""
+    origin: Origin = Origin()
     name: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ def code_of(kernel: Kernel) -> str:
 
 
 def _code(kernel: Kernel) -> str:
-    parts = [kernel.content]
+    parts = [kernel.origin.content]
     for function in (kernel.function, kernel.backward):
         try:
             parts.append(Path(inspect.getsourcefile(inspect.unwrap(function))).read_text())
@@ -109,9 +109,9 @@ class Worker:
     def _forget_other_code(self, kernel: Kernel) -> None:
         """A child that imported something else by the same name is replaced by a new one."""
         code = code_of(kernel)
-        if self._codes.get(kernel.source, code) != code:
+        if self._codes.get(kernel.origin.source, code) != code:
             self._renew()
-        self._codes[kernel.source] = code
+        self._codes[kernel.origin.source] = code
 
     def _listen(self, seconds: float) -> Answer:
         sample = None
@@ -151,8 +151,8 @@ class Worker:
 
 
 def _request(kernel: Kernel, question: Question, seconds: float) -> Request:
-    op, name, content = kernel.entry.op, kernel.name, kernel.content
-    return Request(kernel.source, op, name, content, os.getcwd(), tuple(sys.path), seconds, question)
+    path = tuple(sys.path)
+    return Request(kernel.origin, kernel.entry.op, kernel.name, os.getcwd(), path, seconds, question)
 
 
 def _kill(pid: int) -> None:

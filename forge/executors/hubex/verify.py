@@ -89,12 +89,12 @@ class Verifier:
         """From memory, from disk, or from a process."""
         key = _key(kernel, question)
         if key not in self._answers:
-            kept = _read(key) if kernel.source is not None else None
+            kept = _read(key) if kernel.origin.source is not None else None
             self._answers[key] = kept or self._ask(kernel, question, key)
         return self._answers[key]
 
     def _ask(self, kernel: Kernel, question: Question, key: str) -> Answer:
-        if kernel.source is not None:
+        if kernel.origin.source is not None:
             answer = worker.ask(kernel, question, self.seconds)
             if answer.lasting:
                 _write(key, kernel, answer)
@@ -142,7 +142,7 @@ def _identity(kernel: Kernel, device: torch.device) -> str:
 
 
 def _new_identity(kernel: Kernel, device: torch.device) -> str:
-    code = code_of(kernel) if kernel.source is not None else str(id(kernel))
+    code = code_of(kernel) if kernel.origin.source is not None else str(id(kernel))
     parts = (
         FORMAT,
         _judge(),

@@ -73,13 +73,14 @@ _known: dict[Any, list[Kernel]] = {}
 
 def find(request: Request) -> Kernel:
     """The kernel that a request is about: the policy was asked by who sent it, and the files must be the same."""
-    if request.source not in _known:
+    origin = request.origin
+    if origin not in _known:
         policy = hub.Policy(trust="any", local=True)
-        _known[request.source] = gather([request.source], policy=policy)
-    for kernel in _known[request.source]:
-        if (kernel.entry.op, kernel.name, kernel.content) == (request.op, request.name, request.content):
+        _known[origin] = gather([origin.source], policy=policy, backend=origin.backend)
+    for kernel in _known[origin]:
+        if (kernel.entry.op, kernel.name, kernel.origin) == (request.op, request.name, origin):
             return kernel
-    raise hub.IntegrityError(f"{request.source} has no kernel {request.name} of {request.op} with the same files")
+    raise hub.IntegrityError(f"{origin.source} has no kernel {request.name} of {request.op} with the same files")
 
 
 if __name__ == "__main__":
