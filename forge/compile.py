@@ -12,9 +12,9 @@ from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, choose
 from forge.executors.executor import Executor, resolve_executors
 from forge.frontend.autograd import Region
-from forge.frontend.collection import paused_gc
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
+from forge.ir.collection import paused_gc
 from forge.transforms import cse, dce, delete_last_used, hoist
 from forge.transforms.grad import Choice, Joint, backward, differentiate
 from forge.transforms.opaque import opaque_rule

@@ -16,10 +16,10 @@ from forge.compile import Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import Source, kernel_executor
 from forge.frontend import dynamo
-from forge.frontend.collection import paused_gc
 from forge.frontend.entry import History, enter
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
+from forge.ir.collection import paused_gc
 
 _OPTIONS = ("executors", "transforms", "kernels", "strict", "fullgraph", "dynamic")
 

@@ -17,7 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
-from forge.frontend.collection import paused_gc
+from forge.ir.collection import paused_gc
 
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
 _DYNAMIC = {

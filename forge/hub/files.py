@@ -27,6 +27,10 @@ class File:
     sha256: str
     content: bytes | None = None
 
+    def read(self) -> bytes:
+        """The bytes that will be imported, where they are kept; else what is in the file now."""
+        return self.location.read_bytes() if self.content is None else self.content
+
 
 @dataclass(frozen=True)
 class Pins:
@@ -149,10 +153,9 @@ def _hash(file: File, algorithm: str) -> str:
         return f"sha256:{file.sha256}"
     if algorithm == "git":
         digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-        digest.update(file.location.read_bytes())
+        digest.update(file.read())
         return f"git:{digest.hexdigest()}"
-    with file.location.open("rb") as stream:
-        return f"{algorithm}:{hashlib.file_digest(stream, algorithm).hexdigest()}"
+    return f"{algorithm}:{hashlib.new(algorithm, file.read()).hexdigest()}"
 
 
 def digest_pins(algorithm: str, digests: Mapping[str, str], place: Place) -> Pins:

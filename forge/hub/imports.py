@@ -7,7 +7,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from forge.hub.errors import MalformedError, Place, RefusedError
@@ -21,23 +21,23 @@ DYNAMIC = (b"import_module", b"__import__")
 
 def check_imports(
     files: Mapping[str, File], *, root: str, names: Collection[str], allowed: Collection[str], place: Place
-):
-    """Every import of every Python file of a kernel, held against the Hub's rules.
+) -> dict[str, ast.Module]:
+    """Every import of every Python file of a kernel, held against the Hub's rules; gives what each was parsed to.
 
     root: the folder of the kernel's package below the variant's, "" for the flat layout. names: what the kernel is
     called, which only a relative import may mean. allowed: top-level modules beside the standard library and torch.
     Raises: MalformedError for a file that is no Python; RefusedError with every import that is not allowed.
     """
     problems: list[str] = []
-    for path, file in files.items():
-        if file.content is not None:
-            inside = path.removeprefix(f"{root}/") if root else path
-            problems += [
-                f"{path}:{line}: {problem}"
-                for line, problem in _problems(file.content, inside, names, allowed, place.at(path))
-            ]
+    sources = {path: file.content for path, file in files.items() if file.content is not None}
+    trees = {path: _parse(content, place.at(path)) for path, content in sources.items()}
+    for path, content in sources.items():
+        depth = len((path.removeprefix(f"{root}/") if root else path).split("/"))
+        imports = _imports(trees[path], any(name in content for name in DYNAMIC))
+        problems += [f"{path}:{line}: {problem}" for line, problem in _problems(imports, depth, names, allowed)]
     if problems:
         raise RefusedError(f"{place}: imports what a kernel may not:" + "".join(f"\n  {each}" for each in problems))
+    return trees
 
 
 def _parse(content: bytes, place: Place) -> ast.Module:
@@ -48,11 +48,9 @@ def _parse(content: bytes, place: Place) -> ast.Module:
 
 
 def _problems(
-    content: bytes, path: str, names: Collection[str], allowed: Collection[str], place: Place
+    imports: Iterable[tuple[int, str, int]], depth: int, names: Collection[str], allowed: Collection[str]
 ) -> Iterator[tuple[int, str]]:
-    tree, depth = _parse(content, place), len(path.split("/"))
-    has_calls = any(name in content for name in DYNAMIC)
-    for line, module, level in _imports(tree, has_calls):
+    for line, module, level in imports:
         if level > depth:
             yield line, f"from {'.' * level}{module}: leads out of the kernel"
         elif level == 0:

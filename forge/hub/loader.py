@@ -5,6 +5,7 @@ kernels of one id, live side by side. Its Python comes from the bytes that were 
 written. What a native module registers under torch.ops is the kernel's own affair.
 """
 
+import ast
 import contextlib
 import importlib
 import importlib.abc
@@ -15,7 +16,7 @@ import threading
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forge.hub import compat
@@ -24,6 +25,7 @@ from forge.hub.files import File, check_pins, content_hash, read_files
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import dependency_modules
 from forge.hub.resolver import Resolved
+from forge.ir.collection import paused_gc
 
 PREFIX = "forge_kernel_"
 NATIVE = (".so", ".pyd", ".dylib")
@@ -31,13 +33,18 @@ NATIVE = (".so", ".pyd", ".dylib")
 
 @dataclass(frozen=True)
 class Verified:
-    """A kernel whose files passed every check. content: the hash of them all. root: the folder of its package."""
+    """A kernel whose files passed every check.
+
+    content: the hash of them all. root: the folder of its package. trees: its Python as it was parsed for the checks,
+    until it is imported.
+    """
 
     resolved: Resolved
     files: Mapping[str, File]
     content: str
     root: str
     depends: tuple["Verified", ...] = ()
+    trees: dict[str, ast.Module] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def module_name(self) -> str:
@@ -65,9 +72,10 @@ def load(resolved: Resolved) -> types.ModuleType:
     Raises: HubError, whose subclass says which check failed; before any code of the kernel or of those that it
     depends on ran, except for KernelImportError.
     """
-    verified = verify(resolved)
-    with _lock:
-        return _load(verified)
+    with paused_gc():
+        verified = verify(resolved)
+        with _lock:
+            return _load(verified)
 
 
 def loaded() -> tuple[Loaded, ...]:
@@ -89,10 +97,11 @@ def verify(resolved: Resolved) -> Verified:
     modules = frozenset(dependency_modules(metadata, resolved.backend, place))
     allowed = modules | {*resolved.policy.imports, *(["kernels"] if depends else [])}
     names = frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
+    trees = {}
     if (content, root, names, allowed) not in _import_checks:
-        check_imports(files, root=root, names=names, allowed=allowed, place=place)
+        trees = check_imports(files, root=root, names=names, allowed=allowed, place=place)
         _import_checks.add((content, root, names, allowed))
-    verified = Verified(resolved, files, content, root, depends)
+    verified = Verified(resolved, files, content, root, depends, trees)
     if metadata.id is not None:
         check_id(metadata.id, resolved.folder, place)
         _check_id_is_free(verified)
@@ -174,6 +183,8 @@ def _import(verified: Verified) -> types.ModuleType:
         if isinstance(error, HubError) or not isinstance(error, Exception | SystemExit):
             raise
         raise KernelImportError(f"{place}: raised while it was imported: {type(error).__name__}: {error}") from error
+    finally:
+        verified.trees.clear()
 
 
 def _forget(name: str) -> None:
@@ -196,17 +207,18 @@ def _nothing_else_changes(place: Place) -> Iterator[None]:
 
 
 class _Source(importlib.machinery.SourceFileLoader):
-    """Compiles the bytes that were verified; no bytecode is read or written."""
+    """Compiles the bytes that were verified, or what they were parsed to; no bytecode is read or written."""
 
-    def __init__(self, name: str, file: File) -> None:
+    def __init__(self, name: str, file: File, trees: dict[str, ast.Module]) -> None:
         super().__init__(name, str(file.location))
-        self._content = file.content
+        self._file = file
+        self._trees = trees
 
     def get_code(self, fullname: str) -> types.CodeType:
-        return self.source_to_code(self._content, self.path)
+        return self.source_to_code(self._trees.pop(self._file.path, self._file.content), self.path)
 
     def get_data(self, path: str) -> bytes:
-        return self._content if path == self.path else super().get_data(path)
+        return self._file.content if path == self.path else super().get_data(path)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -233,7 +245,7 @@ def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.
     folder = str(verified.resolved.folder / stem)
     package = verified.files.get(f"{stem}/__init__.py" if stem else "__init__.py")
     if package is not None:
-        return _spec(_Source(fullname, package), package.location, folder)
+        return _spec(_Source(fullname, package, verified.trees), package.location, folder)
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         native = verified.files.get(f"{stem}{suffix}")
         if native is not None:
@@ -241,7 +253,7 @@ def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.
             return _spec(importlib.machinery.ExtensionFileLoader(fullname, str(location)), location, None)
     source = verified.files.get(f"{stem}.py")
     if source is not None:
-        return _spec(_Source(fullname, source), source.location, None)
+        return _spec(_Source(fullname, source, verified.trees), source.location, None)
     if any(path.startswith(f"{stem}/") for path in verified.files):
         namespace = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
         namespace.submodule_search_locations = [folder]

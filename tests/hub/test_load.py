@@ -1,5 +1,9 @@
 """load: every check first, then an import that touches nothing else."""
 
+import ast
+import gc
+import hashlib
+import importlib
 import inspect
 import json
 import shutil
@@ -12,6 +16,8 @@ import pytest
 
 from forge import hub
 from forge.hub import loader
+from forge.hub.errors import Place
+from forge.hub.files import Pins, check_pins, read_files
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import INIT, LOCAL, OPS, digest, kernel, load, metadata, write
 
@@ -301,3 +307,52 @@ def test_loaded_kernels_are_listed(tmp_path: Path) -> None:
     (held,) = hub.loaded()
     assert held.module is module and held.verified.resolved.policy == LOCAL
     assert held.verified.module_name == module.__name__ == f"forge_kernel_rms_{held.verified.content[:16]}"
+
+
+def test_what_is_imported_is_what_was_parsed_for_the_checks(tmp_path: Path) -> None:
+    source = (
+        "# -*- coding: latin-1 -*-\n"
+        "from __future__ import annotations\n\n"
+        "NAME = 'm\xe9tal'\n\n"
+        "def double(x: NotDefined):\n"
+        "    return x / 0\n"
+    )
+    write(tmp_path, kernel({"ops.py": source.encode("latin-1"), "later.py": "value = 1\n"}))
+    verified = hub.verify(hub.resolve(tmp_path, policy=LOCAL))
+    assert sorted(verified.trees) == ["__init__.py", "later.py", "ops.py"]
+    verified.trees["__init__.py"].body += ast.parse("from_the_tree = True").body
+    module = loader._load(verified)
+    assert module.from_the_tree and not verified.trees
+    assert module.ops.NAME == "métal" and module.double.__annotations__ == {"x": "NotDefined"}
+    with pytest.raises(ZeroDivisionError) as raised:
+        module.double(1)
+    last = raised.traceback[-1]
+    assert (Path(str(last.path)).name, last.lineno + 1, str(last.statement).strip()) == ("ops.py", 7, "return x / 0")
+    assert importlib.import_module(".later", module.__name__).value == 1
+
+
+def test_pins_are_held_against_the_bytes_that_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(OPS)
+    place = Place("kernel", None, None)
+    files = read_files(tmp_path, place, max_file_bytes=1000)
+    (tmp_path / "ops.py").write_text(ops(3))
+    pins = {name: Pins({"ops.py": git_blob(text)}, "the listing") for name, text in (("old", OPS), ("new", ops(3)))}
+    check_pins(files, pins["old"], place)
+    with pytest.raises(hub.IntegrityError, match=r"ops\.py is git:"):
+        check_pins(files, pins["new"], place)
+
+
+def git_blob(text: str) -> str:
+    return "git:" + hashlib.sha1(b"blob %d\0" % len(text) + text.encode()).hexdigest()
+
+
+def test_loading_leaves_garbage_collection_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path, kernel({"ops.py": "import gc\nenabled = gc.isenabled()\n", "__init__.py": "from . import ops\n"}))
+    assert not load(tmp_path).ops.enabled
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        load(tmp_path)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
