@@ -4,7 +4,9 @@
 once a kernel is in the cache, and nothing needs the optional packages until it is called.
 """
 
+from forge.hub.build import Built, build_kernels, load_built
 from forge.hub.errors import (
+    BuildError,
     HubError,
     HubNotice,
     IntegrityError,
@@ -23,6 +25,8 @@ from forge.hub.policy import Policy
 from forge.hub.resolver import Resolved, Selection, available, fetch, resolve, resolve_locked, select
 
 __all__ = [
+    "BuildError",
+    "Built",
     "HubError",
     "HubNotice",
     "IntegrityError",
@@ -41,8 +45,10 @@ __all__ = [
     "UnreachableError",
     "Verified",
     "available",
+    "build_kernels",
     "fetch",
     "load",
+    "load_built",
     "loaded",
     "lock_kernels",
     "read_lock",

@@ -116,6 +116,11 @@ def transport_errors() -> tuple[type[Exception], ...]:
     return (http_error, errors.OfflineModeIsEnabled, ConnectionError, TimeoutError)
 
 
+def user_cache() -> Path:
+    """The folder of forge's own cache."""
+    return Path(library("platformdirs").user_cache_dir("forge"))
+
+
 def cache_root() -> Path:
     """The folder of huggingface_hub's cache that holds kernels."""
     return Path(os.environ.get("KERNELS_CACHE") or library("huggingface_hub.constants").HF_HUB_CACHE).expanduser()

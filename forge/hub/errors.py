@@ -35,6 +35,10 @@ class KernelImportError(HubError, ImportError):
     """Every check passed and the kernel's own code raised while it was imported."""
 
 
+class BuildError(HubError):
+    """A kernel's sources: neither a prebuilt variant nor a cached library serves, and compiling them failed."""
+
+
 class HubNotice(UserWarning):
     """Something that the user should know and that changes nothing: for one, that the cache serves a kernel."""
 

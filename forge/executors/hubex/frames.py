@@ -45,6 +45,7 @@ class Request:
     name: str
     folder: str
     path: tuple[str, ...]
+    environment: dict[str, str]
     seconds: float
     question: Question
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from forge.ir import check
 from forge.transforms.patterns import Pattern
 
 MANIFEST = "forge_kernels.yaml"
+ALONE = (".yaml", ".yml")
 
 Source = str | os.PathLike[str] | KernelEntry | Kernel
 
@@ -64,14 +66,53 @@ def _from_files(
     source: str | os.PathLike[str], *, lock: Any, policy: hub.Policy | None, backend: str | None
 ) -> list[Kernel]:
     text = os.fspath(source)
-    if text.endswith((".yaml", ".yml")):
-        return _from_manifest(Path(text), None, Origin(os.path.abspath(text), _file_hash(Path(text))))
     if text.endswith(".lock"):
         return _from_lock(hub.read_lock(text), policy, backend)
-    local = parse_source(source).path is not None
-    if local and policy is None:
+    path = local_manifest(source)
+    if path is not None and policy is None:
         policy = hub.Policy(local=True)
-    return _from_repository(hub.resolve(source, lock=lock, policy=policy, backend=backend), local)
+    if path is not None and path.is_file():
+        manifest = read_manifest(path, operators())
+        if manifest.build.sources:
+            found = os.path.abspath(path if text.endswith(ALONE) else path.parent)
+            return _from_sources(manifest, found, lock, policy, backend)
+    if text.endswith(ALONE):
+        return _from_manifest(path, None, Origin(os.path.abspath(path), _file_hash(path)))
+    return _from_repository(hub.resolve(source, lock=lock, policy=policy, backend=backend), path is not None)
+
+
+def local_manifest(source: str | os.PathLike[str]) -> Path | None:
+    """Where a source of this machine has its manifest: the file that it is, or the folder's; None for a repository."""
+    if os.fspath(source).endswith(ALONE):
+        return Path(source)
+    folder = parse_source(source).path
+    return None if folder is None else folder / MANIFEST
+
+
+def _from_sources(
+    manifest: Manifest, found: str, lock: Any, policy: hub.Policy | None, backend: str | None
+) -> list[Kernel]:
+    """The prebuilt variant beside the sources that fits; else, where no lock says what the files must be, the library
+    that the sources are compiled to."""
+    path = Path(manifest.file)
+    selection = hub.select(path.parent, lock=lock, policy=policy, backend=backend)
+    reasons = [f"{name}: {reason}" for name, reason in selection.choice.rejected]
+    is_beside = selection.build != path.parent.resolve().parent
+    if lock is not None or (selection.choice.accepted and is_beside):
+        resolved = hub.fetch(selection, selection.variant)
+        chosen = _manifest_of(resolved, path.parent) if path.name == MANIFEST else path
+        try:
+            return _from_variant(resolved, chosen, found)
+        except hub.KernelImportError as error:
+            if lock is not None:
+                raise
+            warnings.warn(f"forge: {error}; its sources are built instead", hub.HubNotice, stacklevel=2)
+            reasons.insert(0, str(error))
+    _check_requirements(manifest)
+    prebuilt = "; ".join(reasons) or f"there is no variant in {path.parent / 'build'}"
+    built = hub.build_kernels(manifest, policy=policy, prebuilt=prebuilt)
+    hub.load_built(built)
+    return _from_manifest(path, None, Origin(found, built.key, backend))
 
 
 def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
@@ -89,10 +130,14 @@ def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -
 
 def _from_repository(resolved: hub.Resolved, local: bool) -> list[Kernel]:
     path = _manifest_of(resolved, Path(resolved.source) if local else None)
-    read_manifest(path, operators())  # what is wrong with it is said before anything is imported
+    found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
+    return _from_variant(resolved, path, found)
+
+
+def _from_variant(resolved: hub.Resolved, path: Path, found: str) -> list[Kernel]:
+    read_manifest(path, operators(), with_sources=False)  # what is wrong is said before anything is imported
     module = hub.load(resolved)
     content = next(each.verified.content for each in hub.loaded() if each.module is module)
-    found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
     return _from_manifest(path, module, Origin(found, content, resolved.backend))
 
 
@@ -112,8 +157,8 @@ def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
         if place.is_file():
             return place
     raise hub.NotFoundError(
-        f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels implement; its "
-        f"place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a manifest on this "
+        f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels implement; "
+        f"its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a manifest on this "
         'machine whose kernel_name is "hub:org/name:function", and pass that file'
     )
 
@@ -122,11 +167,15 @@ def _from_manifest(path: Path, module: ModuleType | None, origin: Origin) -> lis
     def find(name: str) -> Any:
         return _find(name, module, path)
 
-    manifest: Manifest = read_manifest(path, operators(), find=find)
+    manifest = read_manifest(path, operators(), find=find, with_sources=module is None)
+    _check_requirements(manifest)
+    return [_kernel(entry, find, origin) for entry in manifest.kernels]
+
+
+def _check_requirements(manifest: Manifest) -> None:
     missing = unmet(manifest.requires)
     if missing:
-        raise hub.NotFoundError(f"{path}: its requirements are not met: {'; '.join(missing)}")
-    return [_kernel(entry, find, origin) for entry in manifest.kernels]
+        raise hub.NotFoundError(f"{manifest.file}: its requirements are not met: {'; '.join(missing)}")
 
 
 def _kernel(entry: KernelEntry, find: Callable[[str], Any], origin: Origin, pattern: Pattern | None = None) -> Kernel:

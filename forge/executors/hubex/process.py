@@ -151,8 +151,8 @@ class Worker:
 
 
 def _request(kernel: Kernel, question: Question, seconds: float) -> Request:
-    path = tuple(sys.path)
-    return Request(kernel.origin, kernel.entry.op, kernel.name, os.getcwd(), path, seconds, question)
+    path, environment = tuple(sys.path), {**os.environ, **ENVIRONMENT}
+    return Request(kernel.origin, kernel.entry.op, kernel.name, os.getcwd(), path, environment, seconds, question)
 
 
 def _kill(pid: int) -> None:

@@ -292,6 +292,10 @@ class Build:
     cuda_cflags: tuple[str, ...] = ()
     ldflags: tuple[str, ...] = ()
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.cpp + self.cuda
+
 
 @dataclass(frozen=True)
 class OpEntry:

@@ -77,10 +77,15 @@ _TARGETS = ("op", "func", "pattern")
 Find = Callable[[str], Any]
 
 
-def read_manifest(path: Path | str, resolver: Resolver, *, find: Find | None = None) -> Manifest:
-    """The manifest in a file. Raises ManifestError with every problem; see validate."""
+def read_manifest(
+    path: Path | str, resolver: Resolver, *, find: Find | None = None, with_sources: bool = True
+) -> Manifest:
+    """The manifest in a file. Raises ManifestError with every problem; see validate.
+
+    with_sources: whether the sources of `build` lie beside it; beside a prebuilt variant they do not.
+    """
     path = Path(path)
-    return validate(read_document(path), resolver, find=find, folder=path.parent)
+    return validate(read_document(path), resolver, find=find, folder=path.parent if with_sources else None)
 
 
 def parse_manifest(

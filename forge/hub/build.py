@@ -1,0 +1,401 @@
+"""Compiling a manifest's sources: once for all that decides what comes out, and kept in the user's cache.
+
+builds/<library>-<key>/       the library, and build.json: what it was made of and what it registers
+builds/<library>-<key>.lock   held by who builds it; the system frees it however its holder ends
+
+The key is a hash of the sources and headers, the flags, the compilers, torch and its C++ ABI, the ABI of Python, and
+what the code runs on. Each file is read once: the bytes that are hashed are written to a new folder, which is all that
+the compiler sees of them; its result is moved to its place whole. Only folders that the user names have sources: what
+the Hub holds of a kernel is its build/ alone.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.hub import compiler
+from forge.hub.compat import library, user_cache
+from forge.hub.errors import BuildError, HubNotice, MalformedError, Place, RefusedError
+from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
+from forge.hub.manifest.model import Build, Manifest
+from forge.hub.policy import Policy
+
+FORMAT = 1
+RECORD = "build.json"
+HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".ipp", ".tpp")
+# what compilers read of the environment
+VARIABLES = ("CC", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
+ERROR = re.compile(r"error:|undefined (reference|symbol)")
+ERROR_LINES = 12
+
+
+@dataclass(frozen=True)
+class Built:
+    """A library that was compiled from a manifest's sources.
+
+    key: the hash of all that decides what it is. seconds: how long it took to build; None where the cache had it.
+    operators: what it registers in torch.ops. namespaces: those that it defines. skipped: the ways that come before,
+    and why none of them was taken.
+    """
+
+    manifest: str
+    key: str
+    path: Path
+    operators: tuple[str, ...]
+    namespaces: tuple[str, ...]
+    seconds: float | None
+    skipped: Mapping[str, str]
+
+
+class _Failed(Exception):
+    """Why there is no library, in words."""
+
+
+def build_kernels(
+    manifest: Manifest, *, policy: Policy | None = None, prebuilt: str = "not asked for", force: bool = False
+) -> Built:
+    """The library of a manifest's sources: the cache's, or compiled now. It is not loaded.
+
+    prebuilt: why no prebuilt variant was taken. force: compiles it although the cache has it.
+    Raises: RefusedError where the policy does not allow folders; MalformedError for files that cannot be read;
+    BuildError with the reason of each way.
+    """
+    policy = policy or Policy()
+    _check_allowed(manifest, policy)
+    skipped = {"prebuilt": prebuilt}
+    try:
+        plan = _plan(manifest, skipped)
+        built, reason = (None, "it is to be built anew") if force else _cached(plan)
+        if built is None:
+            skipped["cached"] = reason
+            if not policy.build:
+                raise _Failed("the policy does not allow it (build=False)")
+            built = _build_once(plan, force)
+    except _Failed as reason:
+        skipped.setdefault("cached", "not looked for: what compiles a library is a part of its key")
+        raise _error(manifest, {**skipped, "build": str(reason)}) from None
+    return replace(built, skipped=skipped)
+
+
+def _check_allowed(manifest: Manifest, policy: Policy) -> None:
+    if not policy.local:
+        raise RefusedError(f"{manifest.file}: its sources are in a folder of this machine; allow it with local=True")
+    if policy.trust == "locked":
+        raise RefusedError(f'{manifest.file}: trust="locked" takes what a lock file holds, and none holds sources')
+
+
+def _error(manifest: Manifest, reasons: Mapping[str, str]) -> BuildError:
+    lines = "".join(f"\n  {way}: {reason}" for way, reason in reasons.items())
+    return BuildError(f"{manifest.file}: there is no library with its kernels:{lines}")
+
+
+# what is built
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that decides what is built. files: the sources and headers as they were read."""
+
+    manifest: str
+    library: str
+    build: Build
+    files: Mapping[str, bytes]
+    system: Mapping[str, Any]
+
+    @cached_property
+    def parts(self) -> dict[str, Any]:
+        files = {path: hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
+        return {"format": FORMAT, "build": asdict(self.build), "files": files, "system": self.system}
+
+    @cached_property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self.parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def target(self) -> Path:
+        return builds() / f"{self.library[:64]}-{self.key[:16]}"
+
+
+def builds() -> Path:
+    """The folder of all that was built for this user."""
+    return user_cache() / "builds"
+
+
+def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
+    """What is to be built here: the CUDA sources are left out, and that is said, where they cannot be compiled."""
+    wanted = manifest.build
+    problem = _cuda_problem() if wanted.cuda else None
+    if problem is not None:
+        if not wanted.cpp:
+            raise _Failed(problem)
+        skipped["cuda sources"] = problem
+        wanted = replace(wanted, cuda=(), cuda_cflags=())
+        if torch.version.cuda is not None:
+            notice = f"forge: {manifest.file}: its CUDA sources are left out: {problem}"
+            warnings.warn(notice, HubNotice, stacklevel=4)
+    files = _read(Path(manifest.file).parent, wanted)
+    return _Plan(manifest.file, manifest.library.name, wanted, files, _system(bool(wanted.cuda)))
+
+
+def _read(folder: Path, wanted: Build) -> dict[str, bytes]:
+    """The sources, the headers beside them, and all that the include folders hold."""
+    try:
+        paths = sorted({*_paths(folder, wanted)})
+    except OSError as error:
+        raise MalformedError(f"{folder}: cannot be read: {error}") from error
+    found: dict[str, bytes] = {}
+    for path in paths:
+        if len(found) >= MAX_FILES:
+            raise MalformedError(f"{folder}: more than {MAX_FILES} files are sources or in an include folder")
+        place = Place(str(folder), file=path)
+        content = read_small(folder / path, place, MAX_SOURCE_BYTES, links_into=folder)
+        if content is None:
+            raise MalformedError(f"{place}: is no longer there")
+        found[path] = content
+    return found
+
+
+def _paths(folder: Path, wanted: Build) -> Iterator[str]:
+    for path in map(os.path.normpath, wanted.sources):
+        yield path
+        beside = os.path.dirname(path)
+        names = os.listdir(folder / beside)
+        yield from (os.path.join(beside, name) for name in names if name.endswith(HEADERS))
+    for include in wanted.include:
+        for base, folders, names in os.walk(folder / os.path.normpath(include)):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            visible = (name for name in names if not name.startswith("."))
+            yield from (os.path.relpath(os.path.join(base, name), folder) for name in visible)
+
+
+# what it is built with, and for
+
+
+def _system(cuda: bool) -> dict[str, Any]:
+    values = {
+        "compiler": _version(_compiler()),
+        "torch": torch.__version__,
+        "cxx11_abi": torch.compiled_with_cxx11_abi(),
+        "python": sysconfig.get_config_var("EXT_SUFFIX"),
+        "cpu": [platform.machine(), _cpu_features()],
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+    return values | ({"nvcc": _version(_nvcc()), "architectures": _architectures()} if cuda else {})
+
+
+def _compiler() -> str:
+    """The C++ compiler that torch calls. Raises _Failed where there is none."""
+    name = os.environ.get("CXX", "cl" if os.name == "nt" else "c++")
+    found = shutil.which(name)
+    if found is None:
+        raise _Failed(f"there is no C++ compiler {name!r}: install one, or name a program in CXX")
+    return found
+
+
+@cache
+def _version(program: str) -> str:
+    """A compiler, and what it says that it is."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace")
+    return f"{program}: {done.stdout}"
+
+
+@cache
+def _cpu_features() -> str:
+    """What code for the very CPU of this machine (-march=native) may use."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def _nvcc() -> str | None:
+    home = library("torch.utils.cpp_extension").CUDA_HOME
+    return None if home is None else shutil.which("nvcc", path=os.path.join(home, "bin"))
+
+
+def _architectures() -> list[str]:
+    """The capabilities that torch compiles for: those asked for, else those of the devices that are here."""
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
+    if asked not in ("", "native"):
+        return [asked]
+    return sorted({str(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())})
+
+
+def _cuda_problem() -> str | None:
+    """Why CUDA sources cannot be compiled here, or None."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if _nvcc() is None:
+        return "there is no nvcc: install the CUDA toolkit, or name its folder in CUDA_HOME"
+    if not _architectures():
+        return "there is no GPU to compile for: name capabilities in TORCH_CUDA_ARCH_LIST, such as 8.0;9.0"
+    return None
+
+
+# the cache
+
+
+def _cached(plan: _Plan) -> tuple[Built | None, str]:
+    """What was built before, or why nothing of it can be used."""
+    try:
+        values = json.loads((plan.target / RECORD).read_bytes())
+        path = plan.target / values["file"]
+        if values["key"] == plan.key and values["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest():
+            operators, namespaces = tuple(values["operators"]), tuple(values["namespaces"])
+            return Built(plan.manifest, plan.key, path, operators, namespaces, None, {}), ""
+    except FileNotFoundError:
+        return None, f"{builds()} has none of these sources, flags, compilers and torch"
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None, f"{plan.target} is not as it was written"
+
+
+def _build_once(plan: _Plan, force: bool) -> Built:
+    """Compiles unless another process just did. What builders that were killed left behind is removed."""
+    target = plan.target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.with_name(f"{target.name}.lock"), plan.library):
+            built, _ = (None, "") if force else _cached(plan)
+            if built is not None:
+                return built
+            for left in target.parent.glob(f".{target.name}-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            prefix = f".{target.name}-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as work:
+                return _build(plan, Path(work))
+    except (OSError, NotImplementedError) as error:  # the latter: of a file system without locks
+        raise _Failed(f"{target.parent}: {error}") from error
+
+
+@contextlib.contextmanager
+def _lock(path: Path, name: str) -> Iterator[None]:
+    filelock = library("filelock")
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        _say(f"waiting for another process that builds {name}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(plan: _Plan, work: Path) -> Built:
+    """Compiles in an empty folder, and moves the result to its place."""
+    start = time.perf_counter()
+    _say(f"building {plan.library} from {', '.join(plan.build.sources)}")
+    said = _compile(plan, work)
+    path = work / "out" / said["file"]
+    seconds = time.perf_counter() - start
+    record = {**said, "key": plan.key, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "of": plan.parts}
+    result = work / "result"
+    result.mkdir()
+    path.rename(result / path.name)
+    (result / RECORD).write_text(json.dumps(record, indent=1))
+    if plan.target.exists():
+        plan.target.rename(work / "before")
+    result.rename(plan.target)
+    _say(f"built {plan.library} in {seconds:.1f} s: {plan.target}")
+    path = plan.target / said["file"]
+    return Built(plan.manifest, plan.key, path, tuple(said["operators"]), tuple(said["namespaces"]), seconds, {})
+
+
+def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
+    """What forge/hub/compiler.py says of the library that it left in work/out. Raises _Failed with the first errors."""
+    inside, out = work / "in", work / "out"
+    out.mkdir()
+    for path, content in plan.files.items():
+        (inside / path).parent.mkdir(parents=True, exist_ok=True)
+        (inside / path).write_bytes(content)
+    request = {
+        "name": f"{re.sub(r'[^a-zA-Z0-9_]', '_', plan.library)}_{plan.key[:16]}",
+        "sources": [str(inside / os.path.normpath(path)) for path in plan.build.sources],
+        "extra_cflags": plan.build.cflags,
+        "extra_cuda_cflags": plan.build.cuda_cflags,
+        "extra_ldflags": list(plan.build.ldflags),
+        "extra_include_paths": [str(inside / os.path.normpath(path)) for path in plan.build.include],
+        "build_directory": str(out),
+        "with_cuda": bool(plan.build.cuda),
+    }
+    # -P: the modules beside that file are not for `import lock` to find
+    done = subprocess.run(
+        [sys.executable, "-P", compiler.__file__],
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=_environment(),
+        text=True,
+        errors="replace",
+    )
+    if done.returncode:
+        raise _Failed(_first_errors(done.stdout.replace(f"{inside}{os.sep}", ""), done.returncode))
+    return json.loads((out / "said.json").read_bytes())
+
+
+def _environment() -> dict[str, str]:
+    """For a process that finds the torch of this one, and ninja where pip put it."""
+    tools = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
+    modules = os.pathsep.join(each or os.getcwd() for each in sys.path)
+    return {**os.environ, "PATH": tools, "PYTHONPATH": modules}
+
+
+def _first_errors(output: str, status: int) -> str:
+    """The lines from the compiler's first error on, or the last ones where none is marked so."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith("ninja: build stopped")]
+    first = next((index for index, line in enumerate(lines) if ERROR.search(line)), max(0, len(lines) - 4))
+    how = f"loading it ended its process (signal {-status})" if status < 0 else "it failed"
+    return "\n    ".join([f"{how}:" if lines else how, *lines[first : first + ERROR_LINES]])
+
+
+def _say(text: str) -> None:
+    print(f"forge: {text}", file=sys.stderr, flush=True)
+
+
+# loading
+
+_loading = threading.Lock()
+_loaded: dict[str, Built] = {}
+
+
+def load_built(built: Built) -> None:
+    """Loads a library, once.
+
+    Raises: RefusedError where its operators are registered by another one, which would end the process; BuildError
+    where the system does not load it.
+    """
+    with _loading:
+        if built.key in _loaded:
+            return
+        present = set(torch._C._dispatch_get_all_op_names())
+        taken = [name for name in built.operators if name in present]
+        taken += [name for name in built.namespaces if compiler.is_defined(name)]
+        if taken:
+            raise RefusedError(
+                f"{built.manifest}: {taken[0]} is registered in this process already, by an earlier build of these "
+                "sources or by another library; a process takes it once: start a new one"
+            )
+        try:
+            torch.ops.load_library(str(built.path))
+        except (OSError, RuntimeError) as error:
+            raise BuildError(f"{built.path}: was built, but cannot be loaded: {error}") from error
+        _loaded[built.key] = built

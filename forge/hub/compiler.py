@@ -1,0 +1,39 @@
+"""Compiles one library, and loads it once: python compiler.py < request.json, run by forge.hub.build.
+
+A program of its own, so that a library whose loading ends the process ends this one. It imports nothing of forge.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def main(request: dict[str, Any]) -> None:
+    """Writes beside the library which operators it registers. Exits with what torch or the compiler said."""
+    from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
+
+    before = set(torch._C._dispatch_get_all_op_names())
+    try:
+        library = cpp_extension.load(is_python_module=False, **request)
+    except Exception as error:
+        sys.exit(f"{error}")
+    operators = sorted(set(torch._C._dispatch_get_all_op_names()) - before)
+    namespaces = sorted({name.partition("::")[0] for name in operators})
+    said = {"file": Path(library).name, "operators": operators, "namespaces": [*filter(is_defined, namespaces)]}
+    Path(request["build_directory"], "said.json").write_text(json.dumps(said))
+
+
+def is_defined(namespace: str) -> bool:
+    """Whether a library holds the namespace as its own (TORCH_LIBRARY), which a second one in a process may not."""
+    try:
+        torch.library.Library(namespace, "DEF")._destroy()
+    except RuntimeError:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))
