@@ -158,8 +158,8 @@ def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
             return place
     raise hub.NotFoundError(
         f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels implement; "
-        f"its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a manifest on this "
-        'machine whose kernel_name is "hub:org/name:function", and pass that file'
+        f"its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a manifest on "
+        'this machine whose kernel_name is "hub:org/name:function", and pass that file'
     )
 
 
