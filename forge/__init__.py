@@ -1,6 +1,7 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
 from forge.executors.hubex import kernel, use_kernels
+from forge.executors.hubex.registry import kernels
 from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.jit import StrictError, jit, last_backward_traces, last_traces
@@ -14,6 +15,7 @@ __all__ = [
     "grad",
     "jit",
     "kernel",
+    "kernels",
     "last_backward_traces",
     "last_traces",
     "pattern",

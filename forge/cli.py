@@ -9,6 +9,7 @@ from pathlib import Path
 from forge import hub
 from forge.executors import hubex
 from forge.hub import cache, lockfile, variants
+from forge.ir.printing import table
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,16 @@ def policy_of(arguments: argparse.Namespace) -> hub.Policy:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="show the kernels of these, instead of the cache")
     parser.add_argument("--lock", type=Path, help="what this lock file holds, instead of what the cache does")
+    add_policy(parser)
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    if arguments.sources:
+        kernels = hubex.gather(arguments.sources, policy=policy_of(arguments), backend=arguments.backend)
+        print(hubex.table_of(kernels, hubex.verifier))
+        return 0
     if arguments.lock is not None:
         for kernel in hub.read_lock(arguments.lock).kernels:
             wanted = f"v{kernel.version}" if kernel.version is not None else kernel.revision or ""
@@ -155,10 +162,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     """Runs every kernel on samples of its operation, and compares it with its reference."""
     kernels = hubex.gather(arguments.sources, policy=policy_of(arguments), backend=arguments.backend)
     rows = [row for kernel in kernels for row in hubex.verify_all(kernel, hubex.Verifier(arguments.seconds))]
-    table = [("kernel", "op", "dtype", "device", "samples", "verdict"), *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]) - 1)]
-    for *cells, verdict in table:
-        print("  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)] + [verdict]))
+    print("\n".join(table([("kernel", "op", "dtype", "device", "samples", "verdict"), *rows])))
     return 0 if all(row[-1] == "ok" for row in rows) else 1
 
 

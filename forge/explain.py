@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.executors.claim import Claim
-from forge.ir.printing import source_line
+from forge.ir.printing import source_line, table
 from forge.jit import record_of
 
 
@@ -93,7 +93,7 @@ def _counted(count: int, noun: str) -> str:
 
 def _table(rows: list[Row]) -> list[str]:
     header = ("graph", "phase", "result", "operation", "executor", "declined by", "source")
-    cells = [header] + [
+    cells = [
         (
             str(row.graph),
             row.phase,
@@ -105,5 +105,4 @@ def _table(rows: list[Row]) -> list[str]:
         )
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return table([header, *cells])

@@ -10,7 +10,7 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -177,8 +177,16 @@ class Writer:
             text = f"{args[0]}.{op.__name__}({', '.join(args[1:])})"
         else:
             text = f"{self.callee(bound.symbol)}({', '.join(args)})"
+        if bound.symbol.out:
+            return f"{text}; {self._written(bound)}"
         target = _target(bound.output, set(bound.inputs))
         return f"{target} = {text}" if bound.outputs else text
+
+    def _written(self, bound: BoundSymbol) -> str:
+        """The results of a call that wrote them to its arguments."""
+        memory = [bound.args[place] if isinstance(place, int) else bound.kwargs[place] for place in bound.symbol.out]
+        results = [proxy.name for proxy in pytree.proxies(bound.output)]
+        return f"{', '.join(results)} = {', '.join(map(self.value, memory))}"
 
 
 _INFIX = {
@@ -315,3 +323,9 @@ def compile_trace(trace: "Trace") -> Callable:
     exec(compile(text, path, "exec"), writer.globals)
     linecache.cache[path] = (len(text), None, text.splitlines(True), path)
     return writer.globals[trace.name]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines of aligned columns; the first row is the header."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -14,11 +14,13 @@ from forge import patterns
 from forge.executors.executor import Decision, Implementation, OperatorExecutor
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
-from forge.ir import BoundSymbol, Symbol, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors
 from forge.transforms.patterns import Pattern
 
 Verdict = Callable[["Kernel", tuple, dict], Decision]
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,22 @@ class Kernel:
     def __post_init__(self) -> None:
         library = self.entry.library
         object.__setattr__(self, "name", f"{library}.{self.entry.name}" if library else self.entry.name)
+
+    @property
+    def operation(self) -> str:
+        """What it implements, as `forge.kernel` takes it."""
+        return f"pattern:{self.entry.op}" if self.entry.op_kind == "pattern" else self.entry.op
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Those of its first constrained argument; floats where nothing is declared."""
+        return next((alias.dtypes for alias in self.entry.dtypes.values()), FLOATS)
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Those that it is for and that are here."""
+        types = self.entry.device.types if self.entry.device is not None else ("cpu", "cuda")
+        return [torch.device(kind) for kind in types if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function itself; nothing is checked."""
@@ -95,15 +113,17 @@ class _Caller:
         self.kernel = kernel
         self.layouts = fix_ups(kernel.entry)
         grad = kernel.entry.grad
-        self.op = self._operator("", kernel.function)
-        self.forward_op = self._operator("_forward", kernel.forward) if grad.forward else self.op
-        self.backward_op = self._operator("_backward", kernel.backward)
         self.always_saves = bool(grad.saves) and grad.forward is None
+        out = kernel.entry.out
+        saving_out = (*out, *grad.saves) if out else ()
+        self.op = self._operator("", kernel.function, saving_out if self.always_saves else out)
+        self.forward_op = self._operator("_forward", kernel.forward, saving_out) if grad.forward else self.op
+        self.backward_op = self._operator("_backward", kernel.backward, grad.out)
 
-    def _operator(self, suffix: str, function: Callable | None) -> Symbol:
+    def _operator(self, suffix: str, function: Callable | None, out: tuple[str | int, ...]) -> Symbol:
         kernel = self.kernel
         place = f"hub.{kernel.name}{suffix.replace('_', '.')}"
-        return Symbol(f"{kernel.entry.name}{suffix}", place, meta=_written, executor=kernel, op=function)
+        return Symbol(f"{kernel.entry.name}{suffix}", place, meta=_written, executor=kernel, op=function, out=out)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel in the place of a call of the symbol."""
@@ -122,7 +142,7 @@ class _Caller:
         laid_out = {name: self.laid_out(name, value) for name, value in values.items()}
         gradients = tuple(map(_gradient_like, (values[name] for name in grad.returns)))
         given = self._backward_arguments({**laid_out, **incoming, **saved}, saved)
-        _call(self.backward_op, given, grad.out, gradients[0] if len(gradients) == 1 else gradients)
+        _call(self.backward_op, given, gradients[0] if len(gradients) == 1 else gradients)
         for name, gradient in zip(grad.returns, gradients, strict=True):
             if gradient is not None:
                 put_grad(values[name], gradient)
@@ -130,13 +150,13 @@ class _Caller:
 
     def _run(self, op: Symbol, args: tuple, kwargs: dict, saving: bool) -> tuple[Any, dict[str, TensorProxy]]:
         """Records a call; the result, and what was saved by name."""
-        entry, values = self.kernel.entry, self.kernel.bind(args, kwargs)
+        values = self.kernel.bind(args, kwargs)
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
         saved = self._saved(values) if saving else {}
         given = self._arguments({name: self.laid_out(name, value) for name, value in values.items()})
         results = (*tensors(output), *saved.values()) if saved else output
-        _call(op, given, (*entry.out, *saved) if entry.out else (), results)
+        _call(op, given, results)
         return output, saved
 
     def _arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -223,43 +243,35 @@ def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[lis
     return args, {parameter.name: values[parameter.name] for parameter in ours if parameter.keyword_only}
 
 
-def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], outs: tuple[str | int, ...], output: Any) -> None:
+def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any) -> None:
     """Records a call of a kernel that returns `output`, or that writes to memory allocated here."""
     args, kwargs = given
     trace = current_trace()
-    if not outs:
-        trace.record(BoundSymbol(op, tuple(args), kwargs, output))
-        return
-    memory = [_like(proxy) for proxy in tensors(output)]
-    for proxy in memory:
-        trace.record(BoundSymbol(_EMPTY, (tuple(proxy.shape), proxy.dtype, proxy.device), {}, proxy))
-    for place, proxy in zip(outs, memory, strict=True):
-        if isinstance(place, int):
-            args.insert(place, proxy)
-        else:
-            kwargs[place] = proxy
-    trace.record(BoundSymbol(_WRITTEN, (op.op, tuple(args), kwargs, tuple(memory)), {}, output))
+    if op.out:
+        memory = {place: _allocated(proxy) for place, proxy in zip(op.out, tensors(output), strict=True)}
+        for place in sorted(place for place in memory if isinstance(place, int)):
+            args.insert(place, memory[place])
+        kwargs = kwargs | {place: proxy for place, proxy in memory.items() if isinstance(place, str)}
+    trace.record(BoundSymbol(op, tuple(args), kwargs, output))
 
 
-def allocate(shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that a kernel writes its result to."""
-    return torch.empty(shape, dtype=dtype, device=device)
+def _allocated(like: TensorProxy) -> TensorProxy:
+    """Memory that a kernel writes a result to."""
+    memory = _like(like)
+    given = {"dtype": memory.dtype, "device": memory.device}
+    current_trace().record(BoundSymbol(ALLOCATE, (tuple(memory.shape),), given, memory))
+    return memory
 
 
-def write_to(function: Callable, args: tuple, kwargs: dict, memory: tuple) -> Any:
-    """Calls an out-variant and returns what it wrote to, whatever it returns itself."""
-    function(*args, **kwargs)
-    return memory[0] if len(memory) == 1 else memory
-
-
-_EMPTY = Symbol("allocate", "hub.allocate", meta=_written, op=allocate)
-_WRITTEN = Symbol("write_to", "hub.write_to", meta=_written, op=write_to)
+ALLOCATE = Symbol("allocate", "hub.allocate", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.empty)
+_CONTIGUOUS = Symbol("contiguous", "hub.contiguous", meta=_written, op=torch.Tensor.contiguous)
 _FIX = Symbol("fix", "hub.fix", meta=_written, op=fix)
 
 
 def _fix(value: TensorProxy, layout: Layout) -> TensorProxy:
     fixed = _like(value)
-    current_trace().record(BoundSymbol(_FIX, (value, layout), {}, fixed))
+    symbol, args = (_CONTIGUOUS, ()) if layout == Layout(order=DimOrder()) else (_FIX, (layout,))
+    current_trace().record(BoundSymbol(symbol, (value, *args), {}, fixed))
     return fixed
 
 

@@ -11,7 +11,7 @@ from forge import torchlang
 from forge.executors.hubex.calls import Call, Case, Meta
 from forge.executors.hubex.kernels import Kernel
 from forge.hub.manifest import REQUIRED
-from forge.testing import FLOATS, OpInfo, all_opinfos, make_tensor
+from forge.testing import OpInfo, all_opinfos, make_tensor
 
 ODD = (1, 7, 100)
 LARGE = 1 << 20
@@ -22,17 +22,6 @@ def opinfos_of(kernel: Kernel) -> list[OpInfo]:
     """The OpInfos of the operation that a kernel implements; none for a pattern."""
     symbol = kernel.target.symbol
     return [info for info in all_opinfos() if symbol.id in info.symbols or torchlang.find(info.op) is symbol]
-
-
-def declared_dtypes(kernel: Kernel) -> tuple[torch.dtype, ...]:
-    """Those of its first constrained argument; floats where nothing is declared."""
-    return next((alias.dtypes for alias in kernel.entry.dtypes.values()), FLOATS)
-
-
-def declared_devices(kernel: Kernel) -> list[torch.device]:
-    """Those that it is for and that are here."""
-    types = kernel.entry.device.types if kernel.entry.device is not None else ("cpu", "cuda")
-    return [torch.device(kind) for kind in types if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())]
 
 
 def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:

@@ -85,13 +85,33 @@ class Verifier:
         warnings.warn(notice, HubNotice, stacklevel=2)
         return decline(reason)
 
+    def status(self, kernel: Kernel, device: torch.device) -> tuple[str, str]:
+        """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
+        if any(kernel is each for each in self._trusted):
+            return "trusted", "used without verification"
+        known = {dtype: self._known(kernel, _key(kernel, Question(device, dtype))) for dtype in kernel.dtypes}
+        reasons = [self._failed.get(_identity(kernel, device)), *[answer.reason for answer in known.values() if answer]]
+        reason = next(filter(None, reasons), None)
+        if reason is not None:
+            return "declined", reason
+        right = [dtype_name(dtype) for dtype, answer in known.items() if answer is not None and answer.accepted]
+        if not right:
+            return "not verified yet", "its first use does it"
+        return "verified", "" if len(right) == len(known) else f"for {', '.join(right)} so far"
+
     def answer(self, kernel: Kernel, question: Question) -> Answer:
         """From memory, from disk, or from a process."""
         key = _key(kernel, question)
-        if key not in self._answers:
-            kept = _read(key) if kernel.origin.source is not None else None
-            self._answers[key] = kept or self._ask(kernel, question, key)
-        return self._answers[key]
+        return self._known(kernel, key) or self._answers.setdefault(key, self._ask(kernel, question, key))
+
+    def _known(self, kernel: Kernel, key: str) -> Answer | None:
+        """From memory or from disk."""
+        kept = self._answers.get(key)
+        if kept is None and kernel.origin.source is not None:
+            kept = _read(key)
+            if kept is not None:
+                self._answers[key] = kept
+        return kept
 
     def _ask(self, kernel: Kernel, question: Question, key: str) -> Answer:
         if kernel.origin.source is not None:
@@ -115,16 +135,13 @@ def zero_accepted(answer: Answer) -> str | None:
 
 def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
     """(kernel, op, dtype, device, samples, verdict) for each declared dtype and each device that is here."""
-    from forge.executors.hubex.samples import declared_devices, declared_dtypes
-
-    devices = declared_devices(kernel)
-    if not devices:
-        yield kernel.name, kernel.entry.op, "-", "-", "0", "no device that it is for is here"
-    for device in devices:
-        for dtype in declared_dtypes(kernel):
+    if not kernel.devices:
+        yield kernel.name, kernel.operation, "-", "-", "0", "no device that it is for is here"
+    for device in kernel.devices:
+        for dtype in kernel.dtypes:
             answer = verifier.answer(kernel, Question(device, dtype))
             verdict = answer.reason or zero_accepted(answer) or "ok"
-            yield kernel.name, kernel.entry.op, dtype_name(dtype), str(device), str(answer.accepted), verdict
+            yield kernel.name, kernel.operation, dtype_name(dtype), str(device), str(answer.accepted), verdict
 
 
 # keys and files

@@ -1,0 +1,88 @@
+"""forge.kernels: which kernels there are, what each is for, and whether it may be used."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields
+
+import torch
+
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.verify import Verifier
+from forge.hub.manifest import KernelEntry, candidates
+from forge.ir.printing import table
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel on a device. op: what it implements. status: "verified", "not verified yet", "declined" or "trusted",
+    with the reason. constraints: which calls it takes, in words. place: the file and line that declare it."""
+
+    op: str
+    kernel: str
+    device: str
+    status: str
+    reason: str
+    constraints: str
+    place: str
+
+
+class KernelTable(tuple[KernelRow, ...]):
+    """The rows of forge.kernels(); prints as a table."""
+
+    def __str__(self) -> str:
+        if not self:
+            return "no kernels: forge.use_kernels([...]) adds some"
+        header = tuple(field.name for field in fields(KernelRow))
+        return "\n".join(table([header, *map(astuple, self)]))
+
+    __repr__ = __str__
+
+
+def table_of(kernels: Iterable[Kernel], verifier: Verifier) -> KernelTable:
+    """A row for each kernel and device, those of one operator in the order in which they are asked."""
+    return KernelTable(_rows(list(kernels), verifier))
+
+
+def _rows(kernels: list[Kernel], verifier: Verifier) -> Iterator[KernelRow]:
+    by_entry = {kernel.entry: kernel for kernel in kernels}
+    ordered = [by_entry[entry] for entry in candidates(by_entry)]
+    ops = dict.fromkeys(kernel.operation for kernel in ordered)
+    for kernel in (kernel for op in ops for kernel in ordered if kernel.operation == op):
+        entry = kernel.entry
+        place = f"{_short(entry.mark.file)}:{entry.mark.line}"
+        for device in kernel.devices or [None]:
+            status, reason = _status(kernel, device, verifier)
+            shown = "-" if device is None else str(device)
+            yield KernelRow(kernel.operation, kernel.name, shown, status, reason, constraints(entry), place)
+
+
+def _short(path: str) -> str:
+    """As seen from the current folder, where that is shorter."""
+    try:
+        return min(path, os.path.relpath(path), key=len)
+    except ValueError:  # on another drive
+        return path
+
+
+def _status(kernel: Kernel, device: torch.device | None, verifier: Verifier) -> tuple[str, str]:
+    if device is None:
+        types = kernel.entry.device.types
+        return "declined", f"no {' or '.join(types)} device is here"
+    return verifier.status(kernel, device)
+
+
+def constraints(entry: KernelEntry) -> str:
+    """Which calls a kernel takes: 'cuda >=8.0; input, weight: T (float16, bfloat16); input: [..., H]; H % 8 == 0'."""
+    parts = (
+        [] if entry.device is None else [f"{' or '.join(entry.device.types)} {entry.device.capability_text}".strip()]
+    )
+    by_meta: dict[str, list[str]] = {}
+    for name, dtype in entry.dtypes.items():
+        by_meta.setdefault(str(dtype), []).append(name)
+    for name, order in entry.orders.items():
+        by_meta.setdefault(str(order), []).append(name)
+    parts += [f"{', '.join(names)}: {meta}" for meta, names in by_meta.items()]
+    parts += [f"{name}: {shape}" for name, shape in entry.shape.items()]
+    parts += [condition.text for condition in entry.where]
+    grad = {"none": "no gradient", "composite": "derived gradient"}.get(entry.grad.kind, "own gradient")
+    return "; ".join([*parts, grad, *([f"priority {entry.priority}"] if entry.priority else [])])

@@ -1,0 +1,76 @@
+"""The kernels of the process, and executors of others."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from forge.executors.executor import register_executor
+from forge.executors.hubex.gather import Source, gather, operators
+from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.listing import KernelTable, table_of
+from forge.executors.hubex.operators import PATTERN
+from forge.executors.hubex.verify import Verifier, verifier
+from forge.hub import Policy
+from forge.hub.lockfile import Lock
+from forge.hub.manifest.errors import did_you_mean
+from forge.ir import check
+from forge.ir.printing import qualified_name
+from forge.transforms.patterns import Pattern
+
+hubex = register_executor(HubExecutor("hub", verifier.verdict), default=True, first=True)
+
+
+def use_kernels(
+    sources: Sequence[Source],
+    *,
+    lock: Lock | str | None = None,
+    policy: Policy | None = None,
+    verify: bool = True,
+) -> None:
+    """Makes kernels known to the process: whatever is jitted from now on uses them where they fit.
+
+    sources: as forge.jit(kernels=…). verify: whether each is compared with its reference before it is used; False
+    trusts it. Raises HubError, ManifestError or TypeError; then none of them was added.
+    """
+    kernels = gather(sources, lock=lock, policy=policy)
+    hubex.add(kernels)
+    if not verify:
+        verifier.trust(kernels)
+
+
+def kernel_executor(
+    sources: Sequence[Source],
+    *,
+    lock: Lock | str | None = None,
+    policy: Policy | None = None,
+    verify: bool | Verifier = True,
+) -> HubExecutor:
+    """An executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
+    asked = verifier if verify is True else verify or None
+    executor = HubExecutor("kernels", asked and asked.verdict)
+    executor.add(gather(sources, lock=lock, policy=policy))
+    return executor
+
+
+def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | None = None) -> KernelTable:
+    """The kernels of the process, or of `sources`: what each is for, which calls it takes, and whether it was verified.
+
+    op: those of one operator only: a torch function, its name, or "pattern:name". What is returned prints as a table.
+    Raises ValueError for an operator that there is not, and what forge.use_kernels raises.
+    """
+    found = hubex.kernels if sources is None else gather(sources)
+    if op is not None:
+        wanted = operation(op, found)
+        found = [kernel for kernel in found if kernel.operation == wanted]
+    return table_of(found, verifier)
+
+
+def operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> str:
+    """The name of an operator that these kernels, or others, may implement. Raises ValueError where there is none."""
+    if isinstance(op, Pattern):
+        return f"pattern:{op.name}"
+    text = op if isinstance(op, str) else qualified_name(op) or repr(op)
+    if any(kernel.operation == text for kernel in kernels):
+        return text
+    known = operators()
+    signature = known.resolve(text)
+    check(signature is not None, lambda: f"unknown operator {text!r}{did_you_mean(text, known.names())}")
+    return text if text.startswith(PATTERN) else signature.name

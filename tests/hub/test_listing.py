@@ -1,0 +1,78 @@
+"""forge.kernels: what there is, and whether it may be used."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge import cli
+from forge.executors.hubex import Verifier, gather, hubex, table_of, verifier
+from forge.hub import HubNotice
+from tests.hub.test_verify import GELU, Repository
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _own_process() -> Iterator[None]:
+    """The kernels of the process are as before."""
+    before = list(hubex.kernels)
+    yield
+    hubex.kernels = before
+    hubex.add([])
+
+
+def silu(input: torch.Tensor) -> torch.Tensor:
+    return input / (1 + torch.exp(-input))
+
+
+def test_a_process_without_kernels_says_how_to_add_some() -> None:
+    assert str(forge.kernels()) == "no kernels: forge.use_kernels([...]) adds some"
+
+
+def test_every_kernel_has_its_status_and_reason() -> None:
+    right = forge.kernel(F.silu, silu, dtypes=[torch.float32], grad="composite", where="input.ndim == 2")
+    wrong = forge.kernel(F.silu, lambda input: silu(input) + 1, name="wrong", priority=3, device="cpu")
+    absent = forge.kernel(F.silu, silu, name="absent", priority=1, device={"type": "xpu"})
+    trusted = forge.kernel(F.gelu, F.gelu, name="trusted", args={"input": "input"}, where="approximate == 'none'")
+    forge.use_kernels([right, wrong, absent])
+    forge.use_kernels([trusted], verify=False)
+    assert [row.status for row in forge.kernels()][:3] == ["not verified yet", "declined", "not verified yet"]
+    with pytest.warns(HubNotice, match="kernel wrong"):
+        forge.jit(F.silu)(torch.randn(3, 4))
+    rows = {row.kernel: row for row in forge.kernels()}
+    assert list(rows) == ["wrong", "absent", "silu", "trusted"]  # as they are asked
+    assert rows["wrong"].status == "declined" and rows["wrong"].reason.startswith("failed verification on input: ")
+    assert (rows["absent"].status, rows["absent"].reason) == ("declined", "no xpu device is here")
+    assert (rows["silu"].status, rows["silu"].reason) == ("verified", "")
+    assert rows["trusted"].status == "trusted"
+    assert rows["silu"].constraints == "input: T (float32); input.ndim == 2; derived gradient"
+    assert rows["wrong"].constraints == "cpu; no gradient; priority 3"
+    place, _, line = rows["silu"].place.rpartition(":")
+    assert os.path.abspath(place) == os.path.abspath(__file__) and int(line) > 0
+    assert [row.kernel for row in forge.kernels(op=F.gelu)] == ["trusted"]
+
+
+def test_an_operator_that_there_is_not() -> None:
+    assert forge.kernels(op="torch.nn.functional.gelu") == ()
+    with pytest.raises(ValueError, match=r"unknown operator 'torch.nn.functional.slu'; did you mean .*silu"):
+        forge.kernels(op="torch.nn.functional.slu")
+
+
+def test_a_verdict_on_disk_is_shown_in_another_process(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    made = Repository(tmp_path, "kept", "def f(x): return F.gelu(x)", **GELU)
+    assert [row.status for row in forge.kernels([made.folder])] == ["not verified yet"]
+    forge.jit(F.gelu, kernels=[made.folder])(torch.randn(4))
+    assert [row.status for row in table_of(gather([made.folder]), Verifier())] == ["verified"]  # as another process
+    verifier._answers.clear()
+    assert cli.main(["kernels", "list", str(made.folder)]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["op", "kernel", "device", "status"]
+    assert row.split()[:4] == ["torch.nn.functional.gelu", "acme.kept", "cpu", "verified"]
