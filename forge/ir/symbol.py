@@ -33,7 +33,8 @@ class Symbol:
     `meta` maps input metadata to output metadata (prims and executors' operators); `body` is written in other symbols
     (composites). A symbol has exactly one of the two. `id` is unique and is the key of every table about symbols;
     `name` is the last part of it. `rule` is the gradient rule of a symbol made for one call; others are registered
-    (forge/ir/grad_rules.py).
+    (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op` writes its results to
+    and that become the call's output, whatever it returns.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Symbol:
         executor: Any = None,
         op: Callable | None = None,
         rule: Callable | None = None,
+        out: tuple[int | str, ...] = (),
     ) -> None:
         assert (meta is None) != (body is None), f"{id}: a symbol has a meta or a body"
         self.name = self.__name__ = name
@@ -57,6 +59,7 @@ class Symbol:
         self.executor = executor
         self.op = op
         self.rule = rule
+        self.out = out
         self.__doc__ = (meta or body).__doc__
 
     @property

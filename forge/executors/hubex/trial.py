@@ -12,7 +12,7 @@ from forge import clang, torchlang
 from forge.executors.claim import choose, claim
 from forge.executors.executor import Executor, resolve_executors
 from forge.executors.hubex.calls import Case
-from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.kernels import ALLOCATE, HubExecutor, Kernel
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
 from forge.ir.pytree import tensors
 from forge.transforms.grad import Choice, backward, differentiate
@@ -48,7 +48,7 @@ class Guarded:
         return laid
 
     def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for a result, as forge.executors.hubex.kernels.allocate gives."""
+        """Memory for a result, as torch.empty gives."""
         length = torch.Size(shape).numel() * dtype.itemsize
         memory = _poisoned(2 * GUARD + length, device)
         self.outputs.append((memory, GUARD, GUARD + length))
@@ -283,8 +283,8 @@ class _Joint:
 
 def _guarded(trace: Trace, guarded: Guarded) -> Trace:
     """The trace with the memory that it allocates for kernels between guards."""
-    allocate = Symbol("allocate", "hub.allocate", meta=guarded.allocate, op=guarded.allocate)
-    calls = [b.replace(symbol=allocate) if b.symbol.id == allocate.id else b for b in trace.bound_symbols]
+    allocate = Symbol(ALLOCATE.name, ALLOCATE.id, meta=guarded.allocate, op=guarded.allocate)
+    calls = [b.replace(symbol=allocate) if b.symbol is ALLOCATE else b for b in trace.bound_symbols]
     return trace.derive(trace.stage, calls)
 
 
