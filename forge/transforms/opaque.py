@@ -4,7 +4,7 @@ In training an opaque call runs once, under enable_grad on detached inputs; its 
 torch.autograd.grad for the gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,22 +31,39 @@ def opaque_rule(bound: BoundSymbol) -> Callable | None:
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         trace = current_trace()
-        wanted = tuple(argument for argument in tensors([args, kwargs]) if needs_grad(argument))
+        wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
         output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
-        graph = Proxy(trace.fresh_name("graph"))
-        names = tuple(argument.name for argument in wanted)
-        positions = tuple(i for i, leaf in enumerate(leaves([args, kwargs])) if getattr(leaf, "name", None) in names)
-        trace.record(BoundSymbol(_forward, (function, args, kwargs, positions), {}, (output, graph)))
-        outputs = [leaf for leaf in tensors(output) if leaf.dtype.is_floating_point or leaf.dtype.is_complex]
-        gradients = tuple(get_grad(leaf) for leaf in outputs)
-        unique = list({argument.name: argument for argument in wanted}.values())
-        results = tuple(trace.tensor(a.shape, a.dtype, a.device) for a in unique)
-        trace.record(BoundSymbol(_backward, (graph, gradients), {}, results))
-        for argument, gradient in zip(unique, results, strict=True):
-            put_grad(argument, gradient)
+        record_with_graph((_forward, _backward), (function, args, kwargs), output, wanted)
         return output
 
     return rule
+
+
+def record_with_graph(
+    symbols: tuple[Symbol, Symbol], call: tuple, output: Any, wanted: Mapping[str, TensorProxy]
+) -> None:
+    """Records a call whose autograd graph is kept, and its backward.
+
+    symbols: operators that run `run_opaque_forward` and `run_opaque_backward`. call: the function, its args and its
+    kwargs. wanted: the arguments whose gradients torch is asked for, by the name of what the function is given in
+    their place.
+    """
+    forward, backward = symbols
+    trace = current_trace()
+    graph = Proxy(trace.fresh_name("graph"))
+    given = list(leaves([*call[1:]]))
+    positions = tuple(i for i, leaf in enumerate(given) if getattr(leaf, "name", None) in wanted)
+    trace.record(BoundSymbol(forward, (*call, positions), {}, (output, graph)))
+    gradients = tuple(get_grad(leaf) for leaf in tensors(output) if _differentiable(leaf))
+    arguments = [wanted[name] for name in dict.fromkeys(given[i].name for i in positions)]
+    results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in arguments)
+    trace.record(BoundSymbol(backward, (graph, gradients), {}, results))
+    for argument, gradient in zip(arguments, results, strict=True):
+        put_grad(argument, gradient)
+
+
+def _differentiable(leaf: TensorProxy | torch.Tensor) -> bool:
+    return leaf.dtype.is_floating_point or leaf.dtype.is_complex
 
 
 def _fresh(trace: Any, leaf: Any) -> Any:
@@ -74,11 +91,7 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
     args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (args, kwargs))
     with torch.enable_grad():
         output = function(*args, **kwargs)
-    outputs = [
-        leaf
-        for leaf in leaves(output)
-        if isinstance(leaf, torch.Tensor) and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
-    ]
+    outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and _differentiable(leaf)]
     detached = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, output)
     return detached, OpaqueGraph(list(fresh.values()), outputs)
 

@@ -21,9 +21,11 @@ def _needs_extra() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_loaded() -> Iterator[None]:
-    """Each test starts with no kernel loaded, as a process does."""
+    """Each test starts with no kernel loaded, here and where they are verified, as a process does."""
     yield
     forget()
+    if verify.worker._process is not None:
+        verify.worker._renew()
 
 
 @pytest.fixture
@@ -65,6 +67,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts of tests stay with them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(verify.verifier, "_answers", {})
+    monkeypatch.setattr(verify.verifier, "_failed", {})
 
 
 @pytest.fixture(autouse=True, scope="session")

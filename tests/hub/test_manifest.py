@@ -11,6 +11,7 @@ from forge.hub.manifest import (
     Constant,
     DimOrder,
     Given,
+    Grad,
     KernelEntry,
     Layout,
     ManifestError,
@@ -54,6 +55,11 @@ def test_a_kernel_without_priority_has_its_librarys() -> None:
 def test_a_kernel_without_grad_has_none() -> None:
     """Nothing said is never silently no gradient."""
     assert kernels(VALID)["rms_any"].grad.kind == "none"
+
+
+def test_torchs_autograd_may_be_the_gradient() -> None:
+    (found,) = read(entry(grad="autograd", arg_meta="{self: T1}").replace("aten::add.out", "aten::add.Tensor")).kernels
+    assert found.grad == Grad("autograd")
 
 
 def test_a_backward_kernel_says_what_it_takes_and_gives() -> None:

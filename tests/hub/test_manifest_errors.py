@@ -269,6 +269,14 @@ ERRORS = {
         "9:13: layout is 'contigous', but must be contiguous or channels_last or channels_last_3d; "
         "did you mean 'contiguous'?",
     ),
+    "grad of torch's autograd with memory to write to": (
+        entry(grad="autograd", out="out"),
+        "9:5: grad: autograd is of kernels that return their result; one that writes to out has no graph",
+    ),
+    "misspelt grad of torch's autograd": (
+        entry(grad="autogard"),
+        "9:11: unknown grad 'autogard'; did you mean 'autograd'?",
+    ),
     "misspelt grad": (entry(grad="composit"), "9:11: unknown grad 'composit'; did you mean 'composite'?"),
     "grad of a func without a reference": (
         op("func: acme::f(Tensor x) -> Tensor", "kernels:", "- {kernel_name: k, grad: composite}"),

@@ -244,9 +244,9 @@ def _worker_starts_elsewhere(made: Repository) -> int:
 def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> None:
     code = "def f(x, weight, bias, eps):\n    return F.layer_norm(x, weight.shape, weight, bias, eps)"
     made = repository("layers", code, **LAYER_NORM)
-    model = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)])
+    model, starts = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)]), verify.worker.starts
     assert claimed(run(model, torch.randn(2, 16), by=executor(made)), made) >= 4
-    assert len(asked) <= 3 and verify.worker.starts <= 1  # strides of the first layer's input are known
+    assert len(asked) <= 3 and verify.worker.starts - starts <= 1  # strides of the first layer's input are known
 
 
 def test_a_symbolic_length_is_verified_as_it_is_in_this_run(repository: Callable, asked: list) -> None:

@@ -16,6 +16,7 @@ from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors
+from forge.transforms.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
 from forge.transforms.patterns import Pattern
 
 Verdict = Callable[["Kernel", tuple, dict], Decision]
@@ -100,8 +101,8 @@ def implementation(kernel: Kernel, verdict: Verdict | None = None) -> Implementa
         None,
         checker,
         execution_transform=caller.forward,
-        grad_transform=caller.rule if kind == "kernel" else None,
-        grad={"none": "none", "composite": "recompute", "kernel": "decompose"}[kind],
+        grad_transform={"kernel": caller.rule, "autograd": caller.autograd_rule}.get(kind),
+        grad={"none": "none", "composite": "recompute"}.get(kind, "decompose"),
         name=kernel.name,
     )
 
@@ -119,6 +120,10 @@ class _Caller:
         self.op = self._operator("", kernel.function, saving_out if self.always_saves else out)
         self.forward_op = self._operator("_forward", kernel.forward, saving_out) if grad.forward else self.op
         self.backward_op = self._operator("_backward", kernel.backward, grad.out)
+        self.graph_ops = (
+            self._operator("_forward", run_with_graph, ()),
+            self._operator("_backward", run_opaque_backward, ()),
+        )
 
     def _operator(self, suffix: str, function: Callable | None, out: tuple[str | int, ...]) -> Symbol:
         kernel = self.kernel
@@ -146,6 +151,18 @@ class _Caller:
         for name, gradient in zip(grad.returns, gradients, strict=True):
             if gradient is not None:
                 put_grad(values[name], gradient)
+        return output
+
+    def autograd_rule(self, *args: Any, **kwargs: Any) -> Any:
+        """The gradient rule of a kernel that torch's autograd differentiates: its graph is kept for the backward."""
+        values = self.kernel.bind(args, kwargs)
+        with current_trace().collecting():
+            output = self.kernel.target.symbol(*args, **kwargs)
+        laid_out = {name: self.laid_out(name, value) for name, value in values.items()}
+        pairs = zip(tensors(list(laid_out.values())), tensors(list(values.values())), strict=True)
+        wanted = {given.name: argument for given, argument in pairs if needs_grad(argument)}
+        given_args, given_kwargs = self._arguments(laid_out)
+        record_with_graph(self.graph_ops, (self.op.op, tuple(given_args), given_kwargs), output, wanted)
         return output
 
     def _run(self, op: Symbol, args: tuple, kwargs: dict, saving: bool) -> tuple[Any, dict[str, TensorProxy]]:
@@ -203,6 +220,17 @@ class _Caller:
         if layout is None or not isinstance(value, TensorProxy):
             return value
         return _fix(value, layout)
+
+
+def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
+    """(outputs, graph) of a kernel that torch's autograd differentiates. Raises RuntimeError where it does not."""
+    output, graph = run_opaque_forward(function, args, kwargs, positions)
+    check(
+        any(each.requires_grad for each in graph.outputs),
+        lambda: "its result has no grad_fn: torch's autograd does not differentiate it, which grad: autograd promises",
+        RuntimeError,
+    )
+    return output, graph
 
 
 def _written(*args: Any, **kwargs: Any) -> Any:

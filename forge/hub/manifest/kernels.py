@@ -58,6 +58,7 @@ KERNEL_NAME_FORMS = "'function', 'ns::name', 'python:module:function' or 'hub:or
 _CAPABILITY = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d{1,3})(?:\.(\d{1,2}))?")
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "meta")
 MAX_RESULTS = 16
+GRADS = ("none", "composite", "autograd")
 _RESULT = re.compile(r"__ret_(\d{1,2})")
 
 
@@ -372,6 +373,9 @@ class _Kernel:
                 self.fields.mark_of("out"),
                 f"out names {len(entry.out)} parameters, but {self.op.name} has {returns} results",
             )
+        if out and entry.grad.kind == "autograd":
+            text = "grad: autograd is of kernels that return their result; one that writes to out has no graph"
+            self.problem(self.fields.mark_of("grad"), text)
         self._check_left_out(entry)
         return dataclasses.replace(entry, out=out, args=args)
 
@@ -441,16 +445,16 @@ class _Kernel:
         if isinstance(node, MappingNode):
             return self._backward(node, shapes, dtypes)
         value = constant(node)
-        if value in ("none", "composite"):
+        if value in GRADS:
             if value == "composite" and self.op.kind == "func" and not self.op.has_reference:
                 self.problem(
                     node.mark, f"grad: composite derives from a reference, but {self.op.name} has none; add reference:"
                 )
             return Grad(value)
         if not isinstance(value, str):
-            self.reader.no(node, "grad", "none, composite, or the name of a backward kernel")
+            self.reader.no(node, "grad", "none, composite, autograd, or the name of a backward kernel")
             return Grad()
-        near = did_you_mean(value, ("none", "composite"))
+        near = did_you_mean(value, GRADS)
         if near:
             self.problem(node.mark, f"unknown grad {value!r}{near}")
             return Grad()

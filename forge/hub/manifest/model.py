@@ -194,11 +194,12 @@ class Saved:
 class Grad:
     """How a kernel is differentiated.
 
-    kind: "none" (it is not used where a gradient is needed), "composite" (backward derived from the decomposition) or
-    "kernel": `kernel_name`, called with `args` (the operator's arguments, `grad_output` and `output`, numbered when
-    there are several, and what was saved), gives the gradients of the arguments in `returns`, or writes them to its
-    `out` parameters. Without `args` it is called with the incoming gradients, with what the kernel is called with, and
-    with what was saved, by name.
+    kind: "none" (it is not used where a gradient is needed), "composite" (backward derived from the decomposition),
+    "autograd" (torch's autograd differentiates the kernel, which has an autograd.Function inside or calls torch's
+    operations; its graph is kept until the backward) or "kernel": `kernel_name`, called with `args` (the operator's
+    arguments, `grad_output` and `output`, numbered when there are several, and what was saved), gives the gradients of
+    the arguments in `returns`, or writes them to its `out` parameters. Without `args` it is called with the incoming
+    gradients, with what the kernel is called with, and with what was saved, by name.
     forward: what runs in the kernel's place where a gradient is needed; called as the kernel is, it returns what is
     saved too, after the results (an out-variant writes it to parameters of those names). Without a forward, where
     something is saved, the kernel itself always does so. fn, forward_fn: themselves, where they were given in Python.

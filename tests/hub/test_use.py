@@ -1,0 +1,480 @@
+"""Kernels in models: which one runs where, several side by side, and what stays as it was."""
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import forge
+from forge import hub
+from forge.executors.hubex import hubex, kernel_executor, verify
+from forge.hub import HubNotice, client
+from forge.testing.hub_server import Hub
+from tests.hub.kernels import metadata, write
+from tests.hub.repositories import GELU, Repository, claimed, declined, executor, gelu, run
+
+HEADER = "import torch\nimport torch.nn.functional as F\n"
+MANIFEST = """\
+forge_kernels: 1
+library: {name: acme}
+ops:
+- op: torch.nn.functional.gelu
+  type_alias: {T: [float32]}
+  kernels:
+  - name: gelu
+    kernel_name: f
+    arg_meta: {input: T}
+    args: {x: input}
+    where: ["approximate == 'none'"]
+    grad: composite
+    tolerance: {float32: [0.3, 0.3]}
+"""
+
+
+def gelu_files(shift: float, build: str = "ab12", **others: str) -> dict[str, str]:
+    """A repository whose gelu is off by `shift`, within the tolerance that it declares."""
+    files = {
+        "__init__.py": f"{HEADER}\ndef f(x):\n    return F.gelu(x) + {shift}\n",
+        "forge_kernels.yaml": MANIFEST,
+        "metadata.json": metadata("gelu", f"_gelu_{build}"),
+    }
+    return {f"torch-universal/{path}": text for path, text in (files | others).items()}
+
+
+def shift_of(jitted: Callable) -> float:
+    """By how much the kernel that ran is off."""
+    x = torch.randn(6)
+    return round((jitted(x) - gelu(x)).mean().item(), 4)
+
+
+def executors_of(jitted: Any, name: str) -> list[str]:
+    return [row.executor for row in forge.explain(jitted).rows if row.operation.endswith(name)]
+
+
+# versions
+
+
+def test_two_versions_serve_two_models_in_one_process(server: Hub, asked: list) -> None:
+    server.publish("acme/gelu", gelu_files(0.1), branch="v1")
+    server.publish("acme/gelu", gelu_files(0.2), branch="v2")
+    first, second = (forge.jit(gelu, kernels=[f"acme/gelu@v{version}"]) for version in (1, 2))
+    assert [shift_of(first), shift_of(second), shift_of(first)] == [0.1, 0.2, 0.1]
+    assert len(asked) == 4  # each in general, and for its call
+    assert executors_of(first, "gelu") == executors_of(second, "gelu") == ["acme.gelu"]
+
+
+def test_versions_in_folders_serve_two_models_in_one_process(tmp_path: Path, asked: list) -> None:
+    for version in (1, 2):
+        write(tmp_path / f"v{version}", gelu_files(version / 10, build=f"v{version}"))
+    first, second = (forge.jit(gelu, kernels=[tmp_path / f"v{version}"]) for version in (1, 2))
+    assert [shift_of(first), shift_of(second), shift_of(first)] == [0.1, 0.2, 0.1]
+    assert len(asked) == 4
+
+
+def test_a_commit_is_used_and_verified_with_no_hub_at_all(
+    server: Hub, asked: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = server.publish("acme/gelu", gelu_files(0.1))
+    hub.resolve("acme/gelu", version=1)
+    server.stop()
+    client.forget()
+    monkeypatch.delenv("HF_ENDPOINT")
+    verify.worker.stop()  # the next one does not know that endpoint either
+    assert shift_of(forge.jit(gelu, kernels=[f"acme/gelu@{commit}"])) == 0.1
+    assert len(asked) == 2
+
+
+def test_a_version_is_used_offline_after_it_was_used_online(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.publish("acme/gelu", gelu_files(0.1))
+    assert shift_of(forge.jit(gelu, kernels=["acme/gelu@v1"])) == 0.1
+    before = len(server.requests)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    client.forget()
+    assert shift_of(forge.jit(gelu, kernels=["acme/gelu@v1"])) == 0.1
+    assert len(server.requests) == before
+
+
+def test_a_hub_that_is_gone_is_served_from_the_cache_with_a_notice(server: Hub) -> None:
+    server.publish("acme/gelu", gelu_files(0.1))
+    hub.resolve("acme/gelu", version=1)
+    server.stop()
+    client.forget()
+    with pytest.warns(HubNotice, match=r"acme/gelu@v1: the cache serves commit"):
+        jitted = forge.jit(gelu, kernels=["acme/gelu@v1"])
+    assert shift_of(jitted) == 0.1
+
+
+def locked(server: Hub, folder: Path) -> Path:
+    """A lock of acme/gelu@v1, and a Hub whose branch has moved on since."""
+    server.publish("acme/gelu", gelu_files(0.1))
+    lock = folder / "forge-kernels.lock"
+    hub.lock_kernels(["acme/gelu@v1"], lock, policy=hub.Policy(trust="any"))
+    server.publish("acme/gelu", gelu_files(0.2))
+    client.forget()
+    return lock
+
+
+def test_a_locked_kernel_is_used_and_verified_with_the_hub_gone(
+    server: Hub, asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = locked(server, tmp_path)
+    server.stop()
+    monkeypatch.delenv("HF_ENDPOINT")
+    verify.worker.stop()
+    policy = hub.Policy(trust="locked")
+    by = kernel_executor(["acme/gelu"], lock=lock, policy=policy)
+    assert shift_of(forge.jit(gelu, executors=[by, "torch"])) == 0.1
+    assert len(asked) == 2
+    with pytest.raises(hub.RefusedError, match='trust="locked" takes what a lock file holds'):
+        kernel_executor(["acme/gelu@v1"], policy=policy)
+
+
+# several kernels of one operation
+
+
+SHIFTED = "def {name}(x):\n    return F.gelu(x) + {shift}\n\n\n"
+TWO = """\
+forge_kernels: 1
+library: {name: acme}
+ops:
+- op: torch.nn.functional.gelu
+  type_alias: {T: [float32, float64], W: [float32]}
+  kernels:
+  - {name: default, kernel_name: default, arg_meta: {input: T}, args: {x: input}, where: "approximate == 'none'",
+     tolerance: {float32: [0.5, 0.5], float64: [0.5, 0.5]}}
+  - {name: wide, kernel_name: wide, arg_meta: {input: W}, shape: {input: "[..., 8*H]"}, args: {x: input},
+     where: "approximate == 'none'", tolerance: {float32: [0.5, 0.5]}}
+"""
+
+
+@pytest.fixture
+def gelus(tmp_path: Path) -> Callable[..., Path]:
+    """A repository of gelus, each off by its own shift."""
+
+    def make(name: str, manifest: str, **shifts: float) -> Path:
+        code = HEADER + "\n\n" + "".join(SHIFTED.format(name=each, shift=shift) for each, shift in shifts.items())
+        files = {"__init__.py": code, "forge_kernels.yaml": manifest, "metadata.json": metadata(name, f"_{name}_ab12")}
+        return write(tmp_path / name, {f"torch-universal/{path}": text for path, text in files.items()})
+
+    return make
+
+
+def test_a_default_and_a_specialised_kernel_are_picked_call_by_call(gelus: Callable) -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.gelu(x), F.gelu(x[:, :7]), F.gelu(x.double()), F.gelu(x.bfloat16()), F.gelu(x, approximate="tanh")
+
+    jitted = forge.jit(model, kernels=[gelus("two", TWO, default=0.1, wide=0.2)])
+    x = torch.randn(3, 16)
+    shifts = [(ours - theirs).double().mean().item() for ours, theirs in zip(jitted(x), model(x), strict=True)]
+    assert shifts == pytest.approx([0.2, 0.1, 0.1, 0, 0], abs=1e-4)
+    rows = [row for row in forge.explain(jitted).rows if row.operation == "torch.nn.functional.gelu"]
+    assert [row.executor for row in rows] == ["acme.wide", "acme.default", "acme.default", "torch", "torch"]
+    declined = [dict(row.declined).get("acme.wide") for row in rows]
+    assert declined == [
+        None,
+        "shape [3, 7] does not fit [..., 8*H]",
+        "dtype float64 not in W (float32)",
+        "dtype bfloat16 not in W (float32)",
+        "approximate = 'tanh' is not 'none'",
+    ]
+
+
+PARTIAL = """\
+forge_kernels: 1
+library: {name: other}
+ops:
+- op: torch.nn.functional.gelu
+  kernels:
+  - {name: wide, kernel_name: wide, priority: 1, arg_meta: {input: float32}, shape: {input: "[..., 8*H]"},
+     args: {x: input}, where: "approximate == 'none'", tolerance: {float32: [0.5, 0.5]}}
+"""
+
+
+@pytest.mark.parametrize("replace", [False])
+def test_a_partial_manifest_keeps_the_default_unless_it_replaces_it(gelus: Callable, replace: bool) -> None:
+    partial = PARTIAL.replace("  kernels:", "  replace: true\n  kernels:") if replace else PARTIAL
+    sources = [gelus("two", TWO, default=0.1, wide=0.2), gelus("partial", partial, wide=0.3)]
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.gelu(x), F.gelu(x[:, :7])
+
+    jitted, x = forge.jit(model, kernels=sources), torch.randn(3, 16)
+    shifts = [(ours - theirs).mean().item() for ours, theirs in zip(jitted(x), model(x), strict=True)]
+    assert shifts == pytest.approx([0.3, 0 if replace else 0.1], abs=1e-4)
+    assert executors_of(jitted, "gelu") == ["other.wide", "torch" if replace else "acme.default"]
+
+
+# gradients
+
+
+@pytest.mark.parametrize("grad", ["", "grad: none"], ids=["absent", "none"])
+def test_a_kernel_without_a_gradient_runs_in_inference_and_is_declined_in_training(
+    repository: Callable, grad: str
+) -> None:
+    """hub-facts 3: most published kernels lose the gradient without a word."""
+    made = repository("forward_only", "def f(x):\n    return F.gelu(x.detach())", **GELU)
+    manifest = made.folder / "forge_kernels.yaml"
+    manifest.write_text(manifest.read_text().replace("grad: composite", grad or "priority: 0"))
+    by = executor(made)
+    assert claimed(run(gelu, torch.randn(4), by=by), made) == 1
+    assert declined(run(gelu, torch.randn(4, requires_grad=True), by=by), made) == (
+        "it has no gradient, and one is needed"
+    )
+    jitted = forge.jit(gelu, executors=[by, "torch"])
+    with torch.no_grad():
+        jitted(torch.randn(4, requires_grad=True))
+    assert claimed(forge.explain(jitted), made) == 1
+
+
+FUNCTION = """
+    class Gelu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return F.gelu(x)
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            return {factor} * torch.ops.aten.gelu_backward(grad_output, *ctx.saved_tensors)
+
+    def f(x):
+        assert x.is_contiguous()
+        return Gelu.apply(x)
+"""
+
+
+def test_an_autograd_function_inside_of_a_kernel_is_its_gradient(repository: Callable) -> None:
+    made = repository("function", FUNCTION.format(factor=1), **GELU, grad="autograd", layout="contiguous")
+    by = executor(made)
+    explained = run(gelu, torch.randn(4, 6, requires_grad=True), by=by)
+    assert [row.operation for row in explained.rows if row.executor == "acme.function"] == [
+        "hub.acme.function.forward",
+        "hub.acme.function.backward",
+    ]
+    assert claimed(run(gelu, torch.randn(6, 4, requires_grad=True).t(), by=by), made) == 2
+    assert claimed(run(gelu, torch.randn(4), by=by), made) == 1
+    model = Gelus()
+    jitted = forge.jit(model, executors=[by, "torch"])
+    same_training(jitted, model, list(model.parameters()), steps=2)
+    assert claimed(forge.explain(jitted), made) == 4
+
+
+def test_a_wrong_autograd_function_is_found(repository: Callable) -> None:
+    made = repository("wrong_function", FUNCTION.format(factor=1.01), **GELU, grad="autograd", layout="contiguous")
+    explained = run(gelu, torch.randn(4, requires_grad=True), by=executor(made))
+    assert "the gradient of input: values differ by up to" in declined(explained, made)
+
+
+def test_a_kernel_that_torchs_autograd_does_not_know_is_declined(repository: Callable) -> None:
+    """hub-facts 3: training silently gives grad_fn None."""
+    made = repository("no_graph", "def f(x):\n    return F.gelu(x.detach())", **GELU, grad="autograd")
+    x = torch.randn(4, requires_grad=True)
+    assert "raises RuntimeError: its result has no grad_fn" in declined(run(gelu, x, by=executor(made)), made)
+    trusted = forge.jit(gelu, executors=[kernel_executor([made.folder], verify=False), "torch"])
+    with pytest.raises(RuntimeError, match="its result has no grad_fn"):
+        trusted(x)
+
+
+def test_a_gradient_that_an_autograd_function_leaves_out_is_found(repository: Callable) -> None:
+    code = """
+        class Scale(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, w):
+                ctx.save_for_backward(w)
+                return x * w
+
+            @staticmethod
+            def backward(ctx, grad_output):
+                return grad_output * ctx.saved_tensors[0], None
+
+        def f(x, w):
+            return Scale.apply(x, w)
+    """
+    made = repository("left_out", code, **SCALE, grad="autograd", where="input.shape == other.shape")
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    assert "the gradient of other: values differ" in declined(run(torch.mul, x, w, by=executor(made)), made)
+
+
+SCALE = {"op": "torch.mul", "arg_meta": "{input: T, other: T}", "args": "{x: input, w: other}"}
+BOTH = """
+    def f(x, w):
+        return x * w
+
+    def g(grad_output, x, w):
+        return grad_output * w, grad_output * x
+"""
+
+
+def test_a_gradient_of_a_frozen_input_is_dropped(repository: Callable) -> None:
+    grad = "{kernel_name: g, args: {grad_output: grad_output, x: input, w: other}, returns: [input, other]}"
+    made = repository("frozen", BOTH, **SCALE, grad=grad, where="input.shape == other.shape")
+    by = executor(made)
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
+    for inputs in ((x, w), (w, x), (x, x.detach().clone().requires_grad_())):
+        assert claimed(run(lambda a, b: a * b, *inputs, by=by), made) == 2
+
+
+class Gelus(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        return x
+
+
+GELU_BACKWARD = """
+    def f(x):
+        return F.gelu(x)
+
+    def g(grad_output, x):
+        return torch.ops.aten.gelu_backward(grad_output, x)
+"""
+GRAD = "{kernel_name: g, args: {grad_output: grad_output, x: input}, returns: [input]}"
+
+
+@pytest.fixture
+def trained(repository: Callable) -> Repository:
+    """A gelu with its own backward."""
+    return repository("trained", GELU_BACKWARD, **GELU, grad=GRAD)
+
+
+def same_training(ours: Callable, theirs: nn.Module, parameters: list, steps: int = 1) -> None:
+    """Runs both and compares the gradients, accumulated over `steps`, of the parameters that both share."""
+    found = []
+    inputs = [torch.randn(3, 8) for _ in range(steps)]
+    for function in (ours, theirs):
+        for each in parameters:
+            each.grad = None
+        for x in inputs:
+            function(x).square().mean().backward()
+        found.append([None if each.grad is None else each.grad.clone() for each in parameters])
+    torch.testing.assert_close(*found)
+
+
+def test_gradients_add_up_over_steps(trained: Repository) -> None:
+    model = Gelus()
+    jitted = forge.jit(model, executors=[executor(trained), "torch"])
+    same_training(jitted, model, list(model.parameters()), steps=3)
+    assert claimed(forge.explain(jitted), trained) == 4
+
+
+def test_frozen_weights_have_no_gradient_and_those_before_a_kernel_have_theirs(trained: Repository) -> None:
+    model = Gelus()
+    model.layers[1].requires_grad_(False)
+    jitted = forge.jit(model, executors=[executor(trained), "torch"])
+    same_training(jitted, model, list(model.parameters()))
+    assert model.layers[1].weight.grad is None and model.layers[0].weight.grad is not None
+    assert claimed(forge.explain(jitted), trained) == 4
+
+
+def test_kernels_run_in_checkpointed_regions(trained: Repository) -> None:
+    class Checkpointed(Gelus):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(lambda y, layer=layer: F.gelu(layer(y)), x, use_reentrant=False)
+            return x
+
+    model = Checkpointed()
+    jitted = forge.jit(model, executors=[executor(trained), "torch"])
+    same_training(jitted, model, list(model.parameters()))
+    assert claimed(forge.explain(jitted), trained) >= 4
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_kernels_run_where_gradients_are_off(trained: Repository, mode: Callable) -> None:
+    model = Gelus()
+    jitted = forge.jit(model, executors=[executor(trained), "torch"])
+    x = torch.randn(3, 8)
+    with mode():
+        out = jitted(x)
+        assert not out.requires_grad and out.is_inference() == (mode is torch.inference_mode)
+        torch.testing.assert_close(out, model(x))
+    assert claimed(forge.explain(jitted), trained) == 2
+    same_training(jitted, model, list(model.parameters()))  # and then with gradients
+
+
+def test_under_autocast_the_result_is_eagers(trained: Repository) -> None:
+    model, x = Gelus(), torch.randn(3, 8)
+    jitted = forge.jit(model, executors=[executor(trained), "torch"])
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        actual, expected = jitted(x), model(x)
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected)
+    assert "torch.autocast is enabled" in forge.explain(jitted).eager
+    same_training(jitted, model, list(model.parameters()))
+
+
+# what stays as it was
+
+
+def test_the_models_own_object_stays_as_it_was(trained: Repository) -> None:
+    model = Gelus()
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append("hook"))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    attributes, forward = set(vars(model)), model.forward
+    modules = [(name, type(each)) for name, each in model.named_modules()]
+    jitted = forge.jit(model, kernels=[trained.folder])
+    x = torch.randn(3, 8)
+    jitted(x).sum().backward()
+    assert type(model) is Gelus and model.forward == forward and set(vars(model)) == attributes
+    assert [(name, type(each)) for name, each in model.named_modules()] == modules
+    assert model.state_dict().keys() == jitted.state_dict().keys() == before.keys()
+    assert calls == ["hook"] and isinstance(jitted, Gelus)
+    model(x)
+    assert calls == ["hook", "hook"]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    pickled = pickle.loads(pickle.dumps(Gelus().to(torch.float64)))
+    assert type(pickled) is Gelus
+    file = io.BytesIO()
+    torch.save(jitted.state_dict(), file)
+    file.seek(0)
+    Gelus().load_state_dict(torch.load(file))
+    assert claimed(forge.explain(jitted), trained) == 4
+    copied = copy.deepcopy(jitted)
+    assert claimed(explained(copied, x), trained) == 4
+
+
+def explained(jitted: Callable, x: torch.Tensor) -> Any:
+    jitted(x).sum().backward()
+    return forge.explain(jitted)
+
+
+# for the process
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels that a test registers for the process are gone after it."""
+    kernels = list(hubex.kernels)
+    yield
+    hubex.kernels = kernels
+    hubex.add([])
+
+
+def test_kernels_of_the_process_serve_jit_and_torch_compiles_backend(
+    trained: Repository, process: None, asked: list
+) -> None:
+    before = forge.jit(gelu)
+    forge.use_kernels([trained.folder])
+    x = torch.randn(4)
+    jitted, compiled = forge.jit(gelu), torch.compile(gelu, backend="forge")
+    torch.testing.assert_close([jitted(x), compiled(x)], [gelu(x)] * 2)
+    assert claimed(forge.explain(jitted), trained) == 1
+    assert len(asked) == 2
+    torch.testing.assert_close(before(x), gelu(x))
+    with pytest.raises(ValueError, match=r"kernel acme\.trained of torch\.nn\.functional\.gelu is there already"):
+        forge.use_kernels([trained.folder])
