@@ -1,5 +1,6 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
+from forge.by_hand import LoadedKernel, load_kernel
 from forge.executors.hubex import kernel, use_kernels
 from forge.executors.hubex.registry import kernels
 from forge.explain import Explanation, explain
@@ -9,6 +10,7 @@ from forge.transforms.patterns import Pattern, pattern
 
 __all__ = [
     "Explanation",
+    "LoadedKernel",
     "Pattern",
     "StrictError",
     "explain",
@@ -18,6 +20,7 @@ __all__ = [
     "kernels",
     "last_backward_traces",
     "last_traces",
+    "load_kernel",
     "pattern",
     "trace",
     "use_kernels",

@@ -304,5 +304,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """'unknown executor 'trch'; did you mean 'torch'? known: …'."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return f"unknown {kind} {name!r}{hint} known: {', '.join(names)}"
+    hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"unknown {kind} {name!r};{hint} known: {', '.join(names)}"

@@ -83,10 +83,11 @@ class Kernel:
         return {theirs: values[ours] for ours, theirs in self.target.names.items() if ours in values}
 
 
-def implementation(kernel: Kernel, verdict: Verdict | None = None) -> Implementation:
+def implementation(kernel: Kernel, verdict: Verdict | None = None, *, checked: bool = True) -> Implementation:
     """What the claim pass needs of a kernel: its constraints as a checker, its call, its gradient.
 
-    `verdict` is asked after the constraints: whether the kernel was verified for such arguments.
+    `verdict` is asked after the constraints: whether the kernel was verified for such arguments. checked: whether the
+    constraints are asked.
     """
     constraints = make_checker(kernel.entry, kernel.signature, kernel.target)
     kind = kernel.entry.grad.kind
@@ -99,7 +100,7 @@ def implementation(kernel: Kernel, verdict: Verdict | None = None) -> Implementa
     return Implementation(
         kernel.target.symbol,
         None,
-        checker,
+        checker if checked else None,
         execution_transform=caller.forward,
         grad_transform={"kernel": caller.rule, "autograd": caller.autograd_rule}.get(kind),
         grad={"none": "none", "composite": "recompute"}.get(kind, "decompose"),
@@ -306,11 +307,13 @@ def _fix(value: TensorProxy, layout: Layout) -> TensorProxy:
 class HubExecutor(OperatorExecutor):
     """Runs symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
 
-    `patterns` are what the kernels' patterns find in traces, in forge's own order.
+    `patterns` are what the kernels' patterns find in traces, in forge's own order. checked: whether the kernels'
+    constraints are asked.
     """
 
-    def __init__(self, name: str = "hub", verdict: Verdict | None = None) -> None:
+    def __init__(self, name: str = "hub", verdict: Verdict | None = None, *, checked: bool = True) -> None:
         super().__init__(name)
+        self.checked = checked
         self.kernels: list[Kernel] = []
         self._verdict = verdict
         self._by_symbol: dict[str, list[Implementation]] = {}
@@ -329,7 +332,9 @@ class HubExecutor(OperatorExecutor):
         self._by_symbol = {}
         for entry in candidates(by_entry):
             kernel = by_entry[entry]
-            self._by_symbol.setdefault(kernel.target.symbol.id, []).append(implementation(kernel, self._verdict))
+            self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
+                implementation(kernel, self._verdict, checked=self.checked)
+            )
         self.patterns = _in_order({k.pattern for k in self.kernels if k.pattern is not None})
 
     def candidates(self, symbol: Symbol) -> list[Implementation]:

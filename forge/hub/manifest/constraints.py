@@ -263,9 +263,14 @@ def checker(entry: KernelEntry, signature: Signature) -> Checker:
 
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], checkers: Iterable[Checker]) -> str:
     """Why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu, …'."""
-    shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
     reasons = [f"{each.entry.name}: {'; '.join(each.failures(*args, **kwargs))}" for each in checkers]
-    return f"no kernel for {name}({', '.join(shown)}): {'; '.join(reasons) or 'none is registered'}"
+    return f"no kernel for {described_call(name, args, kwargs)}: {'; '.join(reasons) or 'none is registered'}"
+
+
+def described_call(name: str, args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """A call as an error shows it: 'aten::add.out(float32[2, 7] cpu, alpha=2)'."""
+    shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
+    return f"{name}({', '.join(shown)})"
 
 
 def _described(value: Any) -> str:

@@ -1,0 +1,76 @@
+"""forge.load_kernel: a kernel to call by hand, checked as it is when forge chooses it for a model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forge import clang
+from forge.executors.executor import unknown
+from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
+from forge.executors.hubex.registry import operation
+from forge.frontend.direct import input_tensors
+from forge.functional import Direct
+from forge.hub.manifest.constraints import described_call
+from forge.ir import check, speaking
+from forge.transforms.patterns import Pattern
+
+
+class LoadedKernel:
+    """The kernels of one operator, called as the operator is: the first that takes a call runs it, and its gradient.
+
+    kernels: those that are asked, in order.
+    """
+
+    def __init__(self, op: str, kernels: list[Kernel], force: bool) -> None:
+        self.op = op
+        executor = HubExecutor("kernels", None if force else verifier.verdict, checked=not force)
+        executor.add(kernels)
+        self.kernels = [each.name for each in executor.candidates(kernels[0].target.symbol)]
+        self._symbol = kernels[0].target.symbol
+        self._direct = Direct(self._call, [executor, "torch"])
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        with speaking(clang.language):
+            return self._symbol(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator on real tensors. Raises NotImplementedError with each kernel's reason where none takes them."""
+        compiled = self._direct.compile(args, kwargs)
+        claimed = {claim.executor for claim in compiled.claims}
+        if claimed.isdisjoint(self.kernels):
+            reasons = dict.fromkeys(reason for claim in compiled.claims for reason in claim.declined)
+            said = "; ".join(f"{name}: {reason}" for name, reason in reasons if name in self.kernels)
+            raise NotImplementedError(f"no kernel for {described_call(self.op, args, kwargs)}: {said}")
+        return compiled.call(*input_tensors(args, kwargs))
+
+    def __repr__(self) -> str:
+        return f"<kernels of {self.op}: {', '.join(self.kernels)}>"
+
+
+def load_kernel(
+    op: str | Callable | Pattern,
+    name: str | None = None,
+    *,
+    force: bool = False,
+    kernels: Sequence[Source] | None = None,
+) -> LoadedKernel:
+    """The kernels of an operator, to be called by hand with the operator's own arguments.
+
+    op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; the
+    best that takes a call otherwise. force: neither constraints nor verification are asked. kernels: sources, as
+    forge.jit takes them; those of the process (forge.use_kernels) otherwise.
+    Raises ValueError for an operator or a name that there is not.
+    """
+    known = list(hubex.kernels) if kernels is None else gather(kernels)
+    wanted = operation(op, known)
+    found = [kernel for kernel in known if kernel.operation == wanted]
+    ops = {kernel.operation for kernel in known}
+    check(bool(found), lambda: f"forge.load_kernel: there is no kernel of {wanted}; {_there_are(ops)}")
+    if name is not None:
+        names = [kernel.entry.name for kernel in found]
+        found = [kernel for kernel in found if name in (kernel.name, kernel.entry.name)]
+        check(bool(found), lambda: f"forge.load_kernel: {wanted}: {unknown('kernel', name, names)}")
+    return LoadedKernel(wanted, found, force)
+
+
+def _there_are(ops: set[str]) -> str:
+    return f"there are kernels of {', '.join(sorted(ops))}" if ops else "forge.use_kernels([...]) adds some"
