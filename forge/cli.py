@@ -1,4 +1,4 @@
-"""The command `forge`: `forge kernels list | lock | check | verify`."""
+"""The command `forge`: `forge kernels list | lock | check | build | verify`."""
 
 import argparse
 import sys
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from forge import hub
 from forge.executors import hubex
+from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.hub import cache, lockfile, variants
+from forge.hub.manifest import read_manifest
 from forge.ir.printing import table
 
 
@@ -152,6 +154,30 @@ def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, 
     print(f"ok      {verified.resolved.place()}: {len(verified.files)} files are as locked")
 
 
+def _build_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="a folder or YAML whose manifest has build:")
+    parser.add_argument("--force", action="store_true", help="compile anew what the cache has")
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    """Prints where each library is; what else there is to say goes to stderr."""
+    policy = hub.Policy(local=True)
+    for source in arguments.sources:
+        path = local_manifest(source)
+        if path is None:
+            raise ValueError(f"{source}: only a folder of this machine or a manifest's file has sources")
+        manifest = read_manifest(path, hubex.operators())
+        if not manifest.build.sources:
+            raise ValueError(f"{path}: there is nothing to build; build: {{cpp: [...]}} names sources")
+        built = hub.build_kernels(manifest, policy=policy, force=arguments.force)
+        print(built.path.parent)
+        if fits := variants_beside(path, policy=policy).choice.accepted:
+            print(f"forge: the prebuilt variant {fits[0]} is taken before it", file=sys.stderr)
+        if "cuda sources" in built.skipped:
+            print(f"forge: the CUDA sources are left out: {built.skipped['cuda sources']}", file=sys.stderr)
+    return 0
+
+
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="org/name@v1, org/name@REVISION, a folder or YAML")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long a kernel may take for one sample")
@@ -170,5 +196,6 @@ KERNEL_COMMANDS = (
     Command("list", "what the cache or a lock file holds", _list_arguments, _list),
     Command("lock", "write the commit and the sha256 of every file to a lock file", _lock_arguments, _lock),
     Command("check", "which variant fits this system, and whether files are as locked", _check_arguments, _check),
+    Command("build", "compile the sources of kernels, unless the cache has them", _build_arguments, _build),
     Command("verify", "run kernels on samples and compare them with torch", _verify_arguments, _verify),
 )

@@ -348,7 +348,8 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
         errors="replace",
     )
     if done.returncode:
-        raise _Failed(_first_errors(done.stdout.replace(f"{inside}{os.sep}", ""), done.returncode))
+        output = done.stdout.replace(f"{inside}{os.sep}", "").replace(f"{out}{os.sep}", "")
+        raise _Failed(_first_errors(output, done.returncode))
     return json.loads((out / "said.json").read_bytes())
 
 
@@ -397,5 +398,5 @@ def load_built(built: Built) -> None:
         try:
             torch.ops.load_library(str(built.path))
         except (OSError, RuntimeError) as error:
-            raise BuildError(f"{built.path}: was built, but cannot be loaded: {error}") from error
+            raise BuildError(f"{built.path}: was built, but cannot be loaded: {error.__cause__ or error}") from error
         _loaded[built.key] = built

@@ -18,6 +18,8 @@ def main(request: dict[str, Any]) -> None:
     before = set(torch._C._dispatch_get_all_op_names())
     try:
         library = cpp_extension.load(is_python_module=False, **request)
+    except OSError as error:  # of loading it: what the system said is the cause
+        sys.exit(f"{error.__cause__ or error}")
     except Exception as error:
         sys.exit(f"{error}")
     operators = sorted(set(torch._C._dispatch_get_all_op_names()) - before)

@@ -1,4 +1,4 @@
-"""forge kernels list | lock | check."""
+"""forge kernels list | lock | check; build and verify are tested in files of their own."""
 
 import os
 import subprocess

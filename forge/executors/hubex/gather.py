@@ -4,6 +4,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,10 +96,9 @@ def _from_sources(
     """The prebuilt variant beside the sources that fits; else, where no lock says what the files must be, the library
     that the sources are compiled to."""
     path = Path(manifest.file)
-    selection = hub.select(path.parent, lock=lock, policy=policy, backend=backend)
+    selection = variants_beside(path, lock=lock, policy=policy, backend=backend)
     reasons = [f"{name}: {reason}" for name, reason in selection.choice.rejected]
-    is_beside = selection.build != path.parent.resolve().parent
-    if lock is not None or (selection.choice.accepted and is_beside):
+    if lock is not None or selection.choice.accepted:
         resolved = hub.fetch(selection, selection.variant)
         chosen = _manifest_of(resolved, path.parent) if path.name == MANIFEST else path
         try:
@@ -113,6 +113,14 @@ def _from_sources(
     built = hub.build_kernels(manifest, policy=policy, prebuilt=prebuilt)
     hub.load_built(built)
     return _from_manifest(path, None, Origin(found, built.key, backend))
+
+
+def variants_beside(path: Path, **options: Any) -> hub.Selection:
+    """The prebuilt variants in a manifest's folder; the folder itself, where it is a package, is none. options: as
+    hub.select takes them."""
+    selection = hub.select(path.parent, **options)
+    is_package = selection.build == path.parent.resolve().parent
+    return replace(selection, choice=replace(selection.choice, accepted=())) if is_package else selection
 
 
 def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
