@@ -1,5 +1,8 @@
 """Whom a policy lets in."""
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
 from forge import hub
@@ -74,3 +77,49 @@ def test_offline_an_unknown_publisher_is_refused_and_not_let_in(server: Hub, mon
 def test_a_policy_that_means_nothing_is_an_error(options: dict, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         hub.Policy(**options)
+
+
+WHO = {
+    "a publisher that the Hub trusts": ("acme/rms", {}),
+    "a repository that the user names": ("stranger/rms", {"repositories": ("stranger/rms",)}),
+    "a publisher that the user names": ("stranger/rms", {"publishers": ("stranger",)}),
+    "a stranger": ("stranger/rms", {"publishers": ("strange",), "repositories": ("stranger/other",)}),
+}
+
+
+@pytest.mark.parametrize("signatures", ["off", "warn", "enforce"])
+@pytest.mark.parametrize("is_locked", [False, True], ids=["", "locked"])
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("trust", ["locked", "publisher", "any"])
+def test_what_is_trusted_goes_with_who_gives_it_a_lock_and_its_signature(
+    server: Hub, tmp_path: Path, trust: str, who: str, is_locked: bool, signatures: str
+) -> None:
+    name, allowed = WHO[who]
+    server.publish(name, kernel())
+    lock = None
+    if is_locked:
+        lock = hub.lock_kernels([f"{name}@v1"], tmp_path / "lock", policy=hub.Policy(trust="any"))
+        client.forget()
+    policy = hub.Policy(trust=trust, signatures=signatures, **allowed)
+    if not (is_locked or trust == "any" or (trust == "publisher" and who != "a stranger")):
+        with pytest.raises(hub.RefusedError, match="no lock was given" if trust == "locked" else "is not among"):
+            hub.resolve(name, version=1, lock=lock, policy=policy)
+        assert not any("/resolve/" in request for request in server.requests), "a file was fetched"
+        return
+    resolved = hub.resolve(name, version=1, lock=lock, policy=policy)
+    if signatures == "enforce":
+        with pytest.raises(hub.IntegrityError, match="is not signed by a trusted publisher"):
+            hub.load(resolved)
+        assert hub.loaded() == ()
+        return
+    with pytest.warns(hub.HubNotice, match="is not signed") if signatures == "warn" else contextlib.nullcontext():
+        assert hub.load(resolved).double(1) == 2
+
+
+def test_a_lock_does_not_let_in_what_it_does_not_hold(server: Hub, tmp_path: Path) -> None:
+    for name in ("acme/rms", "acme/other"):
+        server.publish(name, kernel())
+    lock = hub.lock_kernels(["acme/rms@v1"], tmp_path / "lock")
+    for trust in ("locked", "publisher", "any"):
+        with pytest.raises(hub.NotFoundError, match="acme/other@v1: is not in"):
+            hub.resolve("acme/other", version=1, lock=lock, policy=hub.Policy(trust=trust))

@@ -478,3 +478,64 @@ def test_kernels_of_the_process_serve_jit_and_torch_compiles_backend(
     torch.testing.assert_close(before(x), gelu(x))
     with pytest.raises(ValueError, match=r"kernel acme\.trained of torch\.nn\.functional\.gelu is there already"):
         forge.use_kernels([trained.folder])
+
+
+# lengths that change
+
+
+class HandWritten(nn.Module):
+    """A norm as models write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+NORM = {
+    "pattern": "rms_norm",
+    "arg_meta": "{x: T, weight: T}",
+    "shape": '{x: "[..., H]", weight: "[H]"}',
+    "args": "{x: x, weight: weight, eps: eps}",
+}
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_hand_written_norm_is_found_once_for_all_lengths(
+    repository: Callable, training: bool, dynamic: bool | None
+) -> None:
+    """pattern-facts: eps becomes an input of its own where shapes are symbolic, and the norm was lost."""
+    code = "def f(x, weight, eps):\n    return F.rms_norm(x, weight.shape, weight, eps)"
+    made = repository("lengths", code, **NORM)
+    model = nn.Sequential(HandWritten(), nn.Linear(8, 8), HandWritten()).requires_grad_(training)
+    jitted = forge.jit(model, executors=[executor(made), "torch"], dynamic=dynamic, fullgraph=True)
+    for length in (3, 5, 6, 9):
+        x = torch.randn(2, length, 8)
+        actual, expected = jitted(x), model(x)
+        torch.testing.assert_close(actual, expected)
+        if training:
+            g = torch.randn(2, length, 8)
+            wanted = list(model.parameters())
+            ours, theirs = (torch.autograd.grad(out, wanted, g) for out in (actual, expected))
+            torch.testing.assert_close(ours, theirs)
+    explained = forge.explain(jitted)
+    assert explained.graphs == (1 if dynamic else 2)
+    found = [row for row in explained.rows if row.operation == "pattern.rms_norm"]
+    assert [row.executor for row in found] == ["acme.lengths"] * 2 * explained.graphs
+
+
+def test_a_length_that_is_not_known_is_no_proof_of_a_condition(repository: Callable) -> None:
+    made = repository(
+        "even", "def f(x):\n    return F.gelu(x)", **{**GELU, "shape": '{input: "[S]"}', "where": '"S % 2 == 0"'}
+    )
+    jitted = forge.jit(gelu, executors=[executor(made), "torch"], dynamic=True)
+    for length in (4, 5):
+        x = torch.randn(length)
+        torch.testing.assert_close(jitted(x), gelu(x))
+    assert "S % 2" in declined(forge.explain(jitted), made)

@@ -1,11 +1,13 @@
 """The sites of norms, rotary embeddings, gated units and losses in real models: found, and replaced without harm."""
 
+import copy
 from collections import Counter
 
 import pytest
 import torch
 
-from bench.patterns import DTYPES, FAMILIES, llama_seconds, measure
+import forge
+from bench.patterns import DTYPES, FAMILIES, Finder, llama_seconds, measure, sites_in
 from bench.text_models import NAMES, build, counting
 
 QUICK = {
@@ -54,3 +56,24 @@ def test_the_count_of_what_a_model_has_is_of_its_modules():
     with counting(model) as found:
         model(**arguments)
     assert found == Counter(norm=5, rotary=4, glu=2, loss=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Llama", "Gemma"])
+def test_with_lengths_that_change_the_same_sites_are_found_and_nothing_is_compiled_again(name):
+    model, arguments = build(name, torch.float32)
+    with counting(model) as expected, torch.no_grad():
+        model(**arguments)
+    ours = copy.deepcopy(model)
+    jitted = forge.jit(ours, executors=[Finder(), "torch"], dynamic=True)
+    for length in (arguments["input_ids"].shape[1], 5, 11):
+        ids = torch.randint(0, 90, (2, length))
+        given = {**arguments, "input_ids": ids, "labels": ids}
+        given = {key: value for key, value in given.items() if key != "attention_mask"}
+        for each in (jitted, model):
+            each.zero_grad()
+            each(**given).loss.backward()
+        for actual, wanted in zip(ours.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(actual.grad, wanted.grad)
+    assert forge.explain(jitted).graphs == 1
+    assert sites_in(forge.last_traces(jitted)) == expected
