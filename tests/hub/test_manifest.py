@@ -1,6 +1,7 @@
 """Manifests that are read, and what they say."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,16 @@ def test_a_manifest_is_read_from_a_file_and_its_sources_are_found(tmp_path: Path
         (tmp_path / "csrc" / name).touch()
     (tmp_path / "kernels.yaml").write_text(VALID)
     assert read_manifest(tmp_path / "kernels.yaml", OPERATORS).build.cpp == ("csrc/rms.cpp",)
+
+
+def test_a_file_that_changed_within_one_tick_of_the_clock_is_read_as_it_is_now(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.yaml"
+    names = []
+    for name in ("one", "two"):
+        path.write_text(f"forge_kernels: 1\nlibrary: {{name: {name}}}\nops: []\n")
+        os.utime(path, (0, 0))
+        names += [read_manifest(path, OPERATORS).library.name] * 2
+    assert names == ["one", "one", "two", "two"]
 
 
 def test_a_file_with_a_byte_order_mark_and_windows_lines_is_read() -> None:

@@ -7,6 +7,7 @@ a decimal number or text: `no` is text here, and `2e-3` a number.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,7 +70,7 @@ def read_document(path: Path) -> Document:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-        return parse(data, str(path))
+        return _parsed(data, str(path))
     except OSError as error:
         problems.add(start, f"cannot be read: {error.strerror or error}")
     return Document(str(path), None, tuple(problems.found))
@@ -92,6 +93,9 @@ def parse(source: str | bytes, file: str) -> Document:
         except yaml.reader.ReaderError as error:
             problems.add(_mark_at(file, text, error.position), f"not YAML: {error.reason}")
     return Document(file, root, tuple(problems.found))
+
+
+_parsed = lru_cache(maxsize=16)(parse)  # a manifest is read before its kernels are imported, and with them
 
 
 def _build(text: str, file: str, problems: Problems) -> Node | None:
