@@ -1,5 +1,6 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
+from forge.bundle import bundle
 from forge.by_hand import LoadedKernel, load_kernel
 from forge.executors.hubex import kernel, use_kernels
 from forge.executors.hubex.registry import kernels
@@ -13,6 +14,7 @@ __all__ = [
     "LoadedKernel",
     "Pattern",
     "StrictError",
+    "bundle",
     "explain",
     "grad",
     "jit",

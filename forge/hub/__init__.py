@@ -4,7 +4,9 @@
 once a kernel is in the cache, and nothing needs the optional packages until it is called.
 """
 
-from forge.hub.build import Built, build_kernels, load_built
+from forge.hub.build import Built, build_kernels, load_built, source_files
+from forge.hub.bundle import NAME as BUNDLE
+from forge.hub.bundle import read_bundle
 from forge.hub.errors import (
     BuildError,
     HubError,
@@ -25,6 +27,7 @@ from forge.hub.policy import Policy
 from forge.hub.resolver import Resolved, Selection, available, fetch, resolve, resolve_locked, select
 
 __all__ = [
+    "BUNDLE",
     "BuildError",
     "Built",
     "HubError",
@@ -51,9 +54,11 @@ __all__ = [
     "load_built",
     "loaded",
     "lock_kernels",
+    "read_bundle",
     "read_lock",
     "resolve",
     "resolve_locked",
     "select",
+    "source_files",
     "verify",
 ]

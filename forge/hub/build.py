@@ -155,6 +155,11 @@ def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
     return _Plan(manifest.file, manifest.library.name, wanted, files, _system(bool(wanted.cuda)))
 
 
+def source_files(manifest: Manifest) -> dict[str, bytes]:
+    """A manifest's sources, and the headers that they may include, by their paths beside it. Raises MalformedError."""
+    return _read(Path(manifest.file).parent, manifest.build) if manifest.build.sources else {}
+
+
 def _read(folder: Path, wanted: Build) -> dict[str, bytes]:
     """The sources, the headers beside them, and all that the include folders hold."""
     try:

@@ -72,6 +72,8 @@ def _from_files(
     path = local_manifest(source)
     if path is not None and policy is None:
         policy = hub.Policy(local=True)
+    if os.path.isfile(os.path.join(text, hub.BUNDLE)):
+        return _from_bundle(Path(text), policy, backend)
     if path is not None and path.is_file():
         manifest = read_manifest(path, operators())
         if manifest.build.sources:
@@ -134,6 +136,27 @@ def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -
         (one, local) for one, local in resolved if one.source not in asked_for or (one.folder / MANIFEST).exists()
     ]
     return [kernel for one, local in kernels for kernel in _from_repository(one, local)]
+
+
+def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
+    """What forge.bundle wrote. Raises NotFoundError naming the kernels that are needed and cannot be used."""
+    found: list[Kernel] = []
+    for part in hub.read_bundle(folder, policy):
+        needed = ", ".join(f"{name} of {op}" for op, name in part.kernels)
+        path = folder / part.manifest
+        try:
+            if part.repository:
+                resolved = hub.resolve(path.parent, policy=policy, backend=backend)
+                kernels = _from_variant(resolved, path, os.path.abspath(folder))
+            else:
+                kernels = _from_files(path, lock=None, policy=policy, backend=backend)
+        except hub.HubError as error:
+            raise hub.NotFoundError(f"{folder}: the bundle needs {needed}, which cannot be used here: {error}") from error
+        there = {(kernel.operation, kernel.name) for kernel in kernels}
+        missing = ", ".join(f"{name} of {op}" for op, name in part.kernels if (op, name) not in there)
+        check(not missing, lambda path=path, missing=missing: f"{path}: has no kernel {missing}", hub.NotFoundError)
+        found += kernels
+    return found
 
 
 def _from_repository(resolved: hub.Resolved, local: bool) -> list[Kernel]:
