@@ -1,14 +1,16 @@
 """The documents tell the truth: their code prints what they say it prints, their diff applies, their paths exist.
 
-In a document a block marked `python` is run, all blocks of a document in one namespace; a block marked
-`python printed` or `text printed` is what the block before it prints. `pytest tests/test_docs.py --update-golden`
-writes what is printed now.
+In a document a block marked `python` is run, all blocks of a document in one namespace and in one folder, which is
+empty but for examples/; a block marked `python printed` or `text printed` is what the block before it prints. A block
+marked with a language and a path is a file of that folder, `diff applied` changes files, and `console` is commands,
+each with what it prints. `pytest tests/test_docs.py --update-golden` writes what is printed now.
 """
 
 import contextlib
 import io
 import linecache
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -18,8 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from forge.hub.manifest import kernels, validate
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/adding-an-op.md"]
+DOCUMENTS = ["README.md", "docs/architecture.md", "docs/adding-an-op.md", "docs/writing-a-kernel.md"]
 BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -40,14 +44,39 @@ def _with_what_is_printed(document: str) -> str:
 
     def replace(match: re.Match) -> str:
         nonlocal printed
-        info = match["info"].split()
-        if info[-1:] == ["printed"]:
-            return f"```{match['info']}\n{printed}```"
-        if info == ["python"]:
-            printed = _run(match["text"], vars(module), document, match.start())
+        match match["info"].split(), match["text"]:
+            case [_, "printed"], _:
+                return f"```{match['info']}\n{printed}```"
+            case ["python"], code:
+                printed = _run(code, vars(module), document, match.start())
+            case ["console"], commands:
+                return f"```console\n{_with_answers(commands)}```"
+            case ["diff", "applied"], diff:
+                _apply(diff, Path.cwd())
+            case [_, path], text:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_text(text)
         return match[0]
 
     return _renumbered(BLOCK.sub(replace, (ROOT / document).read_text()))
+
+
+def _with_answers(commands: str) -> str:
+    """Lines that begin with a $, each with what it prints to standard output and error, on whatever machine."""
+    answered = ""
+    for command in re.findall(r"^\$ (.*)$", commands, re.MULTILINE):
+        ran = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        printed = ran.stdout.replace(str(Path.cwd()), "~").replace(str(ROOT), "~").replace(platform.machine(), "x86_64")
+        answered += f"$ {command}\n" + "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+    return answered
+
+
+def _apply(diff: str, folder: Path, *options: str) -> None:
+    """Raises AssertionError where the diff does not follow the files it changes."""
+    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    command = ["git", "apply", "--whitespace=error-all", *options, "-"]
+    found = subprocess.run(command, cwd=folder, env=outside, input=diff, text=True, capture_output=True, check=False)
+    assert found.returncode == 0, f"the diff has to follow the files that it changes: {found.stderr}"
 
 
 def _renumbered(text: str) -> str:
@@ -56,8 +85,34 @@ def _renumbered(text: str) -> str:
     return re.sub(r"held\((\d+)\)", lambda match: f"held({numbers.setdefault(match[1], len(numbers))})", text)
 
 
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, where `forge` and `python` are commands and forge keeps what it knows."""
+    folder, commands = tmp_path / "folder", tmp_path / "commands"
+    folder.mkdir()
+    commands.mkdir()
+    (folder / "examples").symlink_to(ROOT / "examples")
+    for name, runs in {"python": sys.executable, "forge": f"{sys.executable} -m forge"}.items():
+        (commands / name).write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
+        (commands / name).chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def _needs(document: str) -> None:
+    """Skips a document of kernels where there are no means for them."""
+    if document == "docs/writing-a-kernel.md":
+        pytest.importorskip("kernels", reason="needs the extra: pip install forge-jit[hub]")
+        if shutil.which(os.environ.get("CXX", "g++")) is None:
+            pytest.skip("there is no C++ compiler to build norms-cpu with")
+
+
+@pytest.mark.usefixtures("workplace")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_code_of_a_document_prints_what_it_says(document: str, request: pytest.FixtureRequest) -> None:
+    _needs(document)
     path = ROOT / document
     actual = _with_what_is_printed(document)
     if request.config.getoption("--update-golden"):
@@ -73,6 +128,12 @@ def test_the_paths_in_a_document_exist(document: str) -> None:
     missing = [str(path) for path in [*links, *named] if not path.exists()]
     assert not missing
     assert links or named
+
+
+def test_every_key_of_a_manifest_is_in_its_document() -> None:
+    keys = {*validate.KEYS, *validate.OP_KEYS, *kernels.KEYS}
+    text = BLOCK.sub("", (ROOT / "docs/writing-a-kernel.md").read_text())
+    assert keys <= set(re.findall(r"`(\w+)`", text[text.index("## The keys of a manifest") :]))
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
@@ -112,10 +173,7 @@ def _copy_with_the_op(where: Path, *exclude: str) -> Path:
     for name in ("forge", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(where)}
-    command = ["git", "apply", "--whitespace=error-all", *exclude, "-"]
-    found = subprocess.run(command, cwd=copy, env=outside, input=_diff(), text=True, capture_output=True, check=False)
-    assert found.returncode == 0, f"the diff in docs/adding-an-op.md has to follow the files it changes: {found.stderr}"
+    _apply(_diff(), copy, *exclude)
     return copy
 
 
