@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import subprocess
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,3 +59,19 @@ def forget() -> None:
     for name in list(loader._packages):
         loader._forget(name)
     loader._loaded.clear()
+
+
+def native_module(folder: Path, name: str, returns: int) -> bytes:
+    """A module of the limited API with a function `value` that returns a number."""
+    source = folder / "native.c"
+    source.write_text(
+        "#define Py_LIMITED_API 0x03090000\n#include <Python.h>\n"
+        f"static PyObject *value(PyObject *s, PyObject *a) {{ return PyLong_FromLong({returns}); }}\n"
+        'static PyMethodDef methods[] = {{"value", value, METH_NOARGS, 0}, {0}};\n'
+        f'static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", 0, -1, methods}};\n'
+        f"PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&module); }}\n"
+    )
+    output = folder / f"{name}{returns}.so"
+    include = sysconfig.get_paths()["include"]
+    subprocess.run(["cc", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(output)], check=True)
+    return output.read_bytes()

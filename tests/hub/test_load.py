@@ -9,7 +9,6 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from forge.hub import loader
 from forge.hub.errors import Place
 from forge.hub.files import Pins, check_pins, read_files
 from forge.testing.hub_server import Hub
-from tests.hub.kernels import INIT, LOCAL, OPS, digest, kernel, load, metadata, write
+from tests.hub.kernels import INIT, LOCAL, OPS, digest, kernel, load, metadata, native_module, write
 
 
 def ops(factor: int) -> str:
@@ -191,27 +190,11 @@ def test_a_broken_native_module_is_an_error_and_no_crash(tmp_path: Path) -> None
         load(tmp_path)
 
 
-def native(folder: Path, returns: int) -> bytes:
-    """A module `_native` of the limited API with a function that returns a number."""
-    source = folder / "native.c"
-    source.write_text(
-        "#define Py_LIMITED_API 0x03090000\n#include <Python.h>\n"
-        f"static PyObject *value(PyObject *s, PyObject *a) {{ return PyLong_FromLong({returns}); }}\n"
-        'static PyMethodDef methods[] = {{"value", value, METH_NOARGS, 0}, {0}};\n'
-        'static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", 0, -1, methods};\n'
-        "PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }\n"
-    )
-    output = folder / f"native{returns}.so"
-    include = sysconfig.get_paths()["include"]
-    subprocess.run(["cc", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(output)], check=True)
-    return output.read_bytes()
-
-
 @pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler")
 def test_native_modules_are_the_kernels_own_and_one_name_means_one_module(server: Hub, tmp_path: Path) -> None:
     def files(returns: int, extra: str = "") -> dict[str, str | bytes]:
         init = f"from . import _native\nvalue = _native.value\n{extra}"
-        return kernel({"__init__.py": init, "_native.abi3.so": native(tmp_path, returns)})
+        return kernel({"__init__.py": init, "_native.abi3.so": native_module(tmp_path, "_native", returns)})
 
     server.publish("acme/rms", files(1), branch="v1")
     server.publish("acme/rms", files(1, "new = True\n"), branch="v2")
@@ -224,7 +207,11 @@ def test_native_modules_are_the_kernels_own_and_one_name_means_one_module(server
 
 @pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler")
 def test_a_native_module_of_the_same_content_is_loaded_once(tmp_path: Path) -> None:
-    files = {"__init__.py": "from . import _native\n", "_native.abi3.so": native(tmp_path, 1), "metadata.json": None}
+    files = {
+        "__init__.py": "from . import _native\n",
+        "_native.abi3.so": native_module(tmp_path, "_native", 1),
+        "metadata.json": None,
+    }
     newer = files | {"__init__.py": "from . import _native\nnew = True\n"}
     first = load(write(tmp_path / "first", kernel(files)))
     second = load(write(tmp_path / "second", kernel(newer)))

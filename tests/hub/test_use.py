@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from forge import hub
 from forge.executors.hubex import hubex, kernel_executor, verify
 from forge.hub import HubNotice, client
 from forge.testing.hub_server import Hub
-from tests.hub.kernels import metadata, write
+from tests.hub.kernels import metadata, native_module, write
 from tests.hub.repositories import GELU, Repository, claimed, declined, executor, gelu, run
 
 HEADER = "import torch\nimport torch.nn.functional as F\n"
@@ -40,7 +42,7 @@ ops:
 """
 
 
-def gelu_files(shift: float, build: str = "ab12", **others: str) -> dict[str, str]:
+def gelu_files(shift: float, build: str = "ab12", **others: str | bytes) -> dict[str, str | bytes]:
     """A repository whose gelu is off by `shift`, within the tolerance that it declares."""
     files = {
         "__init__.py": f"{HEADER}\ndef f(x):\n    return F.gelu(x) + {shift}\n",
@@ -111,6 +113,18 @@ def test_a_hub_that_is_gone_is_served_from_the_cache_with_a_notice(server: Hub) 
     with pytest.warns(HubNotice, match=r"acme/gelu@v1: the cache serves commit"):
         jitted = forge.jit(gelu, kernels=["acme/gelu@v1"])
     assert shift_of(jitted) == 0.1
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler")
+def test_two_builds_of_one_native_module_serve_two_models_in_one_process(server: Hub, tmp_path: Path) -> None:
+    for version in (1, 2):
+        name = f"_gelu_v{version}"  # as the Hub's builder names it: unique to the build
+        code = f"{HEADER}from . import {name}\n\ndef f(x):\n    return F.gelu(x) + {name}.value() / 10\n"
+        native = {f"{name}.abi3.so": native_module(tmp_path, name, version)}
+        server.publish("acme/gelu", gelu_files(0, **{"__init__.py": code}, **native), branch=f"v{version}")
+    first, second = (forge.jit(gelu, kernels=[f"acme/gelu@v{version}"]) for version in (1, 2))
+    assert [shift_of(first), shift_of(second), shift_of(first)] == [0.1, 0.2, 0.1]
+    assert executors_of(first, "gelu") == executors_of(second, "gelu") == ["acme.gelu"]
 
 
 def locked(server: Hub, folder: Path) -> Path:
