@@ -2,16 +2,13 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from forge import torchlang
 from forge.frontend.program import Program, finish
-from forge.ir import TensorProxy, Trace, recording
-from forge.ir.pytree import leaves
+from forge.ir import Trace, recording
 
 
 def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "computation") -> Program:
@@ -38,21 +35,9 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
                 leaf = trace.add_input(proxy)
             stand_ins.append(leaf)
         proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
-        with _Factories():
+        with torchlang.RecordFactories():
             result = function(*proxy_args, **proxy_kwargs)
         return finish(trace, result, trace.memory)
-
-
-class _Factories(TorchFunctionMode):
-    """Records torch functions that proxies do not: those given no tensor (torch.arange), and torch.as_tensor."""
-
-    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        given = list(leaves((args, kwargs)))
-        kinds = [kind for kind in (torch.Tensor, TensorProxy) if any(isinstance(leaf, kind) for leaf in given)]
-        if not torchlang.is_factory(function) or kinds == [torch.Tensor]:
-            return function(*args, **kwargs)
-        return torchlang.language.call_torch_function(function, args, kwargs)
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:

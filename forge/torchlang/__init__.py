@@ -2,7 +2,9 @@
 
 from forge.torchlang.conversion import *  # noqa: F403
 from forge.torchlang.core import (
+    RecordFactories,
     View,
+    adopt,
     all_symbols,
     call,
     find,

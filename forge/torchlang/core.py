@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from forge import clang, prims
 from forge.ir import (
@@ -22,7 +23,7 @@ from forge.ir import (
 )
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
-from forge.ir.pytree import tensors, tree_map
+from forge.ir.pytree import leaves, tensors, tree_map
 
 language = LanguageContext("torchlang")
 
@@ -155,6 +156,27 @@ def _enter(function: Callable | str, args: tuple, kwargs: dict) -> Any:
     return call(function, tree_map(lift, args), tree_map(lift, kwargs), memory=trace.memory)
 
 
+class RecordFactories(TorchFunctionMode):
+    """While torch code is traced directly: records what proxies do not see, functions that are given no tensor
+    (torch.arange), and torch.as_tensor."""
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        given = list(leaves((args, kwargs)))
+        kinds = [kind for kind in (torch.Tensor, TensorProxy) if any(isinstance(leaf, kind) for leaf in given)]
+        if not is_factory(function) or kinds == [torch.Tensor]:
+            return function(*args, **kwargs)
+        return _enter(function, args, kwargs)
+
+
+def adopt(symbol: Symbol, operator: torch._ops.OpOverload, handler: Handler) -> None:
+    """Makes a symbol the meaning of an operator that is not torch's own; calls of it go through `handler`.
+
+    What the operator meant before is forgotten. all_symbols does not have it: it is no part of torchlang.
+    """
+    _entries[operator] = Entry(symbol, False, None, View.NEVER, None, handler)
+
+
 def all_symbols() -> dict[str, Symbol]:
     """Every symbol by id (the torch name of its first function)."""
     return dict(_symbols)
@@ -172,8 +194,18 @@ def is_factory(function: Any) -> bool:
 
 def find(function: Any) -> Symbol | None:
     """The symbol that a torch function (or a method's name) means, in-place forms included, or None."""
-    entry = _methods.get(function) if isinstance(function, str) else _entries.get(function)
+    entry = _entry_of(function)
     return entry.symbol if entry else None
+
+
+def _entry_of(function: Any) -> Entry | None:
+    """What a function or a method's name means; torch.ops.acme.f is its overload where it has one."""
+    if isinstance(function, str):
+        return _methods.get(function)
+    if function in _entries or not isinstance(function, torch._ops.OpOverloadPacket):
+        return _entries.get(function)
+    overloads = function.overloads()
+    return _entries.get(getattr(function, overloads[0])) if len(overloads) == 1 else None
 
 
 def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory, aliased: bool | None = None) -> Any:
@@ -182,7 +214,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     `aliased` says whether the output shares the first argument's memory where that is known (from Dynamo's fake
     tensors); None asks the symbol. Raises NotImplementedError when torchlang does not have the function.
     """
-    entry = _methods.get(function) if isinstance(function, str) else _entries.get(function)
+    entry = _entry_of(function)
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
     with speaking(clang.language):

@@ -422,6 +422,7 @@ def find(name: str) -> Any:
     return {
         "acme::rms": lambda x, w, epsilon, mode, *, result: result,
         "python:acme.ref:rms": torch.nn.functional.rms_norm,
+        "python:acme.ref:scale": lambda x, factor: x,
         "acme::scale": lambda x, factor: x,
         "acme::scale_backward": lambda grad, factor: grad,
         "python:acme.patterns:swiglu": lambda x: x,

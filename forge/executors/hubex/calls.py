@@ -1,6 +1,6 @@
 """Calls of a symbol as data: what the metadata of a call is, to be kept, shown and made again in another process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +59,13 @@ class Case:
     def describe(self, kernel: Kernel) -> str:
         """'x: float32[3, 7] (unaligned), eps=1e-06'."""
         named = zip(kernel.target.signature.by_name, self.args, strict=False)
-        given = [(name, value) for name, value in (*named, *self.kwargs.items()) if value is not None]
-        return ", ".join(part for name, value in given for part in _shown(name, value, self.note))
+        return described({**dict(named), **self.kwargs}, self.note)
+
+
+def described(values: Mapping[str, Any], note: str = "") -> str:
+    """Arguments by name, in words; `note` is said of each tensor."""
+    given = [(name, value) for name, value in values.items() if value is not None]
+    return ", ".join(part for name, value in given for part in _shown(name, value, note))
 
 
 def _shown(name: str, value: Any, note: str) -> Iterator[str]:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from forge import hub, patterns
+from forge.executors.hubex.eager import define
+from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
-from forge.hub.manifest import KernelEntry, Manifest, from_function, read_manifest, unmet
+from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Problem, from_function, read_manifest, unmet
 from forge.hub.source import parse_source
 from forge.ir import check
 from forge.transforms.patterns import Pattern
@@ -51,16 +53,20 @@ def gather(
     return found
 
 
-def operators() -> Operators:
-    """The operators that manifests may name: torch's, aten's, forge's own, and the patterns that forge ships."""
-    return Operators({each.name: each.reference for each in (*patterns.ALL, patterns.gelu_tanh)})
+def operators(declared: Declarations | None = None) -> Operators:
+    """The operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
+    torch.ops has, and the patterns that forge ships."""
+    return Operators({each.name: each.reference for each in (*patterns.ALL, patterns.gelu_tanh)}, declared)
 
 
 def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
     """A kernel of an entry that was said in Python, of `pattern` where it is of one that forge does not ship."""
     grad = entry.grad
     functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name: entry.fn}
-    return _kernel(entry, functions.get, Origin(), pattern)
+    declared = Declarations()
+    kernel = _kernel(entry, functions.get, Origin(), declared, pattern)
+    define(declared.new.values(), [])
+    return kernel
 
 
 def _from_files(
@@ -200,7 +206,25 @@ def _from_manifest(path: Path, module: ModuleType | None, origin: Origin) -> lis
 
     manifest = read_manifest(path, operators(), find=find, with_sources=module is None)
     _check_requirements(manifest)
-    return [_kernel(entry, find, origin) for entry in manifest.kernels]
+    declared = Declarations()
+    declared.declare([op for op in manifest.ops if op.kind == "func"], find)
+    found = [_kernel(entry, find, origin, declared) for entry in manifest.kernels]
+    _refuse_themselves(found)
+    define(declared.new.values(), found)
+    return found
+
+
+def _refuse_themselves(kernels: list[Kernel]) -> None:
+    """Raises ManifestError for a kernel that is the operator which is to run it."""
+    problems = [
+        Problem(each.entry.mark, f"kernel {each.entry.kernel_name!r} is the operator itself, which has no other code")
+        for each in kernels
+        if each.target.function is not None
+        and not each.target.function.foreign
+        and each.target.function.is_run_by(each.function)
+    ]
+    if problems:
+        raise ManifestError(problems)
 
 
 def _check_requirements(manifest: Manifest) -> None:
@@ -209,8 +233,14 @@ def _check_requirements(manifest: Manifest) -> None:
         raise hub.NotFoundError(f"{manifest.file}: its requirements are not met: {'; '.join(missing)}")
 
 
-def _kernel(entry: KernelEntry, find: Callable[[str], Any], origin: Origin, pattern: Pattern | None = None) -> Kernel:
-    known = operators()
+def _kernel(
+    entry: KernelEntry,
+    find: Callable[[str], Any],
+    origin: Origin,
+    declared: Declarations,
+    pattern: Pattern | None = None,
+) -> Kernel:
+    known = operators(declared)
     if entry.op_kind == "pattern":
         pattern = pattern or _pattern(entry.op, find)
         signature = from_function(pattern.reference, pattern.name)
@@ -222,6 +252,8 @@ def _kernel(entry: KernelEntry, find: Callable[[str], Any], origin: Origin, patt
         lambda: f"{entry.mark}: kernel {entry.name}: forge has no symbol for {entry.op} with the same arguments",
         NotImplementedError,
     )
+    if target.function is not None and not target.function.can_be_found_again:
+        origin = Origin()
     backward, forward = (name and find(name) for name in (entry.grad.kernel_name, entry.grad.forward))
     return Kernel(entry, signature, target, find(entry.kernel_name), backward, forward, pattern, origin)
 

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forge.executors.hubex.calls import Case, Undescribed, call_of
 from forge.executors.hubex.frames import Answer, Question
 from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.process import judging
 from forge.executors.hubex.samples import call_cases, general_cases, variations
 from forge.executors.hubex.trial import Trial
 
@@ -15,12 +16,15 @@ from forge.executors.hubex.trial import Trial
 def judge(kernel: Kernel, question: Question, report: Callable[[str], None]) -> Answer:
     """The answer; `report` is told each sample before the kernel runs on it."""
     trial = Trial(kernel, report)
+    before, judging.active = judging.active, True
     try:
         reason = _reason(trial, question)
     except Exception as error:  # of forge, or of a device that a kernel left unusable
         said = str(error).strip().partition("\n")[0]
         unknown = f"cannot be verified: {type(error).__name__}: {said}"
         return Answer(trial.failed or unknown, trial.accepted, lasting=trial.failed is not None)
+    finally:
+        judging.active = before
     return Answer(reason, trial.accepted, trial.rejected[0] if trial.rejected else "")
 
 

@@ -83,6 +83,14 @@ class Kernel:
         return {theirs: values[ours] for ours, theirs in self.target.names.items() if ours in values}
 
 
+def compares_values(kernel: Kernel) -> bool:
+    """Whether there is something that a kernel's values can be compared with."""
+    function = kernel.target.function
+    if function is None or function.reference is not None:
+        return True
+    return function.foreign and not function.is_run_by(kernel.function)
+
+
 def implementation(kernel: Kernel, verdict: Verdict | None = None, *, checked: bool = True) -> Implementation:
     """What the claim pass needs of a kernel: its constraints as a checker, its call, its gradient.
 

@@ -1,7 +1,8 @@
 """The operators that a manifest may name, and the symbols of forge that they are.
 
 `torch.nn.functional.rms_norm` and other torch functions are torchlang symbols; `prims.exp2` and `clang.add` are their
-own; `aten::add.out` is the torchlang symbol of the same name and the same arguments, where there is one.
+own; `aten::add.out` is the torchlang symbol of the same name and the same arguments, where there is one; `acme::f`, of
+a manifest or of a user's torch.library, has a symbol of its own (forge/executors/hubex/functions.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,34 +14,46 @@ import torch
 
 from forge import clang, prims, torchlang
 from forge.executors.executor import Decision, decline
+from forge.executors.hubex.functions import Declarations, Function
 from forge.hub.manifest import Checker, KernelEntry, Signature, from_function, from_schema
 from forge.hub.manifest.constraints import is_default
 from forge.ir import Symbol
 
 PATTERN = "pattern:"
+TORCH_OPS = "torch.ops."
 
 
 @dataclass(frozen=True)
 class Target:
-    """The symbol that an operator is: `names` gives the operator's name of each of the symbol's arguments."""
+    """The symbol that an operator is: `names` gives the operator's name of each of the symbol's arguments.
+
+    function: what is known of an operator that is not torch's own.
+    """
 
     symbol: Symbol
     signature: Signature
     names: Mapping[str, str]
+    function: Function | None = None
 
 
 class Operators:
-    """Resolves operators for manifests; `patterns` are the functions, in plain torch, of patterns known by name."""
+    """Resolves operators for manifests; `patterns` are the functions, in plain torch, of patterns known by name,
+    `declared` the operators of a manifest that is being read."""
 
-    def __init__(self, patterns: Mapping[str, Callable] | None = None) -> None:
+    def __init__(self, patterns: Mapping[str, Callable] | None = None, declared: Declarations | None = None) -> None:
         self.patterns = dict(patterns or {})
+        self.declared = declared or Declarations()
 
     def resolve(self, name: str) -> Signature | None:
         """The signature of an operator, or None when there is none of this name."""
         if name.startswith(PATTERN):
             function = self.patterns.get(name.removeprefix(PATTERN))
             return None if function is None else from_function(function, name.removeprefix(PATTERN))
+        name = _dispatcher_name(name)
         if "::" in name:
+            declared = self.declared.find(name)
+            if declared is not None:
+                return declared.signature
             schema = _schema(name)
             return None if schema is None else from_schema(schema)
         symbol = _symbol(name)
@@ -55,14 +68,33 @@ class Operators:
         yield from (PATTERN + name for name in self.patterns)
 
     def target(self, name: str) -> Target | None:
-        """The symbol that a kernel of this operator implements, or None when forge has none of the same arguments."""
-        if "::" in name:
+        """The symbol that a kernel of this operator implements, or None when forge has none of the same arguments.
+
+        Raises NotImplementedError saying why an operator of somebody else's can have none.
+        """
+        name = _dispatcher_name(name)
+        if name.startswith("aten::"):
             return _aten_target(name)
+        if "::" in name:
+            function = self.declared.existing(name)
+            return None if function is None else _function_target(function)
         symbol = _symbol(name)
         if symbol is None:
             return None
         signature = symbol_signature(symbol)
         return Target(symbol, signature, {parameter.name: parameter.name for parameter in signature.parameters})
+
+
+def _function_target(function: Function) -> Target:
+    return Target(function.symbol, function.signature, {name: name for name in function.signature.by_name}, function)
+
+
+def _dispatcher_name(name: str) -> str:
+    """'acme::f' for 'torch.ops.acme.f'."""
+    if not name.startswith(TORCH_OPS) or name in torchlang.all_symbols():
+        return name
+    namespace, _, operator = name.removeprefix(TORCH_OPS).partition(".")
+    return f"{namespace}::{operator.removesuffix('.default')}"
 
 
 @cache

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,14 @@ except ImportError:  # not a Unix
 START = 300.0  # seconds until a process is there, on a machine that is busy
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter: it forks
 
+
+class Judging(threading.local):
+    """Whether this thread runs a kernel to judge it: an operator that it calls runs no other kernel meanwhile."""
+
+    active = False
+
+
+judging = Judging()
 
 _codes: dict[int, tuple[Kernel, str]] = {}
 

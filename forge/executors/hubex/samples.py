@@ -44,10 +44,16 @@ def _generic(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Call:
         if name in tensors and (parameter.default is REQUIRED or theirs in kernel.entry.constrained):
             alias = kernel.entry.dtypes.get(theirs)
             kind = dtype if alias is None or dtype in alias.dtypes else alias.dtypes[0]
-            values[name] = Meta(_generic_shape(kernel.entry.shape.get(theirs)), kind, device)
+            meta = Meta(_generic_shape(kernel.entry.shape.get(theirs)), kind, device)
+            values[name] = [meta, meta] if parameter.kind == "tensors" else meta
         else:
-            values[name] = 1e-5 if parameter.default is REQUIRED else parameter.default
+            values[name] = _generic_number(kernel, name) if parameter.default is REQUIRED else parameter.default
     return Call(tuple(values.values()))
+
+
+def _generic_number(kernel: Kernel, name: str) -> Any:
+    function = kernel.target.function
+    return 1e-5 if function is None else function.example(name)
 
 
 def _generic_shape(pattern: Any) -> tuple[int, ...]:

@@ -24,8 +24,8 @@ import torch
 from forge.executors.executor import Decision, decline
 from forge.executors.hubex.calls import Undescribed, call_of
 from forge.executors.hubex.frames import Answer, Question
-from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of
+from forge.executors.hubex.kernels import Kernel, compares_values
+from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of, judging
 from forge.hub.compat import library
 from forge.hub.errors import HubNotice, MissingExtraError
 from forge.hub.manifest import KernelEntry
@@ -33,6 +33,7 @@ from forge.hub.manifest.dtypes import dtype_name
 
 FORMAT = 1
 SECONDS = 60.0
+NO_VALUES = "its values were not compared: the operator has no reference"
 
 worker = Worker()
 atexit.register(worker.stop)
@@ -49,6 +50,7 @@ class Verifier:
         self._trusted: list[Kernel] = []
         self._answers: dict[str, Answer] = {}
         self._failed: dict[str, str] = {}
+        self._noticed: set[str] = set()
         self._lock = threading.RLock()
 
     def trust(self, kernels: Iterable[Kernel]) -> None:
@@ -59,6 +61,8 @@ class Verifier:
         """True, or Declined with the sample on which the kernel failed."""
         if any(kernel is each for each in self._trusted):
             return True
+        if judging.active:
+            return decline("another kernel is being verified, which may be what it calls")
         try:
             call = call_of(args, kwargs)
         except Undescribed as reason:
@@ -78,12 +82,19 @@ class Verifier:
         if reason is None:
             answer = self.answer(kernel, particular)
             reason = answer.reason or zero_accepted(answer)
-        if reason is None:
-            return True
-        self._failed[identity] = reason
-        notice = f"forge: kernel {kernel.name} of {kernel.entry.op} is not used: {reason}"
-        warnings.warn(notice, HubNotice, stacklevel=2)
-        return decline(reason)
+        if reason is not None:
+            self._failed[identity] = reason
+            self._notice(identity, f"kernel {kernel.name} of {kernel.entry.op} is not used: {reason}")
+            return decline(reason)
+        if not compares_values(kernel):
+            self._notice(identity, f"kernel {kernel.name} of {kernel.entry.op} is used, but {NO_VALUES}")
+        return True
+
+    def _notice(self, identity: str, text: str) -> None:
+        """Says it once."""
+        if identity not in self._noticed:
+            self._noticed.add(identity)
+            warnings.warn(f"forge: {text}", HubNotice, stacklevel=2)
 
     def status(self, kernel: Kernel, device: torch.device) -> tuple[str, str]:
         """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
@@ -97,7 +108,8 @@ class Verifier:
         right = [dtype_name(dtype) for dtype, answer in known.items() if answer is not None and answer.accepted]
         if not right:
             return "not verified yet", "its first use does it"
-        return "verified", "" if len(right) == len(known) else f"for {', '.join(right)} so far"
+        notes = [] if len(right) == len(known) else [f"for {', '.join(right)} so far"]
+        return "verified", "; ".join([*notes, *([] if compares_values(kernel) else [NO_VALUES])])
 
     def answer(self, kernel: Kernel, question: Question) -> Answer:
         """From memory, from disk, or from a process."""
@@ -140,7 +152,8 @@ def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
     for device in kernel.devices:
         for dtype in kernel.dtypes:
             answer = verifier.answer(kernel, Question(device, dtype))
-            verdict = answer.reason or zero_accepted(answer) or "ok"
+            right = "ok" if compares_values(kernel) else f"ok, but {NO_VALUES}"
+            verdict = answer.reason or zero_accepted(answer) or right
             yield kernel.name, kernel.operation, dtype_name(dtype), str(device), str(answer.accepted), verdict
 
 

@@ -73,6 +73,7 @@ NATIVE_FUNCTION_KEYS = (
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _PATTERN = re.compile(r"[A-Za-z_]\w*|python:\.*[\w.]*:[A-Za-z_][\w.]*")
 _TARGETS = ("op", "func", "pattern")
+NO_META = "has neither 'fake' nor 'reference', so that its results are not known before it runs; give it one"
 
 Find = Callable[[str], Any]
 
@@ -254,6 +255,8 @@ class _Manifest:
         name, signature = self._target(kind, fields, executorch)
         schema = self.reader.text(fields.get("func"), "func") if kind == "func" else None
         entry_kernels = self._kernels(fields, kind or "op", name, signature, aliases, executorch)
+        if kind == "func" and signature is not None and not executorch:
+            self._check_func(fields, signature)
         return OpEntry(
             kind=kind or "op",
             name=name or "",
@@ -279,6 +282,20 @@ class _Manifest:
             self.problems.add(fields.mark_of(key), f"{key!r} belongs to a 'func': an {kind} has it already")
             return None
         return self.reader.matching(node, key, kernels.KERNEL_NAME, kernels.KERNEL_NAME_FORMS)
+
+    def _check_func(self, fields: Fields, signature: Signature) -> None:
+        """That a new operator's results are known without running it, by functions that there are."""
+        given = [key for key in ("fake", "reference") if fields.get(key) is not None]
+        if self.find is None:
+            return
+        if not given and self.resolver.resolve(signature.name) is None:
+            self.problems.add(fields.mark_of("func"), f"func {signature.name} {NO_META}")
+        for key in given:
+            node = fields.get(key)
+            text = constant(node)
+            if isinstance(text, str):
+                for problem in _function_problems(f"{key} {text!r}", text, None, _own_arguments(signature), self.find):
+                    self.problems.add(node.mark, problem)
 
     def _target(self, kind: str | None, fields: Fields, executorch: bool) -> tuple[str | None, Signature | None]:
         """The canonical name of what an entry implements, and its signature."""
@@ -393,17 +410,20 @@ def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> lis
         (grad.kernel_name, grad.fn, _backward_called_with(entry, signature)),
     )
     problems = []
-    for name, given, (positional, named) in functions:
-        label = f"kernel {(name or entry.name)!r}"
-        if name is None and given is None:
-            continue
-        try:
-            function = given if given is not None else find(name)
-        except Exception as error:
-            problems.append(f"{label} not found: {described(error)}")
-            continue
-        problems += [f"{label}: {text}" for text in signatures.call_problems(function, positional, named)]
+    for name, given, called in functions:
+        if name is not None or given is not None:
+            problems += _function_problems(f"kernel {(name or entry.name)!r}", name, given, called, find)
     return problems
+
+
+def _function_problems(
+    label: str, name: str | None, given: Any, called: tuple[list[str], list[str]], find: Find
+) -> list[str]:
+    try:
+        function = given if given is not None else find(name)
+    except Exception as error:
+        return [f"{label} not found: {described(error)}"]
+    return [f"{label}: {text}" for text in signatures.call_problems(function, *called)]
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:

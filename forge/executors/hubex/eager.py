@@ -1,0 +1,298 @@
+"""Operators that manifests define, in torch.library: torch.ops.acme.f runs in eager, under torch.compile, and is
+differentiated.
+
+What runs is the first kernel that takes the tensors, else the reference. It is chosen once for each metadata of
+arguments, by tracing one call as in a program, which forge then claims, differentiates and compiles as always.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge import clang
+from forge.executors.claim import choose, claim
+from forge.executors.executor import resolve_executors
+from forge.executors.hubex.calls import described
+from forge.executors.hubex.derived import derived
+from forge.executors.hubex.functions import Function, adopt, has_fake, known
+from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.process import judging
+from forge.executors.hubex.verify import verifier
+from forge.ir import BoundSymbol, Tag, Trace, recording
+from forge.ir.pytree import leaves, names
+from forge.transforms.cse import argument_key
+from forge.transforms.dce import live_calls
+
+LIMIT = 1024  # metadata of arguments that are remembered for one operator
+BACKWARD = "forge"  # the namespace of the operators that compute gradients
+
+Tensors = list[torch.Tensor]
+Values = dict[str, Any]
+
+
+class _Program:
+    """A program that is one call of a function's symbol on tensors like those given."""
+
+    def __init__(self, function: Function, values: Values) -> None:
+        self.trace = Trace(function.symbol.name)
+        with recording(self.trace, clang.language):
+            args, kwargs = function.call(_pytree.tree_map(self._stand_in, values))
+            self.trace.output = function.symbol(*args, **kwargs)
+
+    def _stand_in(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return self.trace.add_input(self.trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.stride()))
+
+
+class Eager:
+    """What torch runs for one operator."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.executor = HubExecutor("eager", verifier.verdict)
+        self.others = resolve_executors(["torch"])
+        self._compiled: dict[tuple, Callable | None] = {}
+
+    def add(self, kernels: Iterable[Kernel]) -> None:
+        """More kernels of the operator; one takes the place of an earlier one of its name."""
+        kept = {kernel.name: kernel for kernel in (*self.executor.kernels, *kernels)}
+        self.executor = HubExecutor("eager", verifier.verdict)
+        self.executor.add(kept.values())
+        self._compiled = {}
+
+    def _once(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
+        """What was made for arguments that are alike in all that a program knows of them."""
+        if judging.active:  # this process verifies a kernel that calls the operator
+            return make()
+        compiled = self._compiled
+        if key not in compiled:
+            if len(compiled) >= LIMIT:
+                compiled.clear()
+            compiled[key] = make()
+        return compiled[key]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator on real tensors. Raises NotImplementedError with each kernel's reason where nothing runs it."""
+        values = self.function.values(args, kwargs)
+        given = _tensors(values)
+        run = self._once(_key(values), lambda: self._chosen(values))
+        if run is not None:
+            return self.function.fresh(run(*given), given)
+        return self.function.plain(*args, **kwargs)
+
+    def backward(self, grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
+        """The gradients of the tensors that are `wanted`, from those of the results."""
+        values = self.function.values(args, kwargs)
+        given = _tensors(values)
+        run = self._once((*wanted, _key(values)), lambda: self._gradient(values, wanted))
+        needed = [tensor for tensor, want in zip(given, wanted, strict=True) if want]
+        with _autograd_enabled():  # of kernels that torch's autograd differentiates
+            found = run(given, [grad.contiguous() for grad in grads])
+        return [
+            torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+            if gradient is None
+            else gradient.clone(memory_format=torch.contiguous_format)
+            for tensor, gradient in zip(needed, found, strict=True)
+        ]
+
+    def _chosen(self, values: Values) -> Callable | None:
+        """The kernel that takes such arguments; None where the reference is to run."""
+        function = self.function
+        if function.reference is not None and not self.executor.kernels:
+            return None
+        try:
+            program = _Program(function, values)
+        except Exception:  # the reference will say it in its own words
+            if function.reference is None:
+                raise
+            return None
+        reasons: list[tuple[str, str]] = []
+        if choose(program.trace.bound_symbols[0], [self.executor], reasons) is not None:
+            return claim(program.trace, [self.executor, *self.others])[0].python_callable()
+        if function.reference is not None:
+            return None
+        raise NotImplementedError(
+            f"no kernel runs {self._described(values)}, and it has no reference; {_listed(reasons)}"
+        )
+
+    def _gradient(self, values: Values, wanted: Sequence[bool]) -> Callable[[Tensors, Tensors], Any]:
+        program = _Program(self.function, values)
+        chosen = [name for name, want in zip(program.trace.input_names, wanted, strict=True) if want]
+        found = derived(program.trace, chosen, [self.executor, *self.others])
+        if found is None or any(map(self._is_itself, found.forward.bound_symbols)):
+            raise NotImplementedError(self._no_gradient(program, values))
+        _, saved, numbers = found.forward.output
+        kept = live_calls(found.forward.bound_symbols, names((saved, numbers)))
+        forward = found.forward.derive("saved", kept, output=(*saved, *numbers)).python_callable()
+        backward = found.backward.python_callable()
+
+        def run(tensors: Tensors, grads: Tensors) -> Any:
+            given = [grad for grad, active in zip(grads, found.active, strict=True) if active]
+            return backward(*forward(*tensors), *given)
+
+        return run
+
+    def _is_itself(self, bound: BoundSymbol) -> bool:
+        """Whether a call is one of the operator, which would ask here again."""
+        return any(leaf is self.function.operator for leaf in (bound.symbol.op, *leaves(bound.args)))
+
+    def _no_gradient(self, program: _Program, values: Values) -> str:
+        reasons: list[tuple[str, str]] = []
+        bound = program.trace.bound_symbols[0]
+        chosen = choose(bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED}), [self.executor], reasons)
+        if chosen is not None:
+            reasons.append((chosen[1].name, "it does not give the gradient of every argument that needs one"))
+        return f"nothing gives the gradient of {self._described(values)}, and it has no reference; {_listed(reasons)}"
+
+    def _described(self, values: Values) -> str:
+        return f"{self.function.name}({described(values)})"
+
+
+@contextmanager
+def _autograd_enabled() -> Iterator[None]:
+    """torch runs an operator below its autograd; calls inside are differentiated again where grad mode says so."""
+    autograd = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set() - autograd
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.no_grad():
+        yield
+
+
+def _tensors(values: Any) -> Tensors:
+    return [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _key(values: Values) -> tuple:
+    """Equal for arguments that a program cannot tell apart."""
+    return tuple([_known_of(value) for value in values.values()])
+
+
+def _known_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    if isinstance(value, list):
+        return tuple(map(_known_of, value))
+    return argument_key(value)
+
+
+def _listed(reasons: list[tuple[str, str]]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons) or "it has no kernels"
+
+
+# torch.library
+
+
+_lock = threading.RLock()
+_defined: dict[str, Eager] = {}
+_libraries: list[torch.library.Library] = []
+
+
+def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
+    """Defines operators in torch.library and adopts their symbols, all or none; those there are get the kernels."""
+    with _lock:
+        new = [function for function in functions if _is_news(function)]
+        made: list[torch.library.Library] = []
+        eager: dict[str, Eager] = {}
+        try:
+            for function in new:
+                _add(function, made, eager)
+        except Exception:
+            for library in reversed(made):
+                library._destroy()
+            raise
+        _libraries.extend(made)
+        _defined.update(eager)
+        for function in new:
+            adopt(function)
+        own: dict[str, list[Kernel]] = {}
+        for kernel in kernels:
+            if kernel.target.function is not None and kernel.origin.source is not None:
+                own.setdefault(kernel.target.function.name, []).append(kernel)
+        for name in own.keys() & _defined.keys():
+            _defined[name].add(own[name])
+
+
+def _is_news(function: Function) -> bool:
+    """Whether nobody has the name; a reference is news where there was none."""
+    there = known(function.name)
+    return there is None or (there.foreign and there.reference is None and function.mark is not None)
+
+
+def _add(function: Function, made: list[torch.library.Library], eager: dict[str, Eager]) -> None:
+    namespace = function.schema.name.partition("::")[0]
+    if function.foreign:
+        if not has_fake(function.name):
+            made.append(torch.library.Library(namespace, "FRAGMENT"))
+            torch.library.register_fake(function.name, function.faked, lib=made[-1])
+        return
+    made.append(torch.library.Library(namespace, "FRAGMENT"))
+    library = made[-1]
+    library.define(function.text, tags=(torch.Tag.pt2_compliant_tag,))
+    eager[function.name] = runs = Eager(function)
+    library.impl(function.name.partition("::")[2], runs, "CompositeExplicitAutograd")
+    torch.library.register_fake(function.name, function.faked, lib=library)
+    made.append(torch.library.Library(BACKWARD, "FRAGMENT"))
+    gradient = _Gradient(function, _define_backward(runs, made[-1]))
+    torch.library.register_autograd(function.name, gradient.backward, setup_context=gradient.set_up, lib=library)
+
+
+def _define_backward(runs: Eager, library: torch.library.Library) -> str:
+    """An operator for the gradient, so that torch.compile sees it as one call; its name."""
+    function = runs.function
+    name = "__".join((*function.name.replace("::", ".").split("."), "backward"))
+    arguments = function.text.partition("(")[2].rpartition("->")[0].strip().removesuffix(")")
+    library.define(f"{name}(Tensor[] grads, bool[] wanted, {arguments}) -> Tensor[]")
+    library.impl(name, runs.backward, "CompositeExplicitAutograd")
+
+    def fake(grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
+        given = _tensors(function.values(args, kwargs))
+        return [
+            torch.empty(each.shape, dtype=each.dtype, device=each.device)
+            for each, want in zip(given, wanted, strict=True)
+            if want
+        ]
+
+    def again(context: Any, *grads: Any) -> Any:
+        raise NotImplementedError(f"the gradient of {function.name} cannot be differentiated again")
+
+    qualified = f"{BACKWARD}::{name}"
+    torch.library.register_fake(qualified, fake, lib=library)
+    torch.library.register_autograd(qualified, again, lib=library)
+    return qualified
+
+
+class _Gradient:
+    """How torch's autograd differentiates an operator."""
+
+    def __init__(self, function: Function, name: str) -> None:
+        self.function = function
+        self.name = name
+
+    def set_up(self, ctx: Any, inputs: tuple, output: Any, keyword_only_inputs: dict[str, Any] | None = None) -> None:
+        """Saves the arguments."""
+        leaves, ctx.spec = _pytree.tree_flatten(inputs)
+        ctx.is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        ctx.wanted = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        ctx.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        ctx.keywords = keyword_only_inputs or {}
+        ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
+    def backward(self, ctx: Any, *grads: torch.Tensor) -> Any:
+        """The gradient of each input that needs one."""
+        saved = iter(ctx.saved_tensors)
+        leaves = [next(saved) if tensor else other for tensor, other in zip(ctx.is_tensor, ctx.others, strict=True)]
+        inputs = _pytree.tree_unflatten(leaves, ctx.spec)
+        operator = getattr(getattr(torch.ops, BACKWARD), self.name.partition("::")[2])
+        found = iter(operator(list(grads), ctx.wanted, *inputs, **ctx.keywords))
+        wanted = iter(ctx.wanted)
+        given = [next(found) if tensor and next(wanted) else None for tensor in ctx.is_tensor]
+        result = _pytree.tree_unflatten(given, ctx.spec)
+        return tuple(
+            each if isinstance(value, torch.Tensor) or _tensors(value) else None
+            for each, value in zip(result, inputs, strict=True)
+        )

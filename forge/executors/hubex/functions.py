@@ -1,0 +1,386 @@
+"""Operators outside of torch's own as symbols: those that manifests define (`func`), those of a user's torch.library.
+
+A call of torch.ops.acme.f in a program is recorded as one call of the symbol of that name. Its decomposition is the
+reference, where there is one; else it is one opaque call, which torch runs.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from forge import prims, torchlang
+from forge.hub.manifest import ManifestError, Mark, OpEntry, Problem, Signature, from_schema
+from forge.hub.manifest.signatures import parsed_schema
+from forge.hub.manifest.validate import NO_META
+from forge.ir import SYMBOLIC_TYPES, Symbol, Tag, TensorProxy, check, current_trace, speaking
+from forge.ir.memory import Memory
+from forge.ir.pytree import leaves, tensors, tree_map
+
+_UNTRACEABLE = (NotImplementedError, TypeError, AttributeError)
+_EXAMPLES = {"int": 1, "bool": False, "str": "", "float": 1e-5, "number": 1}
+
+
+class Function:
+    """An operator outside of torch's own.
+
+    text: its schema, as it was declared. reference: what it computes, in plain torch. fake: its results' metadata.
+    mark: where a manifest declared it. foreign: whether torch has it without forge's doing, with a kernel of its own.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        schema: Any,
+        *,
+        reference: Callable | None = None,
+        fake: Callable | None = None,
+        mark: Mark | None = None,
+        foreign: bool = False,
+    ) -> None:
+        self.text = text
+        self.schema = schema
+        self.reference = reference
+        self.fake = fake
+        self.mark = mark
+        self.foreign = foreign
+        self.signature: Signature = from_schema(schema)
+        self.name = self.signature.name
+        base = schema.name.partition("::")[2]
+        place = f"torch.ops.{self.name.replace('::', '.')}"
+        self.symbol = Symbol(base, place, body=lambda *args, **kwargs: self._body(args, kwargs))
+        self.symbol.__doc__ = (reference or fake).__doc__ if reference or fake else None
+
+    @property
+    def can_be_found_again(self) -> bool:
+        """Whether another process has it once it read the manifests that this one did."""
+        return not self.foreign or self.reference is not None
+
+    def is_run_by(self, function: Any) -> bool:
+        """Whether a kernel's function is this very operator."""
+        schema = getattr(function, "_schema", None)
+        name = getattr(function, "_qualified_op_name", None) if schema is None else schema.name
+        return name == self.schema.name
+
+    @property
+    def operator(self) -> torch._ops.OpOverload:
+        """torch's own object for it."""
+        namespace, _, base = self.schema.name.partition("::")
+        return getattr(getattr(getattr(torch.ops, namespace), base), self.schema.overload_name or "default")
+
+    # calls
+
+    def values(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, in order, with defaults, and of the declared types.
+
+        Raises TypeError for one too many, one that it does not have, or one that is missing.
+        """
+        positional = [p.name for p in self.signature.parameters if not p.keyword_only]
+        unknown = [name for name in kwargs if name not in self.signature.by_name]
+        check(
+            len(args) <= len(positional) and not unknown,
+            lambda: f"{self.name} takes {', '.join(self.signature.by_name)}, not {unknown or args[len(positional) :]}",
+            TypeError,
+        )
+        given = self.signature.bind(args, kwargs)
+        missing = [name for name in self.signature.by_name if name not in given]
+        check(not missing, lambda: f"{self.name} is called without {', '.join(missing)}", TypeError)
+        return {name: _typed(given[name], kind) for name, kind in self._types.items()}
+
+    def call(self, values: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Arguments by name as they are passed."""
+        args = tuple(values[p.name] for p in self.signature.parameters if not p.keyword_only)
+        return args, {p.name: values[p.name] for p in self.signature.parameters if p.keyword_only}
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        return {each.name: str(each.type).removeprefix("Optional[").removesuffix("]") for each in self.schema.arguments}
+
+    def example(self, name: str) -> Any:
+        """A value for an argument that is no tensor and has no default."""
+        return _EXAMPLES.get(self._types[name])
+
+    # the symbol
+
+    def enter(self, symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> Any:
+        """A call in a program: torchlang's handler."""
+        args, kwargs = self.call(self.values(args, kwargs))
+        return symbol(*memory.read_all(args), **memory.read_all(kwargs))
+
+    def _body(self, args: tuple, kwargs: dict) -> Any:
+        trace = current_trace()
+        if self.reference is not None:
+            try:
+                with trace.collecting() as calls:
+                    output = self._expanded(args, kwargs)
+            except _UNTRACEABLE:  # torchlang does not have what the reference does; torch does
+                pass
+            else:
+                for bound in calls:
+                    trace.record(bound)
+                return output
+        runs = self.operator if self.reference is None else self.plain
+        place = f"opaque.{self.symbol.id}"
+        return Symbol(self.symbol.name, place, meta=self.meta, op=runs, tags=frozenset({Tag.OPAQUE}))(*args, **kwargs)
+
+    def _expanded(self, args: tuple, kwargs: dict) -> Any:
+        """The reference on proxies, in a memory of its own: its results are new tensors."""
+        trace = current_trace()
+        before, trace.memory = trace.memory, Memory()
+        given = [trace.memory.ref(proxy).storage for proxy in tensors([args, kwargs])]
+        try:
+            with speaking(torchlang.language), torchlang.RecordFactories():
+                results = self._results(self.reference(*args, **kwargs))
+            changed = [storage.root.name for storage in given if storage.version]
+            check(not changed, lambda: f"{self.name}: its reference changes its arguments {', '.join(changed)}")
+            taken = [*given]
+            return self.shaped([_own(result, trace.memory, taken) for result in results])
+        finally:
+            trace.memory = before
+
+    def _results(self, returned: Any) -> list[Any]:
+        """What a reference, a fake or a kernel returned, as many tensors as the schema says."""
+        results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        wanted = len(self.schema.returns)
+        check(
+            len(results) == wanted and all(isinstance(each, (torch.Tensor, TensorProxy)) for each in results),
+            lambda: f"{self.name}: returned {returned!r}, but its schema says {_counted(wanted)}",
+            RuntimeError,
+        )
+        return results
+
+    def shaped(self, results: list[Any]) -> Any:
+        """Results as the operator returns them."""
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def meta(self, *args: Any, **kwargs: Any) -> Any:
+        """What the fake implementation says of the results."""
+        trace = current_trace()
+        with torch._C.DisableTorchFunction(), torch.no_grad(), _fake_mode([args, kwargs]):
+            args, kwargs = tree_map(_faked, (args, kwargs))
+            returned = self.operator(*args, **kwargs)
+        return tree_map(
+            lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf,
+            returned,
+        )
+
+    # what torch runs
+
+    def faked(self, *args: Any, **kwargs: Any) -> Any:
+        """The fake implementation: the one that was declared, else the reference. Results are contiguous."""
+        args, kwargs = self.call(self.values(args, kwargs))
+        results = self._results((self.fake or self.reference)(*args, **kwargs))
+        if self.foreign:
+            return self.shaped(results)
+        return self.shaped([torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in results])
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """The reference on real tensors."""
+        values = self.values(args, kwargs)
+        args, kwargs = self.call(values)
+        given = [leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor)]
+        return self.fresh(self.reference(*args, **kwargs), given)
+
+    def fresh(self, returned: Any, given: list[torch.Tensor]) -> Any:
+        """Results as torch wants them of an operator: contiguous, and in no argument's memory nor each other's."""
+        taken = {each.untyped_storage()._cdata for each in given}
+        results = []
+        for result in self._results(returned):
+            storage = result.untyped_storage()._cdata
+            own = result.clone(memory_format=torch.contiguous_format) if storage in taken else result.contiguous()
+            taken.add(storage)
+            results.append(own)
+        return self.shaped(results)
+
+
+def _counted(count: int) -> str:
+    return "one tensor" if count == 1 else f"{count} tensors"
+
+
+def _typed(value: Any, kind: str) -> Any:
+    """A number as its declared type: torch converts 1 to 1.0 where a float is declared."""
+    if kind == "float" and type(value) is int:
+        return float(value)
+    if isinstance(value, (tuple, list)) and not tensors(value) and not any(map(_is_tensor, leaves(value))):
+        return tuple(value)
+    return value
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
+    """A result of the reference, contiguous, and a copy where it is in memory that is `taken`."""
+    value = memory.read(handle)
+    storage = memory.ref(handle).storage
+    if storage in taken or storage.ambiguous is not None:
+        return prims.clone(value, torch.contiguous_format)
+    taken.append(storage)
+    return prims.contiguous(value)
+
+
+def _fake_mode(tree: Any) -> FakeTensorMode:
+    """Where tensors have no values; symbolic lengths keep their meaning."""
+    numbers = [dim for leaf in leaves(tree) for dim in (leaf.shape if isinstance(leaf, TensorProxy) else (leaf,))]
+    symbolic = next((number for number in numbers if isinstance(number, SYMBOLIC_TYPES)), None)
+    return FakeTensorMode(shape_env=None if symbolic is None else symbolic.node.shape_env)
+
+
+def _faked(leaf: Any) -> Any:
+    if not isinstance(leaf, TensorProxy):
+        return leaf
+    if leaf.strides is None:
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+    return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
+
+
+# which there are
+
+
+_known: dict[str, Function] = {}
+
+
+class Declarations:
+    """What is declared while sources are read; nothing of it is defined before all of them were."""
+
+    def __init__(self) -> None:
+        self.new: dict[str, Function] = {}
+
+    def find(self, name: str) -> Function | None:
+        """A function by its name."""
+        return self.new.get(name) or _known.get(name)
+
+    def declare(self, entries: list[OpEntry], find: Callable[[str], Any]) -> None:
+        """Takes the `func` entries of one manifest. Raises ManifestError with every problem, and takes none."""
+        problems, found = [], {}
+        for op in entries:
+            reference, fake = (name and find(name) for name in (op.reference, op.fake))
+            schema = parsed_schema(op.schema, namespace="aten")
+            text = op.schema.strip().partition("::")[2]
+            said = [*_unsupported(schema)]
+            if not said:
+                foreign = _foreign(schema)
+                function = Function(text, schema, reference=reference, fake=fake, mark=op.mark, foreign=foreign)
+                said = [*self._conflicts(function)]
+                found[function.name] = function
+            problems += [Problem(op.mark, f"func {op.name} {text}") for text in said]
+        if problems:
+            raise ManifestError(problems)
+        self.new.update((name, function) for name, function in found.items() if not self._is_known(function))
+
+    def _is_known(self, function: Function) -> bool:
+        known = self.find(function.name)
+        return known is not None and known.mark is not None
+
+    def _conflicts(self, function: Function) -> Iterator[str]:
+        """Why it cannot be what it declares to be beside what there is."""
+        known = self.find(function.name)
+        if known is not None and known.mark is not None:
+            if known.schema != function.schema:
+                yield f"is declared with another schema at {known.mark}: {known.text}"
+            for what in ("reference", "fake"):
+                if _code_of(getattr(known, what)) != _code_of(getattr(function, what)):
+                    yield f"is declared with another {what} at {known.mark}; one of the two needs another name"
+            return
+        existing = _existing_schema(function.schema)
+        if existing is not None and existing != function.schema:
+            yield f"is in torch.ops with another schema: {existing}"
+        elif not function.reference and not function.fake and not (existing and has_fake(function.name)):
+            yield NO_META
+
+    def existing(self, name: str) -> Function | None:
+        """An operator that a manifest or somebody else's code defined, None where there is none.
+
+        Raises NotImplementedError saying why it can be no symbol.
+        """
+        known = self.find(name)
+        if known is not None:
+            return known
+        base, _, overload = name.partition(".")
+        schema = _get_schema(base, overload)
+        if schema is None:
+            return None
+        reasons = [*_unsupported(schema), *([] if has_fake(name) else ["has no fake implementation"])]
+        check(not reasons, lambda: f"forge has no symbol for {name}: it {', and '.join(reasons)}", NotImplementedError)
+        function = self.new[name] = Function("", schema, foreign=True)
+        return function
+
+
+def _get_schema(base: str, overload: str) -> Any:
+    try:
+        return torch._C._get_schema(base, overload)
+    except RuntimeError:
+        return None
+
+
+def _existing_schema(schema: Any) -> Any:
+    return _get_schema(schema.name, schema.overload_name)
+
+
+def _foreign(schema: Any) -> bool:
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    known = _known.get(name)
+    return _existing_schema(schema) is not None and (known is None or known.foreign)
+
+
+def has_fake(name: str) -> bool:
+    """Whether torch knows an operator's metadata without running it."""
+    keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+def _unsupported(schema: Any) -> Iterator[str]:
+    """Why an operator can be no symbol."""
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield f"writes to {argument.name}; declare what it computes, and say 'out' in its kernels"
+        elif argument.kwarg_only and "Tensor" in str(argument.type):
+            yield f"has the keyword-only tensor {argument.name}, which has no gradient in torch; put it before the *"
+    if not schema.returns or any(str(each.type) != "Tensor" for each in schema.returns):
+        yield "returns something else than tensors: write Tensor, or (Tensor, Tensor)"
+    elif any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
+        yield "returns a view; its results must be tensors of their own"
+
+
+def _code_of(function: Any, seen: frozenset[Any] = frozenset()) -> Any:
+    """What a Python function does, to compare it with another version of itself: its code, and that of the functions
+    beside it which it calls."""
+    function = inspect.unwrap(function) if callable(function) else function
+    if not isinstance(function, types.FunctionType) or function in seen:
+        return function if function not in seen else None
+    seen = seen | {function}
+    names = sorted(_names_in(function.__code__))
+    beside = [function.__globals__.get(name) for name in names]
+    package = function.__module__.partition(".")[0]
+    called = [each for each in beside if getattr(each, "__module__", "").partition(".")[0] == package]
+    return (
+        _text_of(function.__code__),
+        function.__defaults__,
+        [_code_of(each, seen) for each in called if isinstance(each, types.FunctionType)],
+    )
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _text_of(code: types.CodeType) -> tuple:
+    constants = [_text_of(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code, constants, code.co_names, code.co_varnames
+
+
+def known(name: str) -> Function | None:
+    """The function that the process has by this name."""
+    return _known.get(name)
+
+
+def adopt(function: Function) -> None:
+    """Makes it known: calls of its operator are calls of its symbol."""
+    _known[function.name] = function
+    torchlang.adopt(function.symbol, function.operator, function.enter)
