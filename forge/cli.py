@@ -11,7 +11,7 @@ from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.hub import cache, lockfile, variants
 from forge.hub.manifest import read_manifest
-from forge.ir.printing import table
+from forge.ir.printing import counted, table
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _lock(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
     )
     count = sum(len(files) for kernel in lock.kernels for files in kernel.variants.values())
-    print(f"{arguments.output}: {len(lock.kernels)} kernels, {count} files")
+    print(f"{arguments.output}: {counted(len(lock.kernels), 'kernel')}, {counted(count, 'file')}")
     return 0
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.executors.claim import Claim
-from forge.ir.printing import source_line, table
+from forge.ir.printing import counted, source_line, table
 from forge.jit import record_of
 
 
@@ -70,9 +70,9 @@ class Explanation:
             by_executor[row.executor] = by_executor.get(row.executor, 0) + 1
         claimed = ", ".join(f"{name} {count}" for name, count in by_executor.items())
         return (
-            f"{_counted(self.graphs, 'graph')}, {_counted(len(self.rows), 'operation')} ({claimed}), "
-            f"{_counted(len(self.opaque_calls), 'opaque call')}, {_counted(len(self.graph_breaks), 'graph break')}, "
-            f"{_counted(len(self.recompiles), 'recompile')}"
+            f"{counted(self.graphs, 'graph')}, {counted(len(self.rows), 'operation')} ({claimed}), "
+            f"{counted(len(self.opaque_calls), 'opaque call')}, {counted(len(self.graph_breaks), 'graph break')}, "
+            f"{counted(len(self.recompiles), 'recompile')}"
         )
 
 
@@ -85,10 +85,6 @@ def _row(graph: int, phase: str, claim: Claim) -> Row:
     bound = claim.bound
     line = source_line(bound.source) if bound.source else None
     return Row(graph, phase, bound.symbol.id, claim.executor, tuple(claim.declined), tuple(bound.outputs), line)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _table(rows: list[Row]) -> list[str]:

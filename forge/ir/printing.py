@@ -329,3 +329,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of cells as lines of aligned columns; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 graph`, `2 graphs`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

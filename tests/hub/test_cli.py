@@ -22,7 +22,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def test_lock_then_check_then_list(server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commit = server.publish("acme/rms", kernel())
     lock = tmp_path / "kernels.lock"
-    assert run(capsys, "lock", "acme/rms@v1", "-o", lock)[:2] == (0, f"{lock}: 1 kernels, 3 files\n")
+    assert run(capsys, "lock", "acme/rms@v1", "-o", lock)[:2] == (0, f"{lock}: 1 kernel, 3 files\n")
     ok = f"ok      acme/rms (commit {commit[:12]}, variant torch-universal): 3 files are as locked\n"
     assert run(capsys, "check", "--lock", lock)[:2] == (0, ok)
     assert run(capsys, "list")[1] == f"acme/rms  v1  {commit[:12]}  torch-universal\n"
@@ -56,7 +56,7 @@ def test_a_folder_on_the_command_line_is_allowed(
 ) -> None:
     write(tmp_path / "rms", kernel())
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "lock", "./rms")[:2] == (0, "forge-kernels.lock: 1 kernels, 3 files\n")
+    assert run(capsys, "lock", "./rms")[:2] == (0, "forge-kernels.lock: 1 kernel, 3 files\n")
     assert run(capsys, "check", "--lock", "forge-kernels.lock")[0] == 0
 
 
