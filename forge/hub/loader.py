@@ -135,12 +135,11 @@ def _package_root(resolved: Resolved, files: Mapping[str, File]) -> str:
 
 
 def _check_id_is_free(verified: Verified) -> None:
-    """One id means one kernel: other content under it may only come from the same source, as another version."""
+    """One id means one kernel: content that is new may only come from the same source, as another version."""
     resolved = verified.resolved
-    for other in _loaded.values():
+    for other in _loaded.values() if verified.content not in _loaded else ():
         held = other.verified.resolved
-        same = held.source == resolved.source or other.verified.content == verified.content
-        if held.metadata.id == resolved.metadata.id and not same:
+        if held.metadata.id == resolved.metadata.id and held.source != resolved.source:
             raise RefusedError(
                 f"{resolved.place()}: the id {resolved.metadata.id!r} was loaded from {held.place()}, "
                 f"which is another kernel"

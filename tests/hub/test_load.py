@@ -51,6 +51,16 @@ def test_nothing_in_sys_modules_is_replaced(tmp_path: Path) -> None:
     assert sorted(new) == [module.__name__, f"{module.__name__}.ops"]
 
 
+def test_a_copy_of_what_is_loaded_is_no_other_kernel(tmp_path: Path) -> None:
+    """Not even where an earlier version of it was loaded from where the copy was made."""
+    first = load(write(tmp_path / "mine", kernel()))
+    changed = {"ops.py": ops(3)}
+    second = load(write(tmp_path / "mine", kernel(changed)))
+    assert load(write(tmp_path / "copy", kernel(changed))) is second is not first
+    with pytest.raises(hub.RefusedError, match="the id '_rms_ab12' was loaded from"):
+        load(write(tmp_path / "copy", kernel({"ops.py": ops(4)})))
+
+
 def test_a_kernel_that_replaces_a_module_is_refused_and_undone(tmp_path: Path) -> None:
     write(tmp_path, kernel({"__init__.py": "import sys, types\nsys.modules['json'] = types.ModuleType('json')\n"}))
     with pytest.raises(hub.RefusedError, match="replaced modules while it was imported: json"):
