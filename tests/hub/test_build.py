@@ -13,7 +13,7 @@ import signal
 import sysconfig
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ import torch.nn.functional as F
 
 import forge
 from forge import cli, hub
-from forge.executors.hubex import gather, operators
+from forge.executors.hubex import gather, operators, process, worker
+from forge.executors.hubex.frames import Question
 from forge.hub import HubNotice, Policy, build
 from forge.hub.manifest import Manifest, read_manifest
 from tests.hub.kernels import kernel, write
@@ -127,7 +128,7 @@ def unary(tmp_path: Path) -> Sources:
 
 
 @pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A compiler that lists what it compiles in `compiled`, and waits while there is a file `hold`."""
     script = tmp_path / "tools" / "slow-c++"
     script.parent.mkdir()
@@ -144,7 +145,8 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    return script
+    yield script
+    script.with_name("hold").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -171,10 +173,10 @@ def left_in_cache() -> list[str]:
     return sorted(path.name for path in build.builds().iterdir() if path.suffix != ".lock")
 
 
-def wait_for(there: Callable[[], bool], process: multiprocessing.Process) -> None:
+def wait_for(there: Callable[[], bool]) -> None:
     until = time.monotonic() + 60
     while not there():
-        assert process.is_alive() and time.monotonic() < until, "it did not happen"
+        assert time.monotonic() < until, "nothing happened within a minute"
         time.sleep(0.02)
 
 
@@ -274,35 +276,37 @@ def test_two_processes_build_once(answer: Sources, compiler: Path, monkeypatch: 
     hold.touch()
     monkeypatch.setattr(build, "_say", lambda text: said.open("a").write(f"{text}\n"))
     first = started(answer)
-    wait_for(compiler.with_name("compiled").exists, first)
+    wait_for(compiler.with_name("compiled").exists)
     second = started(answer)
-    wait_for(lambda: "waiting for another process that builds acme" in said.read_text(), second)
+    wait_for(lambda: "waiting for another process that builds acme" in said.read_text())
     hold.unlink()
-    for process in (first, second):
-        process.join(60)
-        assert process.exitcode == 0
+    for builder in (first, second):
+        builder.join(60)
+        assert builder.exitcode == 0
     assert len(compiler.with_name("compiled").read_text().splitlines()) == 1
     assert answer.build().seconds is None
 
 
 def started(made: Sources) -> multiprocessing.Process:
-    process = multiprocessing.get_context("fork").Process(target=made.build)
-    process.start()
-    return process
+    builder = multiprocessing.get_context("fork").Process(target=made.build)
+    builder.start()
+    return builder
 
 
 @compiles
 def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, compiler: Path) -> None:
     hold = compiler.with_name("hold")
     hold.touch()
-    process = started(answer)
-    wait_for(compiler.with_name("compiled").exists, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(60)
+    builder = started(answer)
+    wait_for(compiler.with_name("compiled").exists)
+    os.kill(builder.pid, signal.SIGKILL)
+    builder.join(60)
     (left,) = left_in_cache()
-    assert left.startswith(".acme-") and (build.builds() / left / "out" / "lock").exists()  # torch waits for this one
-    assert build._cached(build._plan(answer.read(), {}))[0] is None
+    out = build.builds() / left / "out"
+    assert left.startswith(".acme-") and (out / "lock").exists()  # for which torch would wait
     hold.unlink()
+    wait_for((out / "said.json").exists)  # its compiler lived on, and ended
+    assert build._cached(build._plan(answer.read(), {}))[0] is None
     built = answer.build()
     assert answer_of(built) == 2 and left_in_cache() == [built.path.parent.name]
 
@@ -448,6 +452,9 @@ def test_a_model_uses_what_was_built_where_it_is_right(unary: Sources, capfd: py
     assert capfd.readouterr().err.count("forge: building") == 1 and len(left_in_cache()) == 1
     relu, square = gather([unary.folder / "forge_kernels.yaml"])
     assert relu.origin.content == square.origin.content == unary.key()
+    shutil.rmtree(build.builds())
+    with pytest.raises(hub.BuildError, match="build: the policy does not allow it"):  # verification never compiles
+        worker.find(process._request(relu, Question(x.device, x.dtype), 1))
 
 
 def test_the_command_builds_and_prints_the_place(
