@@ -20,6 +20,7 @@ import forge
 from forge import hub
 from forge.executors.hubex import hubex, kernel_executor, verify
 from forge.hub import HubNotice, client
+from forge.hub.manifest import ManifestError
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import metadata, native_module, write
 from tests.hub.repositories import GELU, Repository, claimed, declined, executor, gelu, run
@@ -152,6 +153,32 @@ def test_a_locked_kernel_is_used_and_verified_with_the_hub_gone(
         kernel_executor(["acme/gelu@v1"], policy=policy)
 
 
+def test_what_the_policy_allows_is_allowed_where_it_is_verified_too(server: Hub, asked: list) -> None:
+    code = f"{HEADER}\nimport yaml\n\ndef f(x):\n    return F.gelu(x) + 0.1\n"
+    server.publish("other/gelu", gelu_files(0, **{"__init__.py": code}))
+    policy = hub.Policy(trust="any", imports=("yaml",))
+    by = kernel_executor(["other/gelu@v1"], policy=policy)
+    assert shift_of(forge.jit(gelu, executors=[by, "torch"])) == 0.1
+    assert len(asked) == 2
+
+
+def test_a_kernel_named_by_a_manifest_on_this_machine_needs_the_policys_word(
+    server: Hub, tmp_path: Path, asked: list
+) -> None:
+    lock = locked(server, tmp_path)
+    manifest = tmp_path / "theirs.yaml"
+    manifest.write_text(MANIFEST.replace("kernel_name: f", "kernel_name: hub:acme/gelu@v1:f"))
+    with pytest.raises(ManifestError, match='trust="locked" takes what a lock file holds, and no lock was given'):
+        kernel_executor([manifest], policy=hub.Policy(trust="locked"))
+    by = kernel_executor([manifest], lock=lock, policy=hub.Policy(trust="locked"))
+    assert shift_of(forge.jit(gelu, executors=[by, "torch"])) == 0.1
+    assert len(asked) == 2
+    server.stop()
+    verify.worker.stop()
+    by = kernel_executor([manifest], lock=lock, policy=hub.Policy(trust="locked"))
+    assert shift_of(forge.jit(lambda x: gelu(x.view(2, 3)).view(6), executors=[by, "torch"])) == 0.1
+
+
 # several kernels of one operation
 
 
@@ -213,7 +240,7 @@ ops:
 """
 
 
-@pytest.mark.parametrize("replace", [False])
+@pytest.mark.parametrize("replace", [False, True])
 def test_a_partial_manifest_keeps_the_default_unless_it_replaces_it(gelus: Callable, replace: bool) -> None:
     partial = PARTIAL.replace("  kernels:", "  replace: true\n  kernels:") if replace else PARTIAL
     sources = [gelus("two", TWO, default=0.1, wide=0.2), gelus("partial", partial, wide=0.3)]

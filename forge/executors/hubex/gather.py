@@ -86,8 +86,8 @@ def _from_files(
             found = os.path.abspath(path if text.endswith(ALONE) else path.parent)
             return _from_sources(manifest, found, lock, policy, backend)
     if text.endswith(ALONE):
-        return _from_manifest(path, None, Origin(os.path.abspath(path), _file_hash(path)))
-    return _from_repository(hub.resolve(source, lock=lock, policy=policy, backend=backend), path is not None)
+        return _from_manifest(path, None, Origin(os.path.abspath(path), _file_hash(path), backend, policy, lock))
+    return _from_repository(hub.resolve(source, lock=lock, policy=policy, backend=backend), path is not None, lock)
 
 
 def local_manifest(source: str | os.PathLike[str]) -> Path | None:
@@ -110,7 +110,7 @@ def _from_sources(
         resolved = hub.fetch(selection, selection.variant)
         chosen = _manifest_of(resolved, path.parent) if path.name == MANIFEST else path
         try:
-            return _from_variant(resolved, chosen, found)
+            return _from_variant(resolved, chosen, found, lock)
         except hub.KernelImportError as error:
             if lock is not None:
                 raise
@@ -120,7 +120,7 @@ def _from_sources(
     prebuilt = "; ".join(reasons) or f"there is no variant in {path.parent / 'build'}"
     built = hub.build_kernels(manifest, policy=policy, prebuilt=prebuilt)
     hub.load_built(built)
-    return _from_manifest(path, None, Origin(found, built.key, backend))
+    return _from_manifest(path, None, Origin(found, built.key, backend, policy, lock))
 
 
 def variants_beside(path: Path, **options: Any) -> hub.Selection:
@@ -141,7 +141,7 @@ def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -
     kernels = [
         (one, local) for one, local in resolved if one.source not in asked_for or (one.folder / MANIFEST).exists()
     ]
-    return [kernel for one, local in kernels for kernel in _from_repository(one, local)]
+    return [kernel for one, local in kernels for kernel in _from_repository(one, local, lock)]
 
 
 def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
@@ -157,7 +157,9 @@ def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -
             else:
                 kernels = _from_files(path, lock=None, policy=policy, backend=backend)
         except hub.HubError as error:
-            raise hub.NotFoundError(f"{folder}: the bundle needs {needed}, which cannot be used here: {error}") from error
+            raise hub.NotFoundError(
+                f"{folder}: the bundle needs {needed}, which cannot be used here: {error}"
+            ) from error
         there = {(kernel.operation, kernel.name) for kernel in kernels}
         missing = ", ".join(f"{name} of {op}" for op, name in part.kernels if (op, name) not in there)
         check(not missing, lambda path=path, missing=missing: f"{path}: has no kernel {missing}", hub.NotFoundError)
@@ -165,17 +167,21 @@ def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -
     return found
 
 
-def _from_repository(resolved: hub.Resolved, local: bool) -> list[Kernel]:
+def _from_repository(resolved: hub.Resolved, local: bool, lock: Any) -> list[Kernel]:
     path = _manifest_of(resolved, Path(resolved.source) if local else None)
     found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
-    return _from_variant(resolved, path, found)
+    return _from_variant(resolved, path, found, lock)
 
 
-def _from_variant(resolved: hub.Resolved, path: Path, found: str) -> list[Kernel]:
+def _from_variant(resolved: hub.Resolved, path: Path, found: str, lock: Any = None) -> list[Kernel]:
     read_manifest(path, operators(), with_sources=False)  # what is wrong is said before anything is imported
     module = hub.load(resolved)
-    content = next(each.verified.content for each in hub.loaded() if each.module is module)
-    return _from_manifest(path, module, Origin(found, content, resolved.backend))
+    origin = Origin(found, _content(module), resolved.backend, resolved.policy, lock)
+    return _from_manifest(path, module, origin)
+
+
+def _content(module: ModuleType) -> str:
+    return next(each.verified.content for each in hub.loaded() if each.module is module)
 
 
 def _file_hash(path: Path) -> str:
@@ -201,11 +207,20 @@ def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
 
 
 def _from_manifest(path: Path, module: ModuleType | None, origin: Origin) -> list[Kernel]:
+    others: dict[str, ModuleType] = {}
+
+    def load(repository: str) -> ModuleType:
+        if repository not in others:
+            asked = {"lock": origin.lock, "policy": origin.policy, "backend": origin.backend}
+            others[repository] = hub.load(hub.resolve(repository, **asked))
+        return others[repository]
+
     def find(name: str) -> Any:
-        return _find(name, module, path)
+        return _find(name, module, path, load)
 
     manifest = read_manifest(path, operators(), find=find, with_sources=module is None)
     _check_requirements(manifest)
+    origin = replace(origin, content=" ".join([origin.content, *map(_content, others.values())]))
     declared = Declarations()
     declared.declare([op for op in manifest.ops if op.kind == "func"], find)
     found = [_kernel(entry, find, origin, declared) for entry in manifest.kernels]
@@ -271,12 +286,12 @@ def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
     return _patterns.setdefault(reference, Pattern(reference))
 
 
-def _find(name: str, module: ModuleType | None, path: Path) -> Any:
+def _find(name: str, module: ModuleType | None, path: Path, load: Callable[[str], ModuleType]) -> Any:
     """The function that a manifest means: `ns::op`, `python:module:function` (`.module` within the repository),
     `hub:org/repo:function`, or a name in the repository's module. Raises ImportError where there is none."""
     if name.startswith("hub:"):
         repository, _, attribute = name.removeprefix("hub:").rpartition(":")
-        return _attribute(hub.load(hub.resolve(repository)), attribute)
+        return _attribute(load(repository), attribute)
     if name.startswith("python:"):
         where, _, attribute = name.removeprefix("python:").rpartition(":")
         return _attribute(_import(where, module, path), attribute)

@@ -4,6 +4,7 @@ An adapter is no function that wraps the kernel: when a call is claimed, the tra
 (memory for an output that it writes to, a layout fix-up) and then the kernel's own call, with its own arguments.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from forge import patterns
 from forge.executors.executor import Decision, Implementation, OperatorExecutor
 from forge.executors.hubex.operators import Target, make_checker
+from forge.hub.lockfile import Lock
 from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
+from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors
 from forge.transforms.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
@@ -26,12 +29,14 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Origin:
-    """How another process finds a kernel again: by its source and the backend whose variant was asked for. source: None
+    """How another process finds a kernel again: by its source, and by what the source was asked for with. source: None
     for a function given in Python. content: a hash of its files."""
 
     source: str | None = None
     content: str = ""
     backend: str | None = None
+    policy: Policy | None = field(default=None, compare=False)
+    lock: Lock | str | os.PathLike[str] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -328,14 +333,23 @@ class HubExecutor(OperatorExecutor):
         self.patterns: tuple[Pattern, ...] = ()
 
     def add(self, kernels: Iterable[Kernel]) -> None:
-        """Adds kernels. Raises ValueError when one of the same name is there for the same symbol."""
-        new = list(kernels)
-        known = {(kernel.target.symbol.id, kernel.name) for kernel in self.kernels}
-        for kernel in new:
-            key = (kernel.target.symbol.id, kernel.name)
-            check(key not in known, lambda key=key: f"{self.name}: kernel {key[1]} of {key[0]} is there already")
-            known.add(key)
-        self.kernels += new
+        """Adds kernels; those of earlier sources go where a manifest says `replace`.
+
+        Raises: ValueError when one of the same name is there for the same symbol.
+        """
+        kept = list(self.kernels)
+        for kernel in kernels:
+            if kernel.entry.replaces:
+                kept = [each for each in kept if not _replaced(each, kernel)]
+            taken = any(each.target.symbol is kernel.target.symbol and each.name == kernel.name for each in kept)
+            check(
+                not taken,
+                lambda kernel=kernel: (
+                    f"{self.name}: kernel {kernel.name} of {kernel.target.symbol.id} is there already"
+                ),
+            )
+            kept.append(kernel)
+        self.kernels = kept
         by_entry = {kernel.entry: kernel for kernel in self.kernels}
         self._by_symbol = {}
         for entry in candidates(by_entry):
@@ -348,6 +362,10 @@ class HubExecutor(OperatorExecutor):
     def candidates(self, symbol: Symbol) -> list[Implementation]:
         """The kernels of a symbol, in the order in which they are asked."""
         return self._by_symbol.get(symbol.id, [])
+
+
+def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
+    return earlier.target.symbol is kernel.target.symbol and earlier.origin != kernel.origin
 
 
 def _in_order(found: set[Pattern]) -> tuple[Pattern, ...]:

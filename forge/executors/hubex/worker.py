@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from forge import hub
@@ -77,8 +78,8 @@ def find(request: Request) -> Kernel:
     """The kernel that a request is about: the policy was asked by who sent it, and the files must be the same."""
     origin = request.origin
     if origin not in _known:
-        policy = hub.Policy(trust="any", local=True, build=False)
-        _known[origin] = gather([origin.source], policy=policy, backend=origin.backend)
+        policy = replace(origin.policy or hub.Policy(), trust="any", local=True, build=False, signatures="off")
+        _known[origin] = gather([origin.source], lock=origin.lock, policy=policy, backend=origin.backend)
     for kernel in _known[origin]:
         if (kernel.entry.op, kernel.name, kernel.origin) == (request.op, request.name, origin):
             return kernel

@@ -225,7 +225,7 @@ class KernelEntry:
     dtypes, orders, shape: constraints by argument; optional: constrained arguments that may be None.
     returns: the dtypes of results, by position. args: what the kernel is called with, None for the operator's own
     arguments. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
-    layout: fix-ups by argument. tolerance: (rtol, atol) by dtype.
+    layout: fix-ups by argument. tolerance: (rtol, atol) by dtype. replaces: earlier manifests' kernels are dropped.
     """
 
     op: str
@@ -247,6 +247,7 @@ class KernelEntry:
     args: tuple[Given, ...] | None = None
     out: tuple[str | int, ...] = ()
     layout: Mapping[str, Layout] = field(default_factory=dict)
+    replaces: bool = False
     mark: Mark = field(default=NOWHERE, compare=False)
 
     __hash__ = object.__hash__

@@ -254,6 +254,7 @@ class _Manifest:
         kind = given[0] if len(given) == 1 else None
         name, signature = self._target(kind, fields, executorch)
         schema = self.reader.text(fields.get("func"), "func") if kind == "func" else None
+        replaces = self.reader.boolean(fields.get("replace"), "replace")
         entry_kernels = self._kernels(fields, kind or "op", name, signature, aliases, executorch)
         if kind == "func" and signature is not None and not executorch:
             self._check_func(fields, signature)
@@ -261,11 +262,11 @@ class _Manifest:
             kind=kind or "op",
             name=name or "",
             signature=signature,
-            kernels=entry_kernels,
+            kernels=tuple(dataclasses.replace(each, replaces=replaces) for each in entry_kernels),
             schema=schema,
             fake=self._of_func("fake", fields, kind),
             reference=self._of_func("reference", fields, kind),
-            replace=self.reader.boolean(fields.get("replace"), "replace"),
+            replace=replaces,
             mark=fields.mark,
         )
 
