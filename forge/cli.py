@@ -9,6 +9,7 @@ from pathlib import Path
 from forge import hub
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
+from forge.executors.hubex.verify import OK
 from forge.hub import cache, lockfile, variants
 from forge.hub.manifest import read_manifest
 from forge.ir.printing import counted, table
@@ -189,7 +190,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     kernels = hubex.gather(arguments.sources, policy=policy_of(arguments), backend=arguments.backend)
     rows = [row for kernel in kernels for row in hubex.verify_all(kernel, hubex.Verifier(arguments.seconds))]
     print("\n".join(table([("kernel", "op", "dtype", "device", "samples", "verdict"), *rows])))
-    return 0 if all(row[-1] == "ok" for row in rows) else 1
+    return 0 if all(row[-1].startswith(OK) for row in rows) else 1
 
 
 KERNEL_COMMANDS = (

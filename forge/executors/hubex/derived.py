@@ -46,5 +46,5 @@ def derived(trace: Trace, names: Sequence[str], executors: Sequence[Executor]) -
     last = recompute(parts.forward.bound_symbols, simplify_backward(visible, backward(joint, seeds, wanted)))
     given = [*parts.saved_tensors, *parts.saved_numbers, *last.inputs]
     last = last.derive("backward", last.bound_symbols, inputs=given)
-    active = [output in outputs for output in joint.forward.output]
+    active = [output.name in seeds for output in joint.forward.output]
     return Derived(claim(parts.forward, executors)[0], claim(last, executors)[0], active)

@@ -22,7 +22,7 @@ from forge.executors.hubex.functions import Function, adopt, has_fake, known
 from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.process import judging
 from forge.executors.hubex.verify import verifier
-from forge.ir import BoundSymbol, Tag, Trace, recording
+from forge.ir import BoundSymbol, Tag, Trace, check, recording
 from forge.ir.pytree import leaves, names
 from forge.transforms.cse import argument_key
 from forge.transforms.dce import live_calls
@@ -57,6 +57,7 @@ class Eager:
         self.executor = HubExecutor("eager", verifier.verdict)
         self.others = resolve_executors(["torch"])
         self._compiled: dict[tuple, Callable | None] = {}
+        self._running = threading.local()
 
     def add(self, kernels: Iterable[Kernel]) -> None:
         """More kernels of the operator; one takes the place of an earlier one of its name."""
@@ -79,11 +80,21 @@ class Eager:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The operator on real tensors. Raises NotImplementedError with each kernel's reason where nothing runs it."""
         values = self.function.values(args, kwargs)
-        given = _tensors(values)
+        if getattr(self._running, "kernel", False):
+            check(
+                self.function.reference is not None, lambda: f"a kernel of {self.function.name} calls it", RuntimeError
+            )
+            return self.function.plain(*args, **kwargs)
         run = self._once(_key(values), lambda: self._chosen(values))
-        if run is not None:
-            return self.function.fresh(run(*given), given)
-        return self.function.plain(*args, **kwargs)
+        return self.function.plain(*args, **kwargs) if run is None else self._run(run, _tensors(values))
+
+    def _run(self, kernel: Callable, given: Tensors) -> Any:
+        """A kernel that calls the operator itself gets the reference's results."""
+        self._running.kernel = True
+        try:
+            return self.function.fresh(kernel(*given), given)
+        finally:
+            self._running.kernel = False
 
     def backward(self, grads: Tensors, wanted: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
         """The gradients of the tensors that are `wanted`, from those of the results."""

@@ -148,7 +148,10 @@ class Function:
         wanted = len(self.schema.returns)
         check(
             len(results) == wanted and all(isinstance(each, (torch.Tensor, TensorProxy)) for each in results),
-            lambda: f"{self.name}: returned {returned!r}, but its schema says {_counted(wanted)}",
+            lambda: (
+                f"{self.name}: {', '.join(type(each).__name__ for each in results) or 'nothing'} was returned, but its "
+                f"schema says {_counted(wanted)}"
+            ),
             RuntimeError,
         )
         return results

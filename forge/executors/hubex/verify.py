@@ -26,13 +26,14 @@ from forge.executors.hubex.calls import Undescribed, call_of
 from forge.executors.hubex.frames import Answer, Question
 from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of, judging
-from forge.hub.compat import library
+from forge.hub.compat import user_cache
 from forge.hub.errors import HubNotice, MissingExtraError
 from forge.hub.manifest import KernelEntry
 from forge.hub.manifest.dtypes import dtype_name
 
 FORMAT = 1
 SECONDS = 60.0
+OK = "ok"
 NO_VALUES = "its values were not compared: the operator has no reference"
 
 worker = Worker()
@@ -50,7 +51,7 @@ class Verifier:
         self._trusted: list[Kernel] = []
         self._answers: dict[str, Answer] = {}
         self._failed: dict[str, str] = {}
-        self._noticed: set[str] = set()
+        self._uncompared: set[str] = set()
         self._lock = threading.RLock()
 
     def trust(self, kernels: Iterable[Kernel]) -> None:
@@ -84,17 +85,12 @@ class Verifier:
             reason = answer.reason or zero_accepted(answer)
         if reason is not None:
             self._failed[identity] = reason
-            self._notice(identity, f"kernel {kernel.name} of {kernel.entry.op} is not used: {reason}")
+            _notice(f"kernel {kernel.name} of {kernel.entry.op} is not used: {reason}")
             return decline(reason)
-        if not compares_values(kernel):
-            self._notice(identity, f"kernel {kernel.name} of {kernel.entry.op} is used, but {NO_VALUES}")
+        if not compares_values(kernel) and identity not in self._uncompared:
+            self._uncompared.add(identity)
+            _notice(f"kernel {kernel.name} of {kernel.entry.op} is used, but {NO_VALUES}")
         return True
-
-    def _notice(self, identity: str, text: str) -> None:
-        """Says it once."""
-        if identity not in self._noticed:
-            self._noticed.add(identity)
-            warnings.warn(f"forge: {text}", HubNotice, stacklevel=2)
 
     def status(self, kernel: Kernel, device: torch.device) -> tuple[str, str]:
         """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
@@ -138,6 +134,10 @@ class Verifier:
         return judge(kernel, question, lambda text: None)
 
 
+def _notice(text: str) -> None:
+    warnings.warn(f"forge: {text}", HubNotice, stacklevel=3)
+
+
 def zero_accepted(answer: Answer) -> str | None:
     """Why a kernel that took no sample failed; None where it took one."""
     if answer.accepted:
@@ -152,7 +152,7 @@ def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
     for device in kernel.devices:
         for dtype in kernel.dtypes:
             answer = verifier.answer(kernel, Question(device, dtype))
-            right = "ok" if compares_values(kernel) else f"ok, but {NO_VALUES}"
+            right = OK if compares_values(kernel) else f"{OK}, but {NO_VALUES}"
             verdict = answer.reason or zero_accepted(answer) or right
             yield kernel.name, kernel.operation, dtype_name(dtype), str(device), str(answer.accepted), verdict
 
@@ -215,7 +215,7 @@ def _text(entry: KernelEntry) -> str:
 def _folder() -> Path | None:
     """Where verdicts are kept; None without the extra that knows the place."""
     try:
-        return Path(library("platformdirs").user_cache_dir("forge")) / "verdicts"
+        return user_cache() / "verdicts"
     except MissingExtraError:
         return None
 
