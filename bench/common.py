@@ -1,10 +1,7 @@
-"""What the benchmarks share: the systems they compare, the models, and how time is measured."""
+"""What the benchmarks of models share: the systems they compare, and the models."""
 
 import builtins
-import gc
 import itertools
-import statistics
-import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -127,44 +124,3 @@ def training_step(model: Callable, parameters: Sequence[nn.Parameter], inputs: d
         return loss
 
     return run
-
-
-# time
-
-
-def seconds_per_call(run: Callable[[], Any], repetitions: int) -> float:
-    """The mean of a batch of calls, without garbage collection."""
-    gc.disable()
-    start = time.perf_counter()
-    for _ in range(repetitions):
-        run()
-    elapsed = time.perf_counter() - start
-    gc.enable()
-    return elapsed / repetitions
-
-
-def in_turn(runs: dict[str, Callable[[], Any]], *, rounds: int, batch_seconds: float = 0.03) -> dict[str, list[float]]:
-    """Seconds per call of each, a batch at a time, one after the other in every round."""
-    for run in runs.values():
-        for _ in range(5):
-            run()
-    longest = max(seconds_per_call(run, 3) for run in runs.values())
-    repetitions = max(1, int(batch_seconds / longest))
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        gc.collect()
-        for name, run in runs.items():
-            found[name].append(seconds_per_call(run, repetitions))
-    return found
-
-
-def ratio(ours: list[float], theirs: list[float]) -> float:
-    """The median over rounds of ours over theirs."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-
-
-def show_table(rows: list[Sequence[str]]) -> None:
-    """Columns, aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

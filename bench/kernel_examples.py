@@ -1,17 +1,13 @@
 """How fast the kernels of examples/kernels/ are, against eager and torch.compile.
 
-    python -m bench.example_kernels [--device cpu|cuda] [--only NAME] [--no-compile] [--large]
-
 Every case runs forward, and forward with backward. The candidates take turns, and the shortest time of each counts, so
 that a busy machine slows all of them alike. A ratio is kernel / other: below 1 the kernel is faster.
 """
 
-import argparse
 import importlib.util
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,8 +15,11 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
+from bench.timing import in_turn
+
 KERNELS = Path(__file__).parents[1] / "examples" / "kernels"
 REPOSITORIES = {"cpu": ["norms-cpu"], "cuda": ["norms-cuda", "norms-triton"]}
+OPERATIONS = ("rms_norm", "swiglu", "silu_and_mul", "rotary", "cross_entropy")
 EPS = 1e-5
 ROUNDS = 50
 ROUND_SECONDS = 0.003  # short, so that on a busy machine some rounds run undisturbed
@@ -49,14 +48,17 @@ class Case:
         return "x".join(map(str, self.args[0].shape))
 
 
+def build(folder: Path) -> Path:
+    """The variant of an example, built if that is needed. Raises CalledProcessError when its build fails."""
+    if not (folder / "build.py").exists():
+        return folder / "build" / "torch-universal"
+    told = subprocess.run([sys.executable, folder / "build.py"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(told.stdout.strip())
+
+
 def load(name: str) -> ModuleType:
-    """The module of an example, built if that is needed. Raises CalledProcessError when its build fails."""
-    folder = KERNELS / name
-    if (folder / "build.py").exists():
-        told = subprocess.run([sys.executable, folder / "build.py"], stdout=subprocess.PIPE, text=True, check=True)
-        variant = Path(told.stdout.strip())
-    else:
-        variant = folder / "build" / "torch-universal"
+    """The module of an example, as it is without forge."""
+    variant = build(KERNELS / name)
     spec = importlib.util.spec_from_file_location(name.replace("-", "_"), variant / "__init__.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -124,27 +126,7 @@ def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[],
     return lambda: torch.autograd.grad(function(*leaves), leaves, grad)
 
 
-def best_times(candidates: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
-    """Seconds of a call of each, the shortest of several rounds in turns."""
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-
-    def seconds(call: Callable[[], object], count: int) -> float:
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        synchronize()
-        return (time.perf_counter() - start) / count
-
-    counts = {}
-    for name, call in candidates.items():
-        seconds(call, 3)
-        counts[name] = max(1, int(ROUND_SECONDS / seconds(call, 3)))
-    rounds = [{name: seconds(call, counts[name]) for name, call in candidates.items()} for _ in range(ROUNDS)]
-    return {name: min(each[name] for each in rounds) for name in candidates}
-
-
-def run(case: Case, device: str, compiled: bool) -> Iterator[str]:
+def run(case: Case, compiled: bool) -> Iterator[str]:
     """The lines of a case."""
     functions = {"eager": case.reference, "kernel": case.kernel}
     if compiled:
@@ -155,7 +137,8 @@ def run(case: Case, device: str, compiled: bool) -> Iterator[str]:
         passes["forward + backward"] = {name: training(f, case.args) for name, f in functions.items()}
     for which, candidates in passes.items():
         with torch.set_grad_enabled(which != "forward"):
-            times = best_times(candidates, device)
+            measured = in_turn(candidates, rounds=ROUNDS, batch_seconds=ROUND_SECONDS)
+        times = {name: min(seconds) for name, seconds in measured.items()}
         columns = [f"{times['eager'] * 1e6:10.1f}"]
         columns.append(f"{times['compile'] * 1e6:10.1f}" if compiled else f"{'-':>10}")
         columns.append(f"{times['kernel'] * 1e6:10.1f}")
@@ -165,28 +148,21 @@ def run(case: Case, device: str, compiled: bool) -> Iterator[str]:
         yield f"{case.op:14}{dtype:10}{case.shape:16}{which:20}{''.join(columns)}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=REPOSITORIES, default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", help="one operation, such as rms_norm")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--large", action="store_true", help="the largest shapes too")
-    asked = parser.parse_args()
-    for name in REPOSITORIES[asked.device]:
+def bench_examples(
+    repositories: Sequence[str], device: str, *, operations: Sequence[str] | None, compiled: bool, large: bool
+) -> None:
+    """Prints each operation of each repository; operations: those alone."""
+    for name in repositories:
         try:
             kernels = load(name)
         except (ImportError, subprocess.CalledProcessError) as error:
-            print(f"\n{name} is left out: {error}")
+            print(f"{name} is left out: {error}")
             continue
-        where = f"{asked.device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        print(f"\n{name} on {where}; µs, the best of {ROUNDS}")
+        where = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        print(f"{name} on {where}; µs, the best of {ROUNDS}")
         print(f"{'':60}{'eager':>10}{'compile':>10}{'kernel':>10}{'/ eager':>8}{'/ comp.':>8}")
         for dtype in (torch.float32, torch.bfloat16):
-            for case in cases(kernels, asked.device, dtype, asked.large):
-                if asked.only in (None, case.op):
-                    for line in run(case, asked.device, not asked.no_compile):
+            for case in cases(kernels, device, dtype, large):
+                if operations is None or case.op in operations:
+                    for line in run(case, compiled):
                         print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,8 @@ from torch import nn
 from transformers.utils import logging
 
 import forge
-from bench.common import MLP, System, in_turn, inference, llama, ratio, show_table, systems, token_ids, training_step
+from bench.common import MLP, System, inference, llama, systems, token_ids, training_step
+from bench.timing import in_turn, ratio, show_table
 
 Runs = dict[str, Callable[[], Any]]
 

@@ -1,0 +1,89 @@
+"""What kernels cost and how fast the examples are.
+
+    python -m bench.kernels [--only calls checker load verify examples] [--device cpu|cuda]
+                            [--repository norms-cpu] [--operation rms_norm] [--large] [--no-compile]
+
+calls: a claimed kernel against the same function called by hand. checker: a decision whether a kernel takes a call.
+load: to resolve, verify and import a kernel that is here. verify: to compare it with its reference, once.
+examples: every example of examples/kernels/ against eager and torch.compile.
+"""
+
+import argparse
+import importlib
+import sys
+
+import torch
+
+from bench import kernel_calls, kernel_examples, kernel_loading, kernel_verification
+from forge.executors.hubex import gather
+
+SECTIONS = ("calls", "checker", "load", "verify", "examples")
+NATIVE = kernel_examples.KERNELS / "norms-cpu"
+
+
+def bench_calls(options: argparse.Namespace) -> None:
+    kernels = gather([NATIVE])
+    module = importlib.import_module(next(kernel.function.__module__ for kernel in kernels))
+    kernel_calls.bench_calls([*kernel_calls.least(), *kernel_calls.native(module, kernels)], options.rounds)
+
+
+def bench_checker(options: argparse.Namespace) -> None:
+    sources = [str(kernel_examples.KERNELS / name) for name in _repositories(options)]
+    kernel_calls.bench_checkers(sources, options.device)
+
+
+def _repositories(options: argparse.Namespace) -> list[str]:
+    return options.repository or kernel_examples.REPOSITORIES[options.device]
+
+
+def bench_load(options: argparse.Namespace) -> None:
+    kernel_loading.bench_loading(NATIVE)
+
+
+def bench_verify(options: argparse.Namespace) -> None:
+    kernel_verification.bench_verification(NATIVE)
+
+
+def bench_examples(options: argparse.Namespace) -> None:
+    kernel_examples.bench_examples(
+        _repositories(options),
+        options.device,
+        operations=options.operation,
+        compiled=not options.no_compile,
+        large=options.large,
+    )
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    devices = list(kernel_examples.REPOSITORIES)
+    parser.add_argument("--device", choices=devices, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repository", nargs="+", help="of the examples")
+    parser.add_argument("--operation", nargs="+", help="of the examples, such as rms_norm")
+    parser.add_argument("--large", action="store_true", help="the examples' largest shapes too")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the examples")
+    parser.add_argument("--rounds", type=int, default=15, help="of calls")
+    options = parser.parse_args()
+    known = {"repository": kernel_examples.REPOSITORIES[options.device], "operation": kernel_examples.OPERATIONS}
+    for option, names in known.items():
+        for name in getattr(options, option) or ():
+            if name not in names:
+                parser.error(f"--{option} {name!r}: on {options.device} there are {', '.join(names)}")
+    return options
+
+
+def main() -> None:
+    options = _parsed()
+    torch.manual_seed(0)
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+        kernel_examples.build(NATIVE)
+    sections = sys.modules[__name__]
+    for section in options.only:
+        print(f"\n{section}\n")
+        getattr(sections, f"bench_{section}")(options)
+
+
+if __name__ == "__main__":
+    main()
