@@ -17,14 +17,15 @@ def main(request: dict[str, Any]) -> None:
 
     before = set(torch._C._dispatch_get_all_op_names())
     try:
-        library = cpp_extension.load(is_python_module=False, **request)
+        cpp_extension.load(is_python_module=False, **request)
     except OSError as error:  # of loading it: what the system said is the cause
         sys.exit(f"{error.__cause__ or error}")
     except Exception as error:
         sys.exit(f"{error}")
     operators = sorted(set(torch._C._dispatch_get_all_op_names()) - before)
     namespaces = sorted({name.partition("::")[0] for name in operators})
-    said = {"file": Path(library).name, "operators": operators, "namespaces": [*filter(is_defined, namespaces)]}
+    file = request["name"] + cpp_extension.LIB_EXT
+    said = {"file": file, "operators": operators, "namespaces": [*filter(is_defined, namespaces)]}
     Path(request["build_directory"], "said.json").write_text(json.dumps(said))
 
 

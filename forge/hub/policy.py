@@ -17,9 +17,9 @@ class Policy:
     trust: "locked" takes what a lock file holds; "publisher" also what one of `repositories` ("org/name"), one of
     `publishers` ("org") or, with `hub_publishers`, an organization that the Hub marks as trusted gives; "any" all.
     local: whether folders of this machine may be used without a lock. build: whether their sources may be compiled,
-    where no prebuilt variant fits and the cache has nothing. signatures: what a missing or bad signature
-    does. imports: modules that kernels may import beyond the standard library, torch, triton and what they declare.
-    max_file_bytes: no file of a kernel is larger.
+    where no prebuilt variant fits and the cache has nothing. signatures: what a missing or bad signature does. imports:
+    modules that kernels may import beyond the standard library, torch, triton and what they declare. max_file_bytes: no
+    file of a kernel is larger.
     Raises: ValueError and TypeError for values that mean nothing.
     """
 
