@@ -26,14 +26,21 @@ void check(bool holds, const char* op, const Parts&... parts) {
   }
 }
 
-std::string shape_of(const Tensor& tensor) {
-  std::ostringstream text;
+// A shape in an error's text; a call that is right does not pay for writing it.
+struct Shape {
+  const Tensor& of;
+};
+
+Shape shape_of(const Tensor& tensor) {
+  return {tensor};
+}
+
+std::ostream& operator<<(std::ostream& text, const Shape& shape) {
   text << "[";
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    text << (dim ? ", " : "") << tensor.size(dim);
+  for (int64_t dim = 0; dim < shape.of.dim(); ++dim) {
+    text << (dim ? ", " : "") << shape.of.size(dim);
   }
-  text << "]";
-  return text.str();
+  return text << "]";
 }
 
 bool same_shape(const Tensor& one, const Tensor& other) {

@@ -10,15 +10,23 @@ from ._ops import add_op_namespace_prefix, ops
 
 __all__ = ["rms_norm", "rms_norm_backward", "rms_norm_forward", "silu_and_mul", "swiglu", "swiglu_backward"]
 
+# bound once: ops.rms_norm would be looked up, and its overload chosen, in every call
+_rms_norm = ops.rms_norm.default
+_rms_norm_forward = ops.rms_norm_forward.default
+_rms_norm_backward = ops.rms_norm_backward.default
+_swiglu = ops.swiglu.default
+_swiglu_backward = ops.swiglu_backward.default
+_silu_and_mul = ops.silu_and_mul.default
+
 
 def _needs_grad(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.requires_grad or other.requires_grad) and torch.is_grad_enabled()
+    return torch.is_grad_enabled() and (one.requires_grad or other.requires_grad)
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out, rstd = ops.rms_norm_forward(x, weight, eps)
+        out, rstd = _rms_norm_forward(x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
         ctx.eps = eps
         return out
@@ -27,19 +35,19 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
-        return *ops.rms_norm_backward(grad_output, x, weight, ctx.eps, rstd), None
+        return *_rms_norm_backward(grad_output, x, weight, ctx.eps, rstd), None
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return ops.swiglu(gate, up)
+        return _swiglu(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.swiglu_backward(grad_output, *ctx.saved_tensors)
+        return _swiglu_backward(grad_output, *ctx.saved_tensors)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -51,7 +59,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     if _needs_grad(x, weight):
         return _RMSNorm.apply(x, weight, eps)
-    return ops.rms_norm(x, weight, eps)
+    return _rms_norm(x, weight, eps)
 
 
 def rms_norm_forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,14 +68,14 @@ def rms_norm_forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple
     Shapes: rstd has x's shape without its last dim.
     Dtypes: rstd is float32.
     """
-    return ops.rms_norm_forward(x, weight, eps)
+    return _rms_norm_forward(x, weight, eps)
 
 
 def rms_norm_backward(
     grad_output: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, rstd: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(grad_x, grad_weight) of rms_norm. rstd: what rms_norm_forward gave; None finds it again."""
-    return ops.rms_norm_backward(grad_output, x, weight, eps, rstd)
+    return _rms_norm_backward(grad_output, x, weight, eps, rstd)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -79,14 +87,14 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """
     if _needs_grad(gate, up):
         return _SwiGLU.apply(gate, up)
-    return ops.swiglu(gate, up)
+    return _swiglu(gate, up)
 
 
 def swiglu_backward(
     grad_output: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(grad_gate, grad_up) of swiglu."""
-    return ops.swiglu_backward(grad_output, gate, up)
+    return _swiglu_backward(grad_output, gate, up)
 
 
 def silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +106,7 @@ def silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """
     if _needs_grad(out, x):
         raise RuntimeError("norms_cpu.silu_and_mul: writes to out, so it has no gradient; use swiglu")
-    ops.silu_and_mul(out, x)
+    _silu_and_mul(out, x)
     return out
 
 
