@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all lint bench patterns clean
+.PHONY: demo demo-kernels test test-all lint bench bench-kernels patterns clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -29,6 +29,9 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.overhead
+
+bench-kernels: $(INSTALLED)
+	$(BIN)/python -m bench.kernels
 
 patterns: $(INSTALLED)
 	$(BIN)/python -m bench.patterns
