@@ -20,6 +20,7 @@ from forge.executors.hubex import hubex
 from forge.hub.manifest import ManifestError
 from forge.ir import grad_rules
 from tests.hub.kernels import forget, metadata, write
+from tests.hub.test_malformed import broken_link, directory, folder_link, garbage, huge, links, pipe
 from tests.hub.test_manifest_fuzz import mutate, written
 
 CODE = """\
@@ -37,6 +38,14 @@ def rms_backward(grad_output, x, weight, eps):
 
 def gelu(x):
     return F.gelu(x)
+
+
+def scale(x, factor=1.0):
+    return x * factor
+
+
+def fast_scale(x, factor=1.0):
+    return x * factor
 
 
 def twice(x):
@@ -69,6 +78,10 @@ ops:
   kernels:
   - {name: gelu, kernel_name: gelu, args: {x: input}, where: "approximate == 'none'", grad: composite}
   - {name: half, kernel_name: gelu, args: {x: input}, arg_meta: {input: float16}, where: "approximate == 'none'"}
+- func: "forge_fuzzed::scale(Tensor x, float factor=1.0) -> Tensor"
+  reference: python:.:scale
+  kernels:
+  - {name: scale, kernel_name: fast_scale, grad: composite}
 - pattern: swiglu
   kernels:
   - {name: swiglu, kernel_name: swiglu, grad: autograd}
@@ -119,7 +132,8 @@ def use(folder: Path, manifest: str) -> bool:
         forget()
     new = hubex.kernels[len(before[0]) :]
     assert {kernel.entry.library for kernel in new} <= {yaml.safe_load(manifest)["library"]["name"]}
-    assert sorted(torch._C._dispatch_get_all_op_names()) == before[3]
+    defined = set(torch._C._dispatch_get_all_op_names()) - set(before[3])
+    assert all(name.partition("::")[0].startswith("forge") for name in defined)
     hubex.kernels = before[0]
     hubex.add([])
     return True
@@ -127,6 +141,19 @@ def use(folder: Path, manifest: str) -> bool:
 
 def test_the_valid_manifest_is_registered_whole(folder: Path) -> None:
     assert use(folder, MANIFEST)
+
+
+def test_a_mistake_in_another_source_can_be_put_right(folder: Path, tmp_path: Path) -> None:
+    """What the sources before it define in torch.library stays, and is taken up again."""
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("forge_kernels: 1\nlibrary: {name: broken}\nops:\n- op: nosuch\n  kernels: []\n")
+    assert use(folder, MANIFEST)
+    before = list(hubex.kernels)
+    with pytest.raises(ManifestError, match="unknown operator 'nosuch'"):
+        forge.use_kernels([folder, broken])
+    assert hubex.kernels == before
+    forge.use_kernels([folder])
+    assert len(hubex.kernels) == len(before) + MANIFEST.count("- name:") + MANIFEST.count("- {name:")
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,6 +183,33 @@ def test_a_mutated_manifest_is_registered_whole_or_not_at_all(folder: Path, seed
 def test_a_mistake_in_the_last_entry_registers_none_before_it(folder: Path, old: str, new: str) -> None:
     assert old in MANIFEST
     assert not use(folder, MANIFEST.replace(old, new))
+
+
+@pytest.mark.parametrize("inner", ["build/torch-universal", "."])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (links, "is a link to /etc/hostname, which is outside of the repository"),
+        (huge, "has more than 1048576 bytes, too many for a manifest"),
+        (pipe, "has no forge_kernels.yaml"),
+        (directory, "has no forge_kernels.yaml"),
+        (broken_link, "has no forge_kernels.yaml"),
+        (folder_link, r"has no forge_kernels.yaml|is a link to .*, which is outside of the repository"),
+        (garbage, "not UTF-8"),
+    ],
+)
+def test_a_manifest_that_is_no_file_of_the_repository_is_one_clear_error(
+    tmp_path: Path, inner: str, fault: Any, message: str
+) -> None:
+    mark = tmp_path / "ran"
+    code = f"open({str(mark)!r}, 'w').close()\n{CODE}"
+    files = {"__init__.py": code, "metadata.json": metadata("fuzzed", "_fuzzed_ab12")}
+    root = write(tmp_path / "fuzzed", {f"torch-universal/{path}": text for path, text in files.items()})
+    fault(root / inner, "forge_kernels.yaml")
+    before = registered()
+    with pytest.raises((hub.HubError, ManifestError), match=message) as caught:
+        forge.use_kernels([root])
+    assert str(root) in str(caught.value) and registered() == before and not mark.exists()
 
 
 def test_a_name_that_is_taken_registers_none_of_the_others(folder: Path, repository: Any) -> None:

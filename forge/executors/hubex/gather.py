@@ -81,6 +81,8 @@ def _from_files(
     if os.path.isfile(os.path.join(text, hub.BUNDLE)):
         return _from_bundle(Path(text), policy, backend)
     if path is not None and path.is_file():
+        if not text.endswith(ALONE):
+            _check_within(path, path.parent)
         manifest = read_manifest(path, operators())
         if manifest.build.sources:
             found = os.path.abspath(path if text.endswith(ALONE) else path.parent)
@@ -194,6 +196,8 @@ def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
     where the copy is not as its source."""
     inside = resolved.folder / MANIFEST
     outside = inside if root is None else root / MANIFEST
+    for place in (inside, outside):
+        _check_within(place, root or resolved.folder, resolved.blobs)
     if inside.is_file() and outside.is_file() and inside.read_bytes() != outside.read_bytes():
         raise hub.MalformedError(f"{inside} is not as {outside}, of which it is a copy; build the repository again")
     for place in (inside, outside):
@@ -204,6 +208,13 @@ def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
         f"its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a manifest on "
         'this machine whose kernel_name is "hub:org/name:function", and pass that file'
     )
+
+
+def _check_within(place: Path, *folders: Path | None) -> None:
+    """Raises MalformedError for a link out of a repository's folder, and out of the cache's files of it."""
+    real = place.resolve()
+    if not any(real.is_relative_to(folder.resolve()) for folder in folders if folder is not None):
+        raise hub.MalformedError(f"{place}: is a link to {real}, which is outside of the repository")
 
 
 def _from_manifest(path: Path, module: ModuleType | None, origin: Origin) -> list[Kernel]:
