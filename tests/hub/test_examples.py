@@ -169,6 +169,15 @@ def test_rms_norm_has_torchs_values_and_gradients(example: Example, hidden: int,
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "hidden"), [(3001, 24), (3001, 17), (2001, 264), (3, 20000), (3, 20001)])
+def test_rms_norm_of_more_rows_or_longer_ones_than_are_held_at_once(
+    example: Example, rows: int, hidden: int, dtype: torch.dtype
+) -> None:
+    x, weight = example.randn(rows, hidden, dtype=dtype), example.randn(hidden, dtype=dtype)
+    compare(lambda x, w: example.module.rms_norm(x, w, EPS), rms_norm, x, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rms_norm_takes_any_layout(example: Example, dtype: torch.dtype) -> None:
     """Unaligned, strided rows, strided columns, transposed and expanded inputs, and an expanded gradient."""
     wide, weight = example.randn(6, 40, dtype=dtype), example.randn(20, dtype=dtype)

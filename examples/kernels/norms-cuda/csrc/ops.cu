@@ -15,9 +15,9 @@
 
 namespace {
 
-constexpr int MAX_THREADS = 1024;
+constexpr int FORWARD_THREADS = 1024;
+constexpr int SHORT_ROWS_THREADS = 256;
 constexpr int PIECE_THREADS = 256;
-constexpr int64_t MAX_SHARED_SUMS = 8192;  // float32 values in the shared memory of a block
 
 // torch 2.11's stable headers have no checks of CUDA's own errors yet.
 void check(cudaError_t error) {
@@ -38,10 +38,10 @@ struct Launch {
     stream = static_cast<cudaStream_t>(current);
   }
 
-  int processors() const {
-    int count;
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    return count;
+  int attribute(cudaDeviceAttr which) const {
+    int value;
+    check(cudaDeviceGetAttribute(&value, which, device));
+    return value;
   }
 };
 
@@ -72,13 +72,27 @@ void with_type(const Tensor& x, bool aligned, Body body) {
   }
 }
 
-// Threads for a row of which each takes `width` elements at once: whole warps, and not more than there is work for.
-int threads_for(int64_t length, int width) {
-  int64_t wanted = (length + width - 1) / width;
-  return static_cast<int>(std::min<int64_t>((wanted + WARP - 1) / WARP * WARP, MAX_THREADS));
+// Threads for rows of which each thread keeps KEPT vectors of `width`: see kernels.cuh.
+dim3 threads_for(int64_t hidden, int width, int most) {
+  int64_t wanted = (hidden + width * KEPT - 1) / (width * KEPT);
+  if (wanted > WARP) {
+    return dim3(static_cast<unsigned>(std::min<int64_t>((wanted + WARP - 1) / WARP * WARP, most)));
+  }
+  unsigned lanes = 1;
+  while (lanes < wanted) {
+    lanes *= 2;
+  }
+  return dim3(lanes, SHORT_ROWS_THREADS / lanes);
 }
 
-void rms_norm_into(const Tensor& out, float* rstd, const Tensor& x, const Tensor& weight, double eps) {
+int hidden_of(const char* op, const Tensor& x) {
+  int64_t hidden = x.size(x.dim() - 1);
+  check(hidden < 1 << 30, op, "the last dim of x is ", hidden, ", but must be below 2^30");
+  return static_cast<int>(hidden);
+}
+
+void rms_norm_into(const char* op, const Tensor& out, float* rstd, const Tensor& x, const Tensor& weight, double eps) {
+  int hidden = hidden_of(op, x);
   Rows from = as_rows(x), to = as_rows(out), scale = as_rows(weight);
   if (x.numel() == 0) {
     return;
@@ -87,8 +101,9 @@ void rms_norm_into(const Tensor& out, float* rstd, const Tensor& x, const Tensor
   with_type(x, from.aligned() && to.aligned() && scale.aligned(), [&](auto* element, auto width) {
     using T = std::remove_pointer_t<decltype(element)>;
     constexpr int N = decltype(width)::value;
-    rms_norm_kernel<T, N><<<from.count, threads_for(from.length, N), 0, launch.stream>>>(
-        to.data<T>(), rstd, from.data<T>(), scale.data<T>(), from.stride, from.length, static_cast<float>(eps));
+    dim3 threads = threads_for(hidden, N, FORWARD_THREADS);
+    rms_norm_kernel<T, N><<<(from.count + threads.y - 1) / threads.y, threads, 0, launch.stream>>>(
+        to.data<T>(), rstd, from.data<T>(), scale.data<T>(), from.stride, from.count, hidden, static_cast<float>(eps));
   });
   check_launch();
 }
@@ -96,14 +111,14 @@ void rms_norm_into(const Tensor& out, float* rstd, const Tensor& x, const Tensor
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check_norm("rms_norm", x, weight);
   Tensor out = contiguous_like(x);
-  rms_norm_into(out, nullptr, x, weight, eps);
+  rms_norm_into("rms_norm", out, nullptr, x, weight, eps);
   return out;
 }
 
 std::tuple<Tensor, Tensor> rms_norm_forward(const Tensor& x, const Tensor& weight, double eps) {
   check_norm("rms_norm_forward", x, weight);
   Tensor out = contiguous_like(x), rstd = empty_per_row(x);
-  rms_norm_into(out, static_cast<float*>(rstd.data_ptr()), x, weight, eps);
+  rms_norm_into("rms_norm_forward", out, static_cast<float*>(rstd.data_ptr()), x, weight, eps);
   return {out, rstd};
 }
 
@@ -120,26 +135,32 @@ std::tuple<Tensor, Tensor> rms_norm_backward(
   if (weight.numel() == 0) {
     return {grad_x, grad_weight};
   }
+  int hidden = hidden_of(op, x);
   Launch launch(x);
   Rows from = as_rows(x), incoming = as_rows(grad_output), to = as_rows(grad_x), scale = as_rows(weight);
-  int64_t blocks = std::min<int64_t>(from.count, 2 * launch.processors());
-  int64_t sizes[2] = {blocks, from.length};
-  Tensor sums = make_contiguous(x, sizes, 2, aoti_torch_dtype_float32());
-  bool shared = from.length <= MAX_SHARED_SUMS;
   bool aligned = from.aligned() && incoming.aligned() && to.aligned() && scale.aligned();
+  int memory = launch.attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  int processors = launch.attribute(cudaDevAttrMultiProcessorCount);
   with_type(x, aligned, [&](auto* element, auto width) {
     using T = std::remove_pointer_t<decltype(element)>;
     constexpr int N = decltype(width)::value;
+    constexpr int BYTES = THREAD_BYTES<T, N>;
+    dim3 threads = threads_for(hidden, N, std::min(memory / BYTES / WARP * WARP, BACKWARD_THREADS));
+    int together = threads.x * threads.y;
+    int64_t most = static_cast<int64_t>(processors) * std::max(BACKWARD_THREADS / together, 1);
+    int64_t blocks = std::min<int64_t>((from.count + threads.y - 1) / threads.y, most);
+    int64_t sizes[2] = {blocks, hidden};
+    Tensor sums = make_contiguous(x, sizes, 2, aoti_torch_dtype_float32());
     if (blocks > 0) {
-      size_t shared_bytes = shared ? from.length * sizeof(float) : 0;
-      rms_norm_backward_kernel<T, N><<<blocks, threads_for(from.length, N), shared_bytes, launch.stream>>>(
+      auto kernel = rms_norm_backward_kernel<T, N>;
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES * together));
+      kernel<<<blocks, threads, BYTES * together, launch.stream>>>(
           to.data<T>(), static_cast<float*>(sums.data_ptr()), incoming.data<T>(), from.data<T>(), scale.data<T>(),
           rstd ? static_cast<const float*>(rstd->data_ptr()) : nullptr, incoming.stride, from.stride, from.count,
-          from.length, static_cast<float>(eps), shared);
+          hidden, static_cast<float>(eps));
     }
-    dim3 threads(WARP, SUM_WARPS);
-    sum_rows_kernel<T><<<(from.length + WARP - 1) / WARP, threads, 0, launch.stream>>>(
-        static_cast<T*>(grad_weight.data_ptr()), static_cast<const float*>(sums.data_ptr()), blocks, from.length);
+    sum_rows_kernel<T><<<(hidden + WARP - 1) / WARP, dim3(WARP, SUM_WARPS), 0, launch.stream>>>(
+        static_cast<T*>(grad_weight.data_ptr()), static_cast<const float*>(sums.data_ptr()), blocks, hidden);
   });
   check_launch();
   return {grad_x, grad_weight};
@@ -150,10 +171,11 @@ Rows as_long_rows(const Tensor& tensor, bool one_row) {
   return one_row ? Rows{tensor, 1, tensor.numel(), tensor.numel()} : as_rows(tensor);
 }
 
+// How many blocks a row needs.
 template <int N>
-int64_t pieces_of(const Rows& rows) {
+unsigned pieces_of(const Rows& rows) {
   int64_t piece = PIECE_THREADS * N;
-  return rows.count * ((rows.length + piece - 1) / piece);
+  return static_cast<unsigned>((rows.length + piece - 1) / piece);
 }
 
 void swiglu_into(const Rows& to, const Rows& gate, const Rows& up) {
@@ -164,8 +186,9 @@ void swiglu_into(const Rows& to, const Rows& gate, const Rows& up) {
   with_type(to.tensor, to.aligned() && gate.aligned() && up.aligned(), [&](auto* element, auto width) {
     using T = std::remove_pointer_t<decltype(element)>;
     constexpr int N = decltype(width)::value;
-    swiglu_kernel<T, N><<<pieces_of<N>(to), PIECE_THREADS, 0, launch.stream>>>(
-        to.data<T>(), gate.data<T>(), up.data<T>(), gate.stride, up.stride, to.length);
+    unsigned pieces = pieces_of<N>(to);
+    swiglu_kernel<T, N><<<to.count * pieces, PIECE_THREADS, 0, launch.stream>>>(
+        to.data<T>(), gate.data<T>(), up.data<T>(), gate.stride, up.stride, to.length, pieces);
   });
   check_launch();
 }
@@ -196,9 +219,10 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& grad_output, const Tens
   with_type(gate, aligned, [&](auto* element, auto width) {
     using T = std::remove_pointer_t<decltype(element)>;
     constexpr int N = decltype(width)::value;
-    swiglu_backward_kernel<T, N><<<pieces_of<N>(g), PIECE_THREADS, 0, launch.stream>>>(
+    unsigned pieces = pieces_of<N>(g);
+    swiglu_backward_kernel<T, N><<<g.count * pieces, PIECE_THREADS, 0, launch.stream>>>(
         to_gate.data<T>(), to_up.data<T>(), incoming.data<T>(), g.data<T>(), u.data<T>(), incoming.stride, g.stride,
-        u.stride, g.length);
+        u.stride, g.length, pieces);
   });
   check_launch();
   return {grad_gate, grad_up};

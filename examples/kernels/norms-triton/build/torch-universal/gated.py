@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .launch import as_rows, check_like, check_tensor, needs_grad, on_device_of, warps
+from .launch import as_rows, check_like, check_tensor, contiguous_like, needs_grad, on_device_of
 
-MAX_BLOCK = 1024
+BLOCK = 1024
 
 
 @triton.jit
@@ -71,14 +71,12 @@ def swiglu_backward(
     """(grad_gate, grad_up) of swiglu."""
     _check("swiglu_backward", gate, up)
     check_like("swiglu_backward", "grad_output", grad_output, "gate", gate)
-    grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    grad_up = torch.empty_like(grad_gate)
+    grad_gate, grad_up = contiguous_like(gate), contiguous_like(gate)
     if gate.numel() == 0:
         return grad_gate, grad_up
     gate, up, grad_output = _rows(gate, up, grad_output)
-    block, grid = _grid(gate)
     with on_device_of(gate):
-        _backward[grid](
+        _backward[_grid(gate)](
             grad_gate,
             grad_up,
             grad_output,
@@ -88,8 +86,7 @@ def swiglu_backward(
             gate.stride(0),
             up.stride(0),
             gate.shape[1],
-            BLOCK=block,
-            num_warps=warps(block),
+            BLOCK=BLOCK,
         )
     return grad_gate, grad_up
 
@@ -106,17 +103,15 @@ def _rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [as_rows(tensor) for tensor in tensors]
 
 
-def _grid(rows: torch.Tensor) -> tuple[int, tuple[int]]:
-    block = min(triton.next_power_of_2(rows.shape[1]), MAX_BLOCK)
-    return block, (rows.shape[0] * triton.cdiv(rows.shape[1], block),)
+def _grid(rows: torch.Tensor) -> tuple[int]:
+    return (rows.shape[0] * triton.cdiv(rows.shape[1], BLOCK),)
 
 
 def _run_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    out = contiguous_like(gate)
     if gate.numel() == 0:
         return out
     gate, up = _rows(gate, up)
-    block, grid = _grid(gate)
     with on_device_of(gate):
-        _forward[grid](out, gate, up, gate.stride(0), up.stride(0), gate.shape[1], BLOCK=block, num_warps=warps(block))
+        _forward[_grid(gate)](out, gate, up, gate.stride(0), up.stride(0), gate.shape[1], BLOCK=BLOCK)
     return out

@@ -1,39 +1,45 @@
 """What the kernels share: checks of their tensors, rows, and the device they run on."""
 
 import contextlib
+from collections.abc import Callable
+from functools import cache
 
 import torch
 import triton
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = triton.knobs.runtime.interpret
+HERE = contextlib.nullcontext()
 
 
-def check(holds: bool, text: str, kind: type[Exception] = RuntimeError) -> None:
+def check(holds: bool, text: Callable[[], str], kind: type[Exception] = RuntimeError) -> None:
     """Raises `kind` with the text unless the condition holds."""
     if not holds:
-        raise kind(f"norms_triton.{text}")
+        raise kind(f"norms_triton.{text()}")
 
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor) -> None:
     """Raises RuntimeError for a tensor that no kernel here takes."""
     check(
         tensor.is_cuda or (INTERPRETED and tensor.device.type == "cpu"),
-        f"{op}: {name} is on {tensor.device}, but Triton runs on GPUs; TRITON_INTERPRET=1 runs it on the CPU, slowly",
+        lambda: (
+            f"{op}: {name} is on {tensor.device}, but Triton runs on GPUs; "
+            "TRITON_INTERPRET=1 runs it on the CPU, slowly"
+        ),
     )
     check(
         tensor.dtype in DTYPES,
-        f"{op}: {name} is {tensor.dtype}, but must be {' or '.join(map(str, DTYPES))}",
+        lambda: f"{op}: {name} is {tensor.dtype}, but must be {' or '.join(map(str, DTYPES))}",
     )
 
 
 def check_like(op: str, name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
     """Raises RuntimeError unless the tensors agree in shape, dtype and device."""
-    check(tensor.device == other.device, f"{op}: {name} is on {tensor.device}, {other_name} on {other.device}")
-    check(tensor.dtype == other.dtype, f"{op}: {name} is {tensor.dtype}, but {other_name} is {other.dtype}")
+    check(tensor.device == other.device, lambda: f"{op}: {name} is on {tensor.device}, {other_name} on {other.device}")
+    check(tensor.dtype == other.dtype, lambda: f"{op}: {name} is {tensor.dtype}, but {other_name} is {other.dtype}")
     check(
         tensor.shape == other.shape,
-        f"{op}: {name} is {list(tensor.shape)}, but must have the shape of {other_name}, {list(other.shape)}",
+        lambda: f"{op}: {name} is {list(tensor.shape)}, but must have the shape of {other_name}, {list(other.shape)}",
     )
 
 
@@ -42,29 +48,29 @@ def needs_grad(*tensors: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
+def contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for a contiguous tensor of the same shape."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 def unit_stride(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, copied if its last dim is not side by side in memory."""
     return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as rows of its last dim; a view where the strides allow it."""
-    length = tensor.shape[-1] if tensor.ndim else 1
-    return unit_stride(tensor.reshape(tensor.numel() // max(length, 1), length))
+    """The tensor, which has elements, as rows of its last dim; a view where the strides allow it."""
+    return unit_stride(tensor if tensor.ndim == 2 else tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1))
 
 
-def warps(block: int) -> int:
-    """How many warps a block of this many elements is worth."""
-    return min(max(block // 256, 1), 16)
-
-
-def programs(rows: int, device: torch.device) -> int:
-    """How many programs fill the device when each takes many rows."""
-    if device.type != "cuda":
-        return min(rows, 2)
-    return min(rows, 4 * torch.cuda.get_device_properties(device).multi_processor_count)
+@cache
+def processors(device: torch.device) -> int:
+    """How many programs run side by side at least."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
     """Triton launches on the current device, which need not be the tensor's."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return HERE
+    return torch.cuda.device(tensor.device)

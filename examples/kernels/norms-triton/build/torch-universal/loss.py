@@ -5,15 +5,20 @@ import triton
 import triton.language as tl
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .launch import check, check_tensor, needs_grad, on_device_of, unit_stride, warps
+from .launch import check, check_tensor, contiguous_like, needs_grad, on_device_of, unit_stride
 
-MAX_BLOCK = 8192
 REDUCTIONS = ("none", "mean", "sum")
+FORWARD_BLOCK, FORWARD_WARPS = 4096, 4
+BACKWARD_BLOCK, BACKWARD_WARPS = 8192, 16
+REDUCED_BLOCK = 1024
 
 
 @triton.jit
-def _log_sum_exp(logits, classes, BLOCK: tl.constexpr):
-    """log(sum(exp(row))), with a running maximum."""
+def _forward(losses, lse, logits, target, logits_stride, target_stride, classes, ignore_index, BLOCK: tl.constexpr):
+    """log(sum(exp(row))) with a running maximum, and the loss."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * logits_stride
+    label = tl.load(target + row * target_stride)
     high = -float("inf")
     total = 0.0
     for start in range(0, classes, BLOCK):
@@ -23,15 +28,7 @@ def _log_sum_exp(logits, classes, BLOCK: tl.constexpr):
         shift = tl.where(new_high == -float("inf"), 0.0, new_high)  # a block of -inf alone adds nothing
         total = total * tl.exp(high - shift) + tl.sum(tl.exp(value - shift), 0)
         high = new_high
-    return high + tl.log(total)
-
-
-@triton.jit
-def _forward(losses, lse, logits, target, logits_stride, target_stride, classes, ignore_index, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * logits_stride
-    label = tl.load(target + row * target_stride)
-    found = _log_sum_exp(logits, classes, BLOCK)
+    found = high + tl.log(total)
     exists = (label >= 0) & (label < classes)
     chosen = tl.load(logits + label, mask=exists, other=float("nan")).to(tl.float32)
     tl.store(losses + row, tl.where(label == ignore_index, 0.0, found - chosen))
@@ -39,9 +36,25 @@ def _forward(losses, lse, logits, target, logits_stride, target_stride, classes,
 
 
 @triton.jit
+def _reduce(out, count, losses, target, target_stride, rows, ignore_index, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum or the mean of the losses, and how many targets are not ignored: in one program, always in one order."""
+    total = tl.zeros([BLOCK], tl.float32)
+    kept = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        total += tl.load(losses + row, mask=row < rows, other=0.0)
+        label = tl.load(target + row.to(tl.int64) * target_stride, mask=row < rows, other=ignore_index)
+        kept += tl.where(label == ignore_index, 0.0, 1.0)
+    result, found = tl.sum(total, 0), tl.sum(kept, 0)
+    tl.store(out, (result / found if MEAN else result).to(out.dtype.element_ty))
+    tl.store(count, found)
+
+
+@triton.jit
 def _backward(
     grad_logits,
     grad_losses,
+    count,
     lse,
     logits,
     target,
@@ -50,17 +63,16 @@ def _backward(
     target_stride,
     classes,
     ignore_index,
-    KNOWN: tl.constexpr,
+    MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * logits_stride
     label = tl.load(target + row * target_stride)
     g = tl.load(grad_losses + row * grad_stride).to(tl.float32)
-    if KNOWN:
-        found = tl.load(lse + row)
-    else:
-        found = _log_sum_exp(logits, classes, BLOCK)
+    if MEAN:
+        g /= tl.load(count)
+    found = tl.load(lse + row)
     for start in range(0, classes, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < classes
@@ -76,15 +88,17 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: FunctionCtx, input: torch.Tensor, target: torch.Tensor, ignore_index: int, reduction: str
     ) -> torch.Tensor:
         losses, lse = _run_forward(input, target, ignore_index)
-        ctx.save_for_backward(input, target, lse)
+        loss, count = _reduced(losses, input, target, ignore_index, reduction)
+        ctx.save_for_backward(input, target, lse, count)
         ctx.options = ignore_index, reduction
-        return _reduced(losses, target, ignore_index, reduction).to(input.dtype)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        input, target, lse = ctx.saved_tensors
-        return cross_entropy_backward(grad_output, input, target, *ctx.options, lse=lse), None, None, None
+        input, target, lse, count = ctx.saved_tensors
+        grad = cross_entropy_backward(grad_output, input, target, *ctx.options, lse=lse, count=count)
+        return grad, None, None, None
 
 
 def cross_entropy(
@@ -101,7 +115,7 @@ def cross_entropy(
     if needs_grad(input):
         return _CrossEntropy.apply(input, target, ignore_index, reduction)
     losses, _ = _run_forward(input, target, ignore_index)
-    return _reduced(losses, target, ignore_index, reduction).to(input.dtype)
+    return _reduced(losses, input, target, ignore_index, reduction)[0]
 
 
 def cross_entropy_backward(
@@ -112,72 +126,75 @@ def cross_entropy_backward(
     reduction: str = "mean",
     *,
     lse: torch.Tensor | None = None,
+    count: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """grad_input of cross_entropy. lse: log(sum(exp(input))) of each row; None finds it again."""
+    """grad_input of cross_entropy.
+
+    lse: log(sum(exp(input))) of each row; None finds it again. count: how many targets are not ignored, likewise.
+    """
     op = "cross_entropy_backward"
     _check(op, input, target, reduction)
     wanted = target.shape if reduction == "none" else torch.Size(())
     check(
         grad_output.shape == wanted and grad_output.device == input.device,
-        f"{op}: grad_output is {list(grad_output.shape)} on {grad_output.device}, "
-        f"but must be {list(wanted)} on {input.device}",
+        lambda: (
+            f"{op}: grad_output is {list(grad_output.shape)} on {grad_output.device}, "
+            f"but must be {list(wanted)} on {input.device}"
+        ),
     )
-    grad_input = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    grad_input = contiguous_like(input)
     if input.numel() == 0:
         return grad_input
+    if lse is None:
+        _, lse = _run_forward(input, target, ignore_index)
+    if count is None and reduction == "mean":
+        count = (target != ignore_index).sum(dtype=torch.float32)
     rows, classes = input.shape
-    if reduction == "mean":
-        grad_output = grad_output / (target != ignore_index).sum()
-    grad_output = grad_output.expand(rows)
     logits = unit_stride(input)
-    block = _block(classes)
     with on_device_of(logits):
         _backward[(rows,)](
             grad_input,
             grad_output,
+            count,
             lse,
             logits,
             target,
-            grad_output.stride(0),
+            grad_output.stride(0) if reduction == "none" else 0,
             logits.stride(0),
             target.stride(0),
             classes,
             ignore_index,
-            KNOWN=lse is not None,
-            BLOCK=block,
-            num_warps=warps(block),
+            MEAN=reduction == "mean",
+            BLOCK=BACKWARD_BLOCK,
+            num_warps=BACKWARD_WARPS,
         )
     return grad_input
 
 
 def _check(op: str, input: torch.Tensor, target: torch.Tensor, reduction: str) -> None:
     check_tensor(op, "input", input)
-    check(target.device == input.device, f"{op}: target is on {target.device}, input on {input.device}")
-    check(target.dtype == torch.int64, f"{op}: target is {target.dtype}, but must be torch.int64")
+    check(target.device == input.device, lambda: f"{op}: target is on {target.device}, input on {input.device}")
+    check(target.dtype == torch.int64, lambda: f"{op}: target is {target.dtype}, but must be torch.int64")
     check(
         input.ndim == 2 and target.shape == input.shape[:1],
-        f"{op}: input is {list(input.shape)} and target {list(target.shape)}, but they must be [N, V] and [N]",
+        lambda: f"{op}: input is {list(input.shape)} and target {list(target.shape)}, but they must be [N, V] and [N]",
     )
     check(
         reduction in REDUCTIONS,
-        f"{op}: reduction is {reduction!r}, but must be {' or '.join(map(repr, REDUCTIONS))}",
+        lambda: f"{op}: reduction is {reduction!r}, but must be {' or '.join(map(repr, REDUCTIONS))}",
         ValueError,
     )
-
-
-def _block(classes: int) -> int:
-    return min(triton.next_power_of_2(classes), MAX_BLOCK)
 
 
 def _run_forward(input: torch.Tensor, target: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(losses, log(sum(exp(input)))) of the rows, in float32."""
     rows, classes = input.shape
-    losses, lse = torch.empty((2, rows), dtype=torch.float32, device=input.device)
+    losses = torch.empty(rows, dtype=torch.float32, device=input.device)
+    lse = torch.empty_like(losses)
     if rows == 0:
         return losses, lse
-    check(classes > 0, "cross_entropy: input has no classes")
+    check(classes > 0, lambda: "cross_entropy: input has no classes")
     logits = unit_stride(input)
-    block = _block(classes)
     with on_device_of(logits):
         _forward[(rows,)](
             losses,
@@ -188,14 +205,30 @@ def _run_forward(input: torch.Tensor, target: torch.Tensor, ignore_index: int) -
             target.stride(0),
             classes,
             ignore_index,
-            BLOCK=block,
-            num_warps=warps(block),
+            BLOCK=FORWARD_BLOCK,
+            num_warps=FORWARD_WARPS,
         )
     return losses, lse
 
 
-def _reduced(losses: torch.Tensor, target: torch.Tensor, ignore_index: int, reduction: str) -> torch.Tensor:
+def _reduced(
+    losses: torch.Tensor, input: torch.Tensor, target: torch.Tensor, ignore_index: int, reduction: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the loss in input's dtype, how many targets are not ignored, where that was counted)."""
     if reduction == "none":
-        return losses
-    total = losses.sum()
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+        return losses.to(input.dtype), None
+    loss = torch.empty((), dtype=input.dtype, device=input.device)
+    count = torch.empty((), dtype=torch.float32, device=input.device)
+    with on_device_of(input):
+        _reduce[(1,)](
+            loss,
+            count,
+            losses,
+            target,
+            target.stride(0),
+            len(losses),
+            ignore_index,
+            MEAN=reduction == "mean",
+            BLOCK=REDUCED_BLOCK,
+        )
+    return loss, count

@@ -7,15 +7,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from .launch import check, check_tensor, needs_grad, on_device_of, unit_stride
 
-ELEMENTS = 2048  # of one half, in one program
-
-
-@triton.jit
-def _offsets(row, heads, length, batch_stride, head_stride, row_stride):
-    """Where rows [batch, head, position] begin."""
-    position = row % length
-    head = (row // length) % heads
-    return (row // (length * heads)) * batch_stride + head * head_stride + position * row_stride
+ELEMENTS = 512  # of one half, in one program
+WARPS = 2
 
 
 @triton.jit
@@ -24,9 +17,8 @@ def _rotate(
     x,
     cos,
     sin,
-    rows,
-    heads,
-    length,
+    outer,
+    inner,
     half,
     out_0,
     out_1,
@@ -44,13 +36,18 @@ def _rotate(
     ROWS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    """Rows [i, j, k] of x, k < inner and j < outer; a program takes ROWS of them that differ in k."""
+    pieces = tl.cdiv(inner, ROWS)
+    place = tl.program_id(0) // pieces
+    i = (place // outer).to(tl.int64)
+    j = (place % outer).to(tl.int64)
+    k = (tl.program_id(0) % pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, HALF)[None, :]
-    inside = (row < rows) & (column < half)
-    x_at = x + _offsets(row, heads, length, x_0, x_1, x_2) + column
-    cos_at = cos + _offsets(row, heads, length, cos_0, cos_1, cos_2) + column
-    sin_at = sin + _offsets(row, heads, length, sin_0, sin_1, sin_2) + column
-    out_at = out + _offsets(row, heads, length, out_0, out_1, out_2) + column
+    inside = (k < inner) & (column < half)
+    x_at = x + (i * x_0 + j * x_1) + k * x_2 + column
+    cos_at = cos + (i * cos_0 + j * cos_1) + k * cos_2 + column
+    sin_at = sin + (i * sin_0 + j * sin_1) + k * sin_2 + column
+    out_at = out + (i * out_0 + j * out_1) + k * out_2 + column
     first = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(x_at + half, mask=inside, other=0.0).to(tl.float32)
     first_cos = tl.load(cos_at, mask=inside, other=0.0).to(tl.float32)
@@ -103,17 +100,24 @@ def rotary_backward(grad_output: torch.Tensor, cos: torch.Tensor, sin: torch.Ten
 
 def _check(op: str, name: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     check_tensor(op, name, x)
-    check(x.ndim > 0 and x.shape[-1] % 2 == 0, f"{op}: {name} is {list(x.shape)}, but its last dim must be even")
-    for table_name, table in (("cos", cos), ("sin", sin)):
-        check_tensor(op, table_name, table)
-        check(table.device == x.device, f"{op}: {table_name} is on {table.device}, {name} on {x.device}")
-        shape = (1,) * (x.ndim - table.ndim) + tuple(table.shape)
-        check(
-            len(shape) == x.ndim
-            and shape[-1] == x.shape[-1]
-            and all(length in (1, wanted) for length, wanted in zip(shape, x.shape, strict=True)),
-            f"{op}: {table_name} is {list(table.shape)}, which does not broadcast to {name}, {list(x.shape)}",
-        )
+    check(
+        x.ndim > 0 and x.shape[-1] % 2 == 0,
+        lambda: f"{op}: {name} is {list(x.shape)}, but its last dim must be even",
+    )
+    _check_table(op, "cos", cos, name, x)
+    _check_table(op, "sin", sin, name, x)
+
+
+def _check_table(op: str, table_name: str, table: torch.Tensor, name: str, x: torch.Tensor) -> None:
+    check_tensor(op, table_name, table)
+    check(table.device == x.device, lambda: f"{op}: {table_name} is on {table.device}, {name} on {x.device}")
+    shape = (1,) * (x.ndim - table.ndim) + tuple(table.shape)
+    check(
+        len(shape) == x.ndim
+        and shape[-1] == x.shape[-1]
+        and all(length in (1, wanted) for length, wanted in zip(shape, x.shape, strict=True)),
+        lambda: f"{op}: {table_name} is {list(table.shape)}, which does not broadcast to {name}, {list(x.shape)}",
+    )
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:
@@ -126,26 +130,45 @@ def _summed(grad_output: torch.Tensor, factor: torch.Tensor, table: torch.Tensor
     return (grad_output.float() * factor.float()).sum_to_size(table.shape).to(table.dtype)
 
 
-def _four_dims(tensor: torch.Tensor) -> torch.Tensor:
-    """[batch, head, position, D], a view where the strides allow it."""
-    tensor = tensor[(None,) * (4 - tensor.ndim)] if tensor.ndim < 4 else tensor.flatten(0, -4)
-    return unit_stride(tensor)
+def _four_dims(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[i, j, k, D] of a tensor that broadcasts to `shape`; a view where the strides allow it."""
+    return unit_stride(tensor if len(shape) <= 4 else tensor.expand(shape).flatten(0, -4))
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Of i, j and k; 0 where the tensor repeats itself."""
+    strides = [0 if length == 1 else stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return [0] * (4 - tensor.ndim) + strides[:-1]
 
 
 def _run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, backward: bool) -> torch.Tensor:
     shape = x.shape
-    cos, sin = (_four_dims(table.expand(shape)) for table in (cos, sin))
-    x = _four_dims(x)
+    x, cos, sin = (_four_dims(tensor, shape) for tensor in (x, cos, sin))
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out.view(shape)
-    _, heads, length, width = x.shape
-    rows, half = x.numel() // width, width // 2
+    outer, inner, width = (1, 1, *x.shape)[-3:]
+    strides = [_strides(tensor) for tensor in (out, x, cos, sin)]
+    if 0 < strides[1][1] < strides[1][2]:  # rows that a program takes should be neighbours in memory
+        outer, inner = inner, outer
+        strides = [[i, k, j] for i, j, k in strides]
+    half = width // 2
     block = triton.next_power_of_2(half)
-    block_rows = min(max(ELEMENTS // block, 1), triton.next_power_of_2(rows))
-    strides = [stride for tensor in (out, x, cos, sin) for stride in tensor.stride()[:3]]
+    block_rows = min(max(ELEMENTS // block, 1), triton.next_power_of_2(inner))
+    programs = x.numel() // (inner * width) * triton.cdiv(inner, block_rows)
     with on_device_of(x):
-        _rotate[(triton.cdiv(rows, block_rows),)](
-            out, x, cos, sin, rows, heads, length, half, *strides, BACKWARD=backward, ROWS=block_rows, HALF=block
+        _rotate[(programs,)](
+            out,
+            x,
+            cos,
+            sin,
+            outer,
+            inner,
+            half,
+            *(stride for each in strides for stride in each),
+            BACKWARD=backward,
+            ROWS=block_rows,
+            HALF=block,
+            num_warps=WARPS,
         )
     return out.view(shape)
