@@ -254,6 +254,30 @@ def test_a_partial_manifest_keeps_the_default_unless_it_replaces_it(gelus: Calla
     assert executors_of(jitted, "gelu") == ["other.wide", "torch" if replace else "acme.default"]
 
 
+RANKED = """\
+forge_kernels: 1
+library: {name: acme}
+ops:
+- op: torch.nn.functional.gelu
+  kernels:
+  - {name: wrong, kernel_name: wrong, priority: 3, args: {x: input}, where: "approximate == 'none'"}
+  - {name: narrow, kernel_name: right, priority: 2, args: {x: input}, where: [approximate == 'none', input.ndim == 9]}
+  - {name: right, kernel_name: right, priority: 1, args: {x: input}, where: "approximate == 'none'"}
+"""
+
+
+def test_a_better_kernel_that_fails_gives_way_to_the_next(gelus: Callable) -> None:
+    """ColossalAI tries nothing else when its first choice fails."""
+    jitted, x = forge.jit(gelu, kernels=[gelus("ranked", RANKED, wrong=0.1, right=0.0)]), torch.randn(3, 5)
+    with pytest.warns(HubNotice, match="kernel acme.wrong of .* is not used: failed verification"):
+        torch.testing.assert_close(jitted(x), gelu(x))
+    (row,) = [row for row in forge.explain(jitted).rows if row.operation == "torch.nn.functional.gelu"]
+    assert row.executor == "acme.right"
+    (first, why), (second, reason) = row.declined
+    assert (first, second, reason) == ("acme.wrong", "acme.narrow", "input.ndim = 2 is not 9")
+    assert why.startswith("failed verification on input: float32[") and "values differ by up to 0.1" in why
+
+
 # gradients
 
 
@@ -420,17 +444,27 @@ def test_frozen_weights_have_no_gradient_and_those_before_a_kernel_have_theirs(t
     assert claimed(forge.explain(jitted), trained) == 4
 
 
-def test_kernels_run_in_checkpointed_regions(trained: Repository) -> None:
+KINDS = {
+    "kernel": (GELU_BACKWARD, {"grad": GRAD}),
+    "composite": ("def f(x):\n    return F.gelu(x)", {"grad": "composite"}),
+    "autograd": (FUNCTION.format(factor=1), {"grad": "autograd", "layout": "contiguous"}),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_run_in_checkpointed_regions(repository: Callable, kind: str, dynamic: bool | None) -> None:
     class Checkpointed(Gelus):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers:
                 x = checkpoint(lambda y, layer=layer: F.gelu(layer(y)), x, use_reentrant=False)
             return x
 
-    model = Checkpointed()
-    jitted = forge.jit(model, executors=[executor(trained), "torch"])
-    same_training(jitted, model, list(model.parameters()))
-    assert claimed(forge.explain(jitted), trained) >= 4
+    code, entry = KINDS[kind]
+    made, model = repository(f"checkpointed_{kind}", code, **GELU, **entry), Checkpointed()
+    jitted = forge.jit(model, executors=[executor(made), "torch"], dynamic=dynamic)
+    same_training(jitted, model, list(model.parameters()), steps=2)
+    assert claimed(forge.explain(jitted), made) >= 2
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

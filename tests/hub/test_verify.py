@@ -241,6 +241,17 @@ def _worker_starts_elsewhere(made: Repository) -> int:
     return int(done.stdout)
 
 
+def test_an_answer_is_of_one_kind_of_device(repository: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = repository("device", "def f(x):\n    return F.gelu(x)", **GELU)
+    (kernel,) = executor(made).kernels
+    names = {0: "small", 1: "large", 2: "small"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    small, large, same = (verify._identity(kernel, torch.device("cuda", index)) for index in range(3))
+    assert small == same != large
+    assert len({small, large, verify._identity(kernel, torch.device("cpu"))}) == 3
+
+
 def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> None:
     code = "def f(x, weight, bias, eps):\n    return F.layer_norm(x, weight.shape, weight, bias, eps)"
     made = repository("layers", code, **LAYER_NORM)
