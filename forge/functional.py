@@ -16,6 +16,7 @@ from forge.executors.executor import Executor
 from forge.frontend import direct
 from forge.frontend.program import inline_epilogue
 from forge.ir import Trace, check
+from forge.torchlang import autocast
 
 
 def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
@@ -37,15 +38,17 @@ class Direct:
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compile(args, kwargs).call(*direct.input_tensors(args, kwargs))
+        compiled, given = self.compile(args, kwargs), direct.input_tensors(args, kwargs)
+        return autocast.without(compiled.call)(*given) if autocast.is_enabled() else compiled.call(*given)
 
     def compile(self, args: tuple, kwargs: dict) -> Compiled:
         """What runs for these arguments."""
         leaves, spec = _pytree.tree_flatten((args, kwargs))
-        key = (spec, torch.is_grad_enabled(), *[_metadata(leaf) for leaf in leaves])
+        key = (spec, torch.is_grad_enabled(), autocast.state(), *[_metadata(leaf) for leaf in leaves])
         if key not in self.compiled:
             program = direct.record(self.function, args, kwargs)
-            self.compiled[key] = compile_program(program, self.options, grad=torch.is_grad_enabled())
+            with autocast.disabled():
+                self.compiled[key] = compile_program(program, self.options, grad=torch.is_grad_enabled())
         return self.compiled[key]
 
 

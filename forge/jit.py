@@ -20,6 +20,7 @@ from forge.frontend.entry import History, enter
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
 from forge.ir.collection import paused_gc
+from forge.torchlang import autocast
 
 _OPTIONS = ("executors", "transforms", "kernels", "strict", "fullgraph", "dynamic")
 
@@ -128,15 +129,13 @@ def compile_graph(
 ) -> Callable:
     """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager."""
     record = record or Record()
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return _in_eager(graph, "torch.autocast is enabled", record)
     try:
         with paused_gc():
             compiled = _compile(graph, options, record)
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)
     record.compiled.append(compiled)
-    return compiled.call
+    return autocast.without(compiled.call) if autocast.is_enabled() else compiled.call
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
@@ -145,7 +144,8 @@ def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> C
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
-    compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
+    with autocast.disabled():
+        compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
     compiled.seconds = {"record": seconds, **compiled.seconds}
     compiled.opaque_calls = capture.opaque_calls
     return compiled

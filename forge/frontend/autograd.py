@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from forge.torchlang import autocast
+
 _TWICE = (
     "forge: this result was differentiated by forge's own backward, which has no gradient itself: double backward "
     "(create_graph=True) is not supported; run this part in eager for it"
@@ -39,6 +41,9 @@ class Region:
 
             @staticmethod
             def backward(ctx: Any, *gradients: Any) -> Any:
+                if autocast.is_enabled():
+                    with autocast.disabled():
+                        return ForgeFunction.backward(ctx, *gradients)
                 present = tuple([gradient is not None for gradient in gradients])
                 function = backwards.get(present)
                 if function is None:

@@ -2,7 +2,8 @@
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from forge.ir import (
     recording,
 )
 from forge.ir.pytree import tensors, tree_map
+from forge.torchlang import autocast
 from forge.transforms.opaque import opaque_symbol
 
 
@@ -50,7 +52,7 @@ def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
     Raises Unsupported for a graph that has to run in eager.
     """
     interpreter = _Interpreter(graph, parameters)
-    with recording(interpreter.trace, torchlang.language):
+    with recording(interpreter.trace, torchlang.language), interpreter.regions():
         result = interpreter.run()
         program = finish(interpreter.trace, result, interpreter.trace.memory)
     return Capture(program, interpreter.opaque_calls)
@@ -63,6 +65,16 @@ class _Interpreter:
         self.trace = Trace("computation", stage="recorded from Dynamo")
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
+        self.autocasts: list[torch.autocast] = []
+
+    @contextmanager
+    def regions(self) -> Iterator[None]:
+        """Ends the regions of torch.autocast that the graph leaves open."""
+        try:
+            yield
+        finally:
+            for region in reversed(self.autocasts):
+                region.__exit__(None, None, None)
 
     def run(self) -> Any:
         nodes = iter(self.graph.graph.nodes)
@@ -85,7 +97,7 @@ class _Interpreter:
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Runs a nested graph on values of this one."""
         inner = _Interpreter(graph)
-        inner.trace, inner.opaque_calls = current_trace(), self.opaque_calls
+        inner.trace, inner.opaque_calls, inner.autocasts = current_trace(), self.opaque_calls, self.autocasts
         given = iter(args)
         inner.placeholder = lambda node: next(given)
         return inner.run()
@@ -164,6 +176,8 @@ class _Interpreter:
         try:
             aliased = _shares_memory(node, example)
             output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)
+        except autocast.ReachesInside as reason:
+            raise Unsupported(str(reason)) from reason
         except NotImplementedError:
             shared = _shares_memory(node, example)
             output = self.opaque(target, args, kwargs, example, name=torchlang.function_name(target), shared=shared)
@@ -213,13 +227,15 @@ class _Interpreter:
         """Runs a function that torchlang does not have, by torch; `shared`: its output views its first argument."""
         function = getattr(torch.Tensor, target) if isinstance(target, str) else target
         mutated = mutated_arguments(function, name, args, kwargs)
-        self.opaque_calls.append(name)
+        self.opaque_calls.append(f"{name} under torch.autocast" if autocast.is_enabled() else name)
         memory = self.trace.memory
         if mutated is None:
             raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
         read_args, read_kwargs = memory.read_all(args), memory.read_all(kwargs)
         if mutated:
             return self.opaque_mutation(function, name, args, read_args, read_kwargs, mutated, example)
+        if autocast.is_enabled():
+            function = autocast.Under(function)
         symbol = opaque_symbol(function, name, lambda: self.fresh(example))
         output = symbol(*read_args, **read_kwargs)
         if shared and args and isinstance(args[0], TensorProxy):
@@ -239,7 +255,7 @@ class _Interpreter:
     def opaque_mutation(
         self, function: Callable, name: str, args: tuple, read: tuple, kwargs: dict, mutated: list[int], example: Any
     ) -> Any:
-        pure = Functional(function, mutated)
+        pure = Functional(autocast.Under(function) if autocast.is_enabled() else function, mutated)
         written = tuple(
             self.trace.tensor(args[i].shape, args[i].dtype, args[i].device, strides=args[i].strides) for i in mutated
         )
@@ -371,8 +387,17 @@ def _nothing(interpreter: _Interpreter, *args: Any, **kwargs: Any) -> None:
     return None
 
 
-def _no_autocast(interpreter: _Interpreter, *args: Any, **kwargs: Any) -> None:
-    raise Unsupported("the graph enters torch.autocast")
+def _enter_autocast(interpreter: _Interpreter, *args: Any) -> Any:
+    """A region of the graph: while its calls are recorded, this thread is in it."""
+    region = torch.autocast(*args)
+    region.__enter__()
+    interpreter.autocasts.append(region)
+    return region
+
+
+def _exit_autocast(interpreter: _Interpreter, region: Any) -> None:
+    interpreter.autocasts.remove(region)
+    region.__exit__(None, None, None)
 
 
 def _checkpoint(interpreter: _Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:
@@ -416,6 +441,6 @@ _SPECIAL: dict[Any, Callable] = {
     torch._functorch.predispatch.lazy_load_decompositions: _nothing,
     torch._C._set_grad_enabled: _set_grad_enabled,
     torch._C._log_api_usage_once: _nothing,
-    torch.amp.autocast_mode._enter_autocast: _no_autocast,
-    torch.amp.autocast_mode._exit_autocast: _no_autocast,
+    torch.amp.autocast_mode._enter_autocast: _enter_autocast,
+    torch.amp.autocast_mode._exit_autocast: _exit_autocast,
 }

@@ -3,6 +3,7 @@
 Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies.
 """
 
+import operator
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
@@ -24,6 +25,7 @@ from forge.ir import (
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.torchlang import autocast
 
 language = LanguageContext("torchlang")
 
@@ -217,6 +219,8 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     entry = _entry_of(function)
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
+    if autocast.is_enabled():
+        args, kwargs = _autocast(function, args, kwargs, memory)
     with speaking(clang.language):
         if "out" in kwargs:  # torch's own Python functions pass out=None on
             target = kwargs["out"]
@@ -231,6 +235,27 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
         if inplace:
             return _call_inplace(entry, args, kwargs, memory)
         return _call(entry, args, kwargs, memory, aliased)
+
+
+def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memory) -> tuple[tuple, dict]:
+    """The arguments in the dtypes that autocast gives them. Raises NotImplementedError where no conversion does it."""
+
+    def convert(tensor: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+        with speaking(clang.language):
+            return _call(_methods["to"], (tensor, dtype), {}, memory, None)
+
+    given = autocast.converted(_callable(function), args, kwargs, convert)
+    if given is None:
+        raise NotImplementedError(f"torchlang does not have {function_name(function)} under torch.autocast")
+    return given
+
+
+def _callable(function: Callable | str) -> Callable:
+    """What torch calls for a function, or for a method's name."""
+    if not isinstance(function, str):
+        return function
+    found = getattr(torch.Tensor, function, None) or getattr(operator, function)
+    return found if callable(found) else found.__get__
 
 
 def function_name(function: Any) -> str:

@@ -182,16 +182,6 @@ def test_as_a_backend_of_torch_compile():
     assert net[0].weight.grad is not None
 
 
-def test_autocast_runs_right_and_says_how():
-    net = nn.Linear(4, 3)
-    jitted = forge.jit(net)
-    x = torch.ones(2, 4)
-    with torch.autocast("cpu", torch.bfloat16), pytest.warns(UserWarning, match="runs in eager: torch.autocast"):
-        out = jitted(x)
-    assert out.dtype == torch.bfloat16
-    assert forge.explain(jitted).eager == ["torch.autocast is enabled"]
-
-
 def test_reports_refuse_what_was_not_jitted():
     with pytest.raises(TypeError, match=r"was not made by forge\.jit"):
         forge.explain(lambda x: x)

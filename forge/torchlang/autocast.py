@@ -1,0 +1,212 @@
+"""torch.autocast: the dtypes that it gives the tensors of a call.
+
+torch has lists, by device, of operators that autocast runs in lower precision, in float32, or in the widest dtype of
+their arguments. forge does not copy them: a call runs once on tensors without values under autocast, and once for each
+way to convert its arguments beforehand; the way is taken whose operators see the same dtypes. What no way reproduces
+(a function that runs some of its operators in lower precision and others in float32) is left to torch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from forge.ir import SYMBOLIC_TYPES, TensorProxy
+from forge.ir.pytree import leaves, tree_map
+
+Way = Callable[[Any], torch.dtype]  # of a tensor that autocast may convert, its new dtype
+
+_DEVICES = ("cpu", "cuda")
+
+
+def is_enabled() -> bool:
+    """Whether the calls of this thread are under autocast, for some device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Inside, nothing is under autocast."""
+    with ExitStack() as stack:
+        for kind in _DEVICES:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def without(call: Callable) -> Callable:
+    """A function that runs where nothing is under autocast: what that does to a program is written in it."""
+
+    def run(*args: Any) -> Any:
+        with disabled():
+            return call(*args)
+
+    return run
+
+
+def state() -> tuple | None:
+    """What autocast is now; None where it is not enabled."""
+    if not is_enabled():
+        return None
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES)
+
+
+class Under:
+    """A function that runs under what autocast is now."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+        self.enabled = {kind: torch.is_autocast_enabled(kind) for kind in _DEVICES}
+        self.dtypes = {kind: torch.get_autocast_dtype(kind) for kind in _DEVICES}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for kind, enabled in self.enabled.items():
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, self.dtypes[kind], enabled=enabled))
+            return self.function(*args, **kwargs)
+
+
+# the ways
+
+
+def converted(
+    function: Callable, args: tuple, kwargs: dict, convert: Callable[[TensorProxy, torch.dtype], TensorProxy]
+) -> tuple[tuple, dict] | None:
+    """The arguments as the function must get them to do without autocast what it does under it; None where there is no
+    such way. `convert` converts a tensor. Raises ReachesInside."""
+    found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
+    chosen = [leaf for leaf in found if _is_eligible(leaf)]
+    if not chosen:
+        return args, kwargs
+    if function in _INSIDE:
+        raise ReachesInside(
+            f"{getattr(function, '__name__', function)} under torch.autocast: torch's own kernel calls operators that "
+            "autocast converts for"
+        )
+    widest = _widest(chosen)
+    key = (function, state(), *map(_described, leaves((args, kwargs))), *kwargs)
+    if key not in _known:
+        _known[key] = _find(function, args, kwargs, widest)
+    way = _known[key]
+    if way is None:
+        return None
+    if way == "dtype":
+        return args, {**kwargs, "dtype": torch.float32}
+    to = _WAYS[way]
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorProxy) or not _is_eligible(leaf):
+            return leaf
+        dtype = to(leaf, widest)
+        return leaf if leaf.dtype == dtype else convert(leaf, dtype)
+
+    return tree_map(change, args), tree_map(change, kwargs)
+
+
+_WAYS: dict[str, Callable[[Any, torch.dtype], torch.dtype]] = {
+    "as they are": lambda tensor, widest: tensor.dtype,
+    "lower": lambda tensor, widest: torch.get_autocast_dtype(tensor.device.type),
+    "float32": lambda tensor, widest: torch.float32,
+    "widest": lambda tensor, widest: widest,
+}
+_known: dict[Any, str | None] = {}
+
+
+class ReachesInside(NotImplementedError):
+    """Autocast changes what one of torch's own kernels does, which tensors without values do not show."""
+
+
+_INSIDE = frozenset((F.affine_grid, F.bilinear, torch.affine_grid_generator, torch.bilinear))
+
+
+def _is_eligible(tensor: Any) -> bool:
+    kind = tensor.device.type
+    is_float = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
+    return is_float and kind in _DEVICES and torch.is_autocast_enabled(kind)
+
+
+def _widest(tensors: list[Any]) -> torch.dtype:
+    return torch.float32 if any(each.dtype == torch.float32 for each in tensors) else tensors[0].dtype
+
+
+def _described(leaf: Any) -> Any:
+    """What of an argument can make a difference: neither lengths nor numbers."""
+    if isinstance(leaf, TensorProxy):
+        return leaf.dtype, leaf.device.type, len(leaf.shape)
+    return leaf if isinstance(leaf, (str, torch.dtype, bool, type(None))) else type(leaf)
+
+
+# trials
+
+
+class _Seen(TorchDispatchMode):
+    """The operators that run, with the dtypes that they get; neither conversions nor views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace != "prim" and func is not torch.ops.aten._to_copy.default and not _is_view(func):
+            given = leaves((args, kwargs or {}))
+            dtypes = [leaf if isinstance(leaf, torch.dtype) else leaf.dtype for leaf in given if _has_dtype(leaf)]
+            self.calls.append((func, *dtypes))
+        return result
+
+
+def _has_dtype(leaf: Any) -> bool:
+    return isinstance(leaf, (torch.Tensor, torch.dtype))
+
+
+def _is_view(func: Any) -> bool:
+    aliases = [each.alias_info for each in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _find(run: Callable, args: tuple, kwargs: dict, widest: torch.dtype) -> str | None:
+    wanted = _trial(run, args, kwargs, None)
+    if wanted is None:
+        return None
+    for name, to in _WAYS.items():
+        if _trial(run, args, kwargs, lambda tensor, to=to: to(tensor, widest)) == wanted:
+            return name
+    if "dtype" not in kwargs and _trial(run, args, {**kwargs, "dtype": torch.float32}, lambda t: t.dtype) == wanted:
+        return "dtype"
+    return None
+
+
+def _trial(run: Callable, args: tuple, kwargs: dict, to: Way | None) -> list[tuple] | None:
+    """What runs: under autocast, or (`to`) with converted arguments and without. None where it raises."""
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+        FakeTensorMode(),
+        ExitStack() as stack,
+    ):
+        seen = _Seen()
+        args, kwargs = tree_map(lambda leaf: _empty(leaf, to), (args, kwargs))
+        if to is not None:
+            stack.enter_context(disabled())
+        stack.enter_context(seen)
+        try:
+            run(*args, **kwargs)
+        except Exception:
+            return None
+    return seen.calls
+
+
+def _empty(leaf: Any, to: Way | None) -> Any:
+    if isinstance(leaf, SYMBOLIC_TYPES):
+        return leaf.node.hint
+    if not isinstance(leaf, TensorProxy):
+        return leaf
+    shape = [dim.node.hint if isinstance(dim, SYMBOLIC_TYPES) else dim for dim in leaf.shape]
+    dtype = to(leaf) if to is not None and _is_eligible(leaf) else leaf.dtype
+    return torch.empty(shape, dtype=dtype, device=leaf.device)

@@ -1,0 +1,84 @@
+"""Under torch.autocast, every operation gives what eager gives, in the same dtypes."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+from forge.functional import Direct
+from forge.testing import OpInfo, Sample, all_opinfos
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+SAMPLES = 2
+# their values are whatever was there
+UNSET = ("empty", "empty_like", "Tensor.new_empty")
+# no conversion of the arguments does what autocast does inside of them: opaque calls under forge.jit
+MIXED = {
+    "nn.functional.multi_head_attention_forward",
+    "nn.functional.gaussian_nll_loss",
+    "nn.functional.local_response_norm",
+    "nn.functional.lp_pool3d",
+    "tensordot",
+}
+INSIDE = {"nn.functional.bilinear", "nn.functional.affine_grid"}
+
+
+def cloned(tree: Any, gradient: bool) -> Any:
+    def clone(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.detach().clone().requires_grad_(gradient and leaf.is_floating_point())
+
+    return _pytree.tree_map(clone, tree)
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def run(function: Any, gradient: bool, sample: Sample, device: str) -> tuple[list, list]:
+    """The results and the gradients of a call under autocast, each call with the same random numbers."""
+    args, kwargs = cloned((sample.args, sample.kwargs), gradient)
+    torch.manual_seed(0)
+    with torch.autocast(device, torch.bfloat16):
+        result = tensors(function(*args, **kwargs))
+    wanted = [leaf for leaf in tensors((args, kwargs)) if leaf.requires_grad]
+    outputs = [each for each in result if each.requires_grad]
+    if not (wanted and outputs):
+        return result, []
+    ones = [torch.ones_like(each) for each in outputs]
+    return result, list(torch.autograd.grad(outputs, wanted, ones, allow_unused=True, materialize_grads=True))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # deprecations of torch's
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("info", [info for info in all_opinfos() if info.name not in UNSET], ids=lambda info: info.name)
+def test_an_operation_is_as_in_eager(info: OpInfo, dtype: torch.dtype, device: str) -> None:
+    if dtype not in info.dtypes:
+        pytest.skip(f"{info.name} does not take {dtype}")
+    compared = 0
+    for sample in info.samples(info, torch.device(device), dtype):
+        gradient = info.gradient
+        try:
+            wanted, wanted_gradients = run(info.op, gradient, sample, device)
+        except (RuntimeError, TypeError, ValueError):  # it writes to a leaf, or torch refuses it under autocast
+            try:
+                gradient = False
+                wanted, wanted_gradients = run(info.op, gradient, sample, device)
+            except (RuntimeError, TypeError, ValueError):
+                continue
+        try:
+            found, gradients = run(Direct(info.op), gradient, sample, device)
+        except NotImplementedError as error:
+            assert info.name in MIXED | INSIDE, error
+            continue
+        for ours, eager in zip(found, wanted, strict=True):
+            assert ours.dtype == eager.dtype
+            torch.testing.assert_close(ours, eager, equal_nan=True)
+        for ours, eager in zip(gradients, wanted_gradients, strict=True):
+            torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2, equal_nan=True)
+        compared += 1
+        if compared == SAMPLES:
+            return
