@@ -7,12 +7,14 @@ the cost of a call; what a function costs once (Dynamo's guards, entering the co
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 
 import forge
+from bench.kernel_examples import training
 from bench.timing import in_turn, show_table
 from forge.executors.hubex import Kernel, gather, kernel_executor
 from forge.executors.hubex.operators import make_checker
@@ -111,12 +113,6 @@ def forward(function: Step, args: tuple[torch.Tensor, ...]) -> Callable[[], obje
     return run
 
 
-def training(function: Step, args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
-    leaves = [each.clone().requires_grad_() for each in args]
-    gradient = torch.zeros(SHAPE)
-    return lambda: torch.autograd.grad(function(*leaves), leaves, gradient)
-
-
 def check_claimed(function: Step, length: int, names: set[str]) -> None:
     """Raises RuntimeError unless the kernels run each call of a chain."""
     rows = [row for row in forge.explain(function).rows if row.executor in names and row.phase == "forward"]
@@ -174,7 +170,7 @@ def arguments(name: str, dtype: torch.dtype, device: str, short: int) -> tuple:
     }[name]()
 
 
-def bench_checkers(sources: list[str], device: str) -> None:
+def bench_checkers(sources: list[Path], device: str) -> None:
     """The decision on proxies, as when a model is compiled."""
     rows = [("µs of a decision", "operation", "taken", "other dtype", "other length", "why not")]
     for kernel in gather(sources):

@@ -2,6 +2,9 @@
 
 Every case runs forward, and forward with backward. The candidates take turns, and the shortest time of each counts, so
 that a busy machine slows all of them alike. A ratio is kernel / other: below 1 the kernel is faster.
+
+On a GPU, what the device works on a call is measured, too (replayed in a CUDA graph, where launches cost next to
+nothing), and GB/s are the bytes that have to be read and written at least, over that time.
 """
 
 import importlib.util
@@ -15,11 +18,12 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from bench.timing import in_turn
+from bench.timing import device_seconds, in_turn
 
 KERNELS = Path(__file__).parents[1] / "examples" / "kernels"
 REPOSITORIES = {"cpu": ["norms-cpu"], "cuda": ["norms-cuda", "norms-triton"]}
 OPERATIONS = ("rms_norm", "swiglu", "silu_and_mul", "rotary", "cross_entropy")
+CANDIDATES = ("eager", "compile", "kernel")
 EPS = 1e-5
 ROUNDS = 50
 ROUND_SECONDS = 0.003  # short, so that on a busy machine some rounds run undisturbed
@@ -27,21 +31,24 @@ ROUND_SECONDS = 0.003  # short, so that on a busy machine some rounds run undist
 # (rows, hidden) of norms and gated units; (batch, heads, length, dim) of rotary; (rows, classes) of the loss
 SHAPES = {
     "cpu": [(4, 64), (128, 2048), (512, 4096)],
-    "cuda": [(16, 4096), (4096, 4096), (8192, 8192)],
+    "cuda": [(16, 4096), (4096, 4096), (131072, 128), (8192, 8192), (16384, 16384)],
 }
-ROTARY = [(1, 32, 128, 128), (4, 32, 2048, 128)]
-LOSS = [(512, 32000), (4096, 128256)]
+ROTARY = [(1, 32, 128, 128), (4, 32, 2048, 128), (8, 32, 8192, 128)]
+LOSS = [(512, 32000), (4096, 32000), (8192, 128256)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation on one shape: in plain torch and by a kernel; `args` are its inputs, which get gradients."""
+    """One operation on one shape: in plain torch and by a kernel; `args` are its inputs, which get gradients.
+
+    moved: how many times the first input's bytes are read or written at least, forward and backward.
+    """
 
     op: str
     reference: Callable
     kernel: Callable
     args: tuple[torch.Tensor, ...]
-    trains: bool = True
+    moved: tuple[float, float]
 
     @property
     def shape(self) -> str:
@@ -89,15 +96,16 @@ def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> 
             lambda x, w: F.rms_norm(x, w.shape, w, EPS),
             lambda x, w: kernels.rms_norm(x, w, EPS),
             (x, weight),
+            (2, 3),
         )
-        yield Case("swiglu", lambda g, u: F.silu(g) * u, kernels.swiglu, (x, up))
+        yield Case("swiglu", lambda g, u: F.silu(g) * u, kernels.swiglu, (x, up), (3, 5))
         if hasattr(kernels, "silu_and_mul"):
             yield Case(
                 "silu_and_mul",
                 silu_and_mul,
                 lambda x: kernels.silu_and_mul(x.new_empty(x.shape[0], x.shape[1] // 2), x),
                 (randn(rows, 2 * hidden),),
-                trains=False,
+                (1.5, 0),
             )
     if hasattr(kernels, "rotary"):
         for shape in ROTARY[: None if large else 1]:
@@ -107,6 +115,7 @@ def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> 
                 lambda x, cos=cos, sin=sin: rotary(x, cos, sin),
                 lambda x, cos=cos, sin=sin: kernels.rotary(x, cos, sin),
                 (randn(*shape),),
+                (2, 2),
             )
     if hasattr(kernels, "cross_entropy"):
         for rows, classes in LOSS[: None if large else 1]:
@@ -116,13 +125,14 @@ def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> 
                 lambda x, target=target: F.cross_entropy(x, target),
                 lambda x, target=target: kernels.cross_entropy(x, target),
                 (randn(rows, classes),),
+                (1, 2),
             )
 
 
-def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[], None]:
+def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
     """Forward and backward, as one call."""
-    leaves = [each.detach().requires_grad_() for each in args]
-    grad = torch.randn_like(function(*leaves))
+    leaves = [each.detach().clone().requires_grad_() for each in args]
+    grad = torch.zeros_like(function(*leaves))
     return lambda: torch.autograd.grad(function(*leaves), leaves, grad)
 
 
@@ -132,37 +142,59 @@ def run(case: Case, compiled: bool) -> Iterator[str]:
     if compiled:
         torch._dynamo.reset()
         functions["compile"] = torch.compile(case.reference, dynamic=False)
-    passes = {"forward": {name: lambda f=f: f(*case.args) for name, f in functions.items()}}
-    if case.trains:
-        passes["forward + backward"] = {name: training(f, case.args) for name, f in functions.items()}
-    for which, candidates in passes.items():
+    forward, backward = case.moved
+    passes = {"forward": (forward, {name: lambda f=f: f(*case.args) for name, f in functions.items()})}
+    if backward:
+        trained = {name: training(f, case.args) for name, f in functions.items()}
+        passes["forward + backward"] = forward + backward, trained
+    for which, (moved, candidates) in passes.items():
         with torch.set_grad_enabled(which != "forward"):
             measured = in_turn(candidates, rounds=ROUNDS, batch_seconds=ROUND_SECONDS)
-        times = {name: min(seconds) for name, seconds in measured.items()}
-        columns = [f"{times['eager'] * 1e6:10.1f}"]
-        columns.append(f"{times['compile'] * 1e6:10.1f}" if compiled else f"{'-':>10}")
-        columns.append(f"{times['kernel'] * 1e6:10.1f}")
-        columns.append(f"{times['kernel'] / times['eager']:8.2f}")
-        columns.append(f"{times['kernel'] / times['compile']:8.2f}" if compiled else f"{'-':>8}")
+            columns = _columns({name: min(seconds) for name, seconds in measured.items()})
+            if case.args[0].is_cuda:
+                times = {name: device_seconds(call) for name, call in candidates.items()}
+                columns += f"  |{_columns(times)}{moved * case.args[0].nbytes / times['kernel'] / 1e9:8.0f}"
         dtype = str(case.args[0].dtype).removeprefix("torch.")
-        yield f"{case.op:14}{dtype:10}{case.shape:16}{which:20}{''.join(columns)}"
+        yield f"{case.op:14}{dtype:10}{case.shape:16}{which:20}{columns}"
+
+
+def _columns(times: dict[str, float]) -> str:
+    """Microseconds of each candidate, and the ratios."""
+    found = [f"{times[name] * 1e6:10.1f}" if name in times else f"{'-':>10}" for name in CANDIDATES]
+    for name in CANDIDATES[:2]:
+        found.append(f"{times['kernel'] / times[name]:8.2f}" if name in times else f"{'-':>8}")
+    return "".join(found)
+
+
+def _title(device: str) -> str:
+    columns = f"{'eager':>10}{'compile':>10}{'kernel':>10}{'/ eager':>8}{'/ comp.':>8}"
+    return f"{'':60}{columns}{f'  |{columns}    GB/s' if device == 'cuda' else ''}"
 
 
 def bench_examples(
     repositories: Sequence[str], device: str, *, operations: Sequence[str] | None, compiled: bool, large: bool
 ) -> None:
-    """Prints each operation of each repository; operations: those alone."""
-    for name in repositories:
-        try:
-            kernels = load(name)
-        except (ImportError, subprocess.CalledProcessError) as error:
-            print(f"{name} is left out: {error}")
-            continue
-        where = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        print(f"{name} on {where}; µs, the best of {ROUNDS}")
-        print(f"{'':60}{'eager':>10}{'compile':>10}{'kernel':>10}{'/ eager':>8}{'/ comp.':>8}")
+    """Prints each operation of each repository; operations: those alone. Raises SystemExit where nothing has them."""
+    modules = dict(_loaded(repositories))
+    there = [op for op in OPERATIONS if any(hasattr(module, op) for module in modules.values())]
+    if operations is not None and not set(operations) & set(there):
+        raise SystemExit(f"{', '.join(modules)} have no {', '.join(operations)}, but {', '.join(there)}")
+    for name, module in modules.items():
+        threads = f"{torch.get_num_threads()} threads"
+        where = torch.cuda.get_device_name() if device == "cuda" else f"{device}, {threads}"
+        on_device = ", and on the device alone" if device == "cuda" else ""
+        print(f"{name} on {where}, torch {torch.__version__}; µs, the best of {ROUNDS}{on_device}")
+        print(_title(device))
         for dtype in (torch.float32, torch.bfloat16):
-            for case in cases(kernels, device, dtype, large):
+            for case in cases(module, device, dtype, large):
                 if operations is None or case.op in operations:
                     for line in run(case, compiled):
                         print(line, flush=True)
+
+
+def _loaded(repositories: Sequence[str]) -> Iterator[tuple[str, ModuleType]]:
+    for name in repositories:
+        try:
+            yield name, load(name)
+        except (ImportError, subprocess.CalledProcessError) as error:
+            print(f"{name} is left out: {error}")

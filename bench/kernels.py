@@ -10,6 +10,7 @@ examples: every example of examples/kernels/ against eager and torch.compile.
 
 import argparse
 import importlib
+import os
 import sys
 
 import torch
@@ -22,14 +23,17 @@ NATIVE = kernel_examples.KERNELS / "norms-cpu"
 
 
 def bench_calls(options: argparse.Namespace) -> None:
+    kernel_examples.build(NATIVE)
     kernels = gather([NATIVE])
     module = importlib.import_module(next(kernel.function.__module__ for kernel in kernels))
     kernel_calls.bench_calls([*kernel_calls.least(), *kernel_calls.native(module, kernels)], options.rounds)
 
 
 def bench_checker(options: argparse.Namespace) -> None:
-    sources = [str(kernel_examples.KERNELS / name) for name in _repositories(options)]
-    kernel_calls.bench_checkers(sources, options.device)
+    folders = [kernel_examples.KERNELS / name for name in _repositories(options)]
+    for folder in folders:
+        kernel_examples.build(folder)
+    kernel_calls.bench_checkers(folders, options.device)
 
 
 def _repositories(options: argparse.Namespace) -> list[str]:
@@ -37,10 +41,12 @@ def _repositories(options: argparse.Namespace) -> list[str]:
 
 
 def bench_load(options: argparse.Namespace) -> None:
+    kernel_examples.build(NATIVE)
     kernel_loading.bench_loading(NATIVE)
 
 
 def bench_verify(options: argparse.Namespace) -> None:
+    kernel_examples.build(NATIVE)
     kernel_verification.bench_verification(NATIVE)
 
 
@@ -78,7 +84,7 @@ def main() -> None:
     torch.manual_seed(0)
     if options.device == "cpu":
         torch.set_num_threads(1)
-        kernel_examples.build(NATIVE)
+    print(f"{os.cpu_count()} CPUs, on which {os.getloadavg()[0]:.1f} processes ran in the last minute")
     sections = sys.modules[__name__]
     for section in options.only:
         print(f"\n{section}\n")

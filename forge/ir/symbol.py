@@ -33,8 +33,8 @@ class Symbol:
     `meta` maps input metadata to output metadata (prims and executors' operators); `body` is written in other symbols
     (composites). A symbol has exactly one of the two. `id` is unique and is the key of every table about symbols;
     `name` is the last part of it. `rule` is the gradient rule of a symbol made for one call; others are registered
-    (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op` writes its results to
-    and that become the call's output, whatever it returns.
+    (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op` writes its results
+    to and that become the call's output, whatever it returns.
     """
 
     def __init__(
