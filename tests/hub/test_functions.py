@@ -188,10 +188,11 @@ def test_in_eager_the_gradient_is_the_kernels_or_the_references(operator: Callab
     assert made.calls() == ran
 
 
-def test_in_eager_a_kernels_own_autograd_function_differentiates_it(operator: Callable) -> None:
-    made = operator(**SLOW)
+@pytest.mark.parametrize(("name", "backward"), [("differentiable", 1), ("f", 0)])
+def test_in_eager_torchs_autograd_differentiates_a_kernel(operator: Callable, name: str, backward: int) -> None:
+    made = operator(kernel_name=name, grad="autograd", func="fake: fake")
     assert_trains(made.op, inputs(grad=True))
-    assert made.calls().count("backward") == 1
+    assert made.calls().count("backward") == backward
 
 
 def test_in_eager_a_gradient_of_one_argument_is_enough(operator: Callable) -> None:
@@ -237,14 +238,15 @@ def test_a_kernel_that_calls_the_operator_itself_ends(operator: Callable) -> Non
     assert_trains(jitted(lambda x, weight: made.op(x, weight), made), inputs(grad=True))
 
 
-def test_results_have_memory_of_their_own(operator: Callable) -> None:
-    code = CODE + "\n    def turned(x):\n        return x.t()\n"
+@pytest.mark.parametrize("turned", ["x.t()", "(x * 1).t()", "x"])
+def test_results_are_contiguous_and_have_memory_of_their_own(operator: Callable, turned: str) -> None:
+    code = CODE + f"\n    def turned(x):\n        return {turned}\n"
     made = operator(code=code, func="reference: turned", schema="(Tensor x) -> Tensor", **_none("turned"))
     x = torch.randn(3, 8)
     for function in (made.op, forge.jit(lambda x: made.op(x))):
         result = function(x)
         assert result.is_contiguous() and result.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-        torch.testing.assert_close(result.view(-1), x.t().reshape(-1))
+        torch.testing.assert_close(result.view(-1), eval(turned).reshape(-1))
 
 
 def _none(name: str, **entry: str) -> dict[str, str]:
@@ -279,6 +281,18 @@ def test_several_results_lists_and_optional_arguments(operator: Callable) -> Non
         ours, theirs = (torch.autograd.grad(sum(each).sum(), [*xs, y]) for each in (found, wanted))
         torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(made.op(xs, n=2)[0], xs[0] + xs[1])
+
+
+def test_inference_mode_takes_the_operator(operator: Callable) -> None:
+    made = operator()
+    with torch.inference_mode():
+        args = inputs()
+        torch.testing.assert_close(made.op(*args), plain(*args))
+
+
+def test_arguments_that_only_compare_equal_are_told_apart() -> None:
+    keys = [eager._key({"n": n}) for n in (0, 0.0, -0.0, False)]
+    assert len(set(keys)) == 4
 
 
 # torch's own tools
@@ -331,6 +345,17 @@ def test_a_kernel_without_a_gradient_is_declined_where_one_is_needed(operator: C
     function = jitted(lambda x, weight: made.op(x, weight), made)
     assert_trains(function, inputs(grad=True))
     assert "it has no gradient, and one is needed" in reasons(function) and made.calls() == []
+
+
+def test_overloads_are_told_apart(operator: Callable) -> None:
+    code = "def f(x, n):\n    return x * n\n"
+    made = operator(code=code, schema=".int(Tensor x, int n) -> Tensor", func="reference: f", **_none("f"))
+    entry = {**_none("f"), "base": made.base, "func": "reference: f"}
+    operator(code="def f(x, n):\n    return x * n + 1\n", schema=".tensor(Tensor x, Tensor n) -> Tensor", **entry)
+    x, n = torch.randn(3, 8), torch.randn(8)
+    function = jitted(lambda x, n: (made.op(x, 2), made.op(x, n), made.op.int(x, 3)), made)
+    torch.testing.assert_close(function(x, n), (x * 2, x * n + 1, x * 3))
+    assert (f"torch.ops.acme_test.{made.base}.int", "acme.fast") in executors(function)
 
 
 def test_without_kernels_a_program_runs_the_reference_in_pieces(operator: Callable) -> None:
@@ -596,9 +621,9 @@ def test_a_definition_that_torch_refuses_leaves_everything_as_it_was(
 
     with monkeypatch.context() as context:
         context.setattr(torch.library, "register_autograd", refuse)
-        with pytest.raises(RuntimeError, match="refused"):
+        with pytest.raises(RuntimeError, match="refused") as kept:  # with all that its traceback holds
             gather([made.folder])
-    assert _tables() == before and not hasattr(torch.ops.acme_test, made.base)
+    assert kept and _tables() == before and not hasattr(torch.ops.acme_test, made.base)
     gather([made.folder])
     assert_trains(made.op, inputs(grad=True))
 
