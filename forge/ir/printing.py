@@ -6,6 +6,7 @@ in the code that runs (no attribute look-ups per call).
 
 import inspect
 import linecache
+import math
 import operator
 import re
 import types
@@ -92,7 +93,7 @@ class Writer:
         self.flat = flat
         self.taken = taken
         self.imports: set[str] = {"torch"}
-        self.globals: dict[str, Any] = {"torch": torch}
+        self.globals: dict[str, Any] = {"math": math, "torch": torch}
         self.holders: list[_Holder] = []
         self._flat_names: dict[int, str] = {}
 
@@ -107,7 +108,9 @@ class Writer:
         if isinstance(value, complex):
             return f"complex({self.value(value.real)}, {self.value(value.imag)})"
         if isinstance(value, SYMBOLIC_TYPES):
-            return symbolic_expression(value)
+            text = symbolic_expression(value)
+            self.imports |= {"math"} if "math." in text else set()
+            return text
         if isinstance(value, slice):
             return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
         if isinstance(value, list):

@@ -13,7 +13,13 @@ from forge.ir.proxies import Dim, Proxy, TensorProxy
 from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag
 
 # what a printed trace says itself, so that no value can be called that
-RESERVED = frozenset({*keyword.kwlist, "_", "boxed", "complex", "float", "forge", "operator", "slice", "torch"})
+RESERVED = frozenset(
+    {
+        *keyword.kwlist,
+        *("_", "boxed", "forge", "math", "operator", "torch"),
+        *("abs", "complex", "float", "max", "min", "round", "slice"),
+    }
+)
 
 
 class Trace:

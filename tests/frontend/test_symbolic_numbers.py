@@ -1,5 +1,6 @@
 """Numbers that are symbols: lengths, dims and floats given to a function that is compiled with dynamic=True."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,40 @@ def test_results_and_gradients_are_eagers_for_every_number(name: str) -> None:
         torch.testing.assert_close(actual, expected)
         _assert_same_gradient(actual, expected, x)
     assert not record_of(jitted).eager
+
+
+LENGTHS = {
+    "math.ceil": lambda x: x[: math.ceil(x.shape[0] / 2)] * 2,
+    "math.floor": lambda x: x[: math.floor(x.shape[0] * 0.4)] * 2,
+    "int": lambda x: x[: int(x.shape[0] * 0.5)] * 2,
+    "math.trunc": lambda x: x[: math.trunc(x.shape[0] * 0.6)] * 2,
+    "round": lambda x: x[: round(x.shape[0] * 0.3)] * 2,
+    "max": lambda x: x[: max(2, x.shape[0] // 2)] * 2,
+    "math.sqrt": lambda x: x / math.sqrt(x.shape[0]),
+    "math.log2": lambda x: x * math.log2(x.shape[0]),
+    "math.sin": lambda x: x * math.sin(x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_what_is_computed_from_a_length_is_eagers_and_prints_as_python(name: str) -> None:
+    jitted = forge.jit(LENGTHS[name], dynamic=True, strict=True, fullgraph=True)
+    for length in (5, 7, 12):
+        x = torch.randn(length, 3)
+        torch.testing.assert_close(jitted(x), LENGTHS[name](x))
+    (compiled,) = record_of(jitted).compiled
+    printed, scope = compiled.traces[-1], {}
+    exec(str(printed), scope)
+    (actual,) = scope[printed.name](*x.shape, x)
+    torch.testing.assert_close(actual, LENGTHS[name](x))
+
+
+@pytest.mark.parametrize("name", ["math", "max"])
+def test_a_users_name_hides_no_function_that_is_computed_with(name: str) -> None:
+    text = f"lambda x, {name}: x[: ceil(larger(3, x.shape[0]) / 2)] * {name}"
+    function = eval(text, {"ceil": math.ceil, "larger": max})
+    x, factor = torch.randn(5, 3), torch.randn(3)
+    torch.testing.assert_close(forge.jit(function, dynamic=True, fullgraph=True)(x, factor), function(x, factor))
 
 
 class Whole(FusionExecutor):
