@@ -168,12 +168,21 @@ def test_a_mutated_manifest_is_registered_whole_or_not_at_all(folder: Path, seed
     use(folder, written(tree))
 
 
+def test_a_manifest_names_no_module_that_its_code_may_not_import(folder: Path) -> None:
+    files = {"__init__.py": CODE, "metadata.json": metadata("fuzzed", "_fuzzed_ab12")}
+    files["forge_kernels.yaml"] = MANIFEST.replace("kernel_name: twice", "kernel_name: python:antigravity_:fly")
+    write(folder, {f"torch-universal/{path}": text for path, text in files.items()})
+    with pytest.raises(ManifestError, match="antigravity_ is neither the standard library nor torch, and no part of"):
+        forge.use_kernels([folder])
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("kernel_name: twice", "kernel_name: thrice"),
         ("python:.:twice", "python:.:nosuch"),
         ("python:.:twice", "python:nosuch:f"),
+        ("kernel_name: twice", "kernel_name: python:yaml:safe_load"),
         ("{name: half, kernel_name: gelu", "{name: half, kernel_name: rms"),
         ("forge_kernels: 1\n", "forge_kernels: 1\nop: x\n"),
         ('torch: ">=2.0"', 'torch: ">=99"'),

@@ -16,6 +16,7 @@ from forge.executors.hubex.eager import define
 from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
+from forge.hub.imports import ALWAYS
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Problem, from_function, read_manifest, unmet
 from forge.hub.source import parse_source
 from forge.ir import check
@@ -319,6 +320,11 @@ def _import(where: str, module: ModuleType | None, path: Path) -> ModuleType:
         if module is None:
             raise ImportError(f"{where} is relative to a repository, but {path.name} stands alone")
         return importlib.import_module(where, module.__name__)
+    if module is not None and where.split(".")[0] not in ALWAYS:
+        raise ImportError(
+            f"{where} is neither the standard library nor torch, and no part of the repository, whose modules are "
+            "written python:.module:function"
+        )
     return importlib.import_module(where)
 
 
