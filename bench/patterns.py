@@ -30,7 +30,8 @@ from forge.transforms.dce import dce
 from forge.transforms.patterns import Pattern, replace_patterns
 
 FAMILIES = ("norm", "rotary", "glu", "loss")
-DTYPES = (torch.float32, torch.bfloat16)
+# a model's dtype; mixed is float32 under torch.autocast to bfloat16
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": torch.float32}
 
 
 class Finder(OperatorExecutor):
@@ -46,7 +47,7 @@ class Sites:
     """What one model has, what was found in it, and how far it is from itself without patterns afterwards."""
 
     name: str
-    dtype: torch.dtype
+    precision: str
     expected: Counter
     found: Counter
     outputs: float
@@ -65,32 +66,36 @@ def family(pattern_id: str) -> str:
     return next(each for each in FAMILIES if each in pattern_id)
 
 
-def measure(name: str, dtype: torch.dtype) -> Sites:
+def measure(name: str, precision: str) -> Sites:
     """Trains a model one step through forge, and through forge with every site replaced.
 
     `rounding` is how far the gradients are, without patterns, from those of the same weights in float32.
     """
-    model, arguments = build(name, dtype)
+    model, arguments = build(name, PRECISIONS[precision])
     with counting(model) as expected, torch.no_grad():
         model(**arguments)
-    plain, own, _ = _trained(model, arguments, ["torch"])
-    replaced, ours, jitted = _trained(model, arguments, [Finder(), "torch"])
+    mixed = precision == "mixed"
+    plain, own, _ = _trained(model, arguments, ["torch"], mixed)
+    replaced, ours, jitted = _trained(model, arguments, [Finder(), "torch"], mixed)
     rounding = 0.0
-    if dtype != torch.float32:
+    if precision != "float32":
         _, exact, _ = _trained(copy.deepcopy(model).float(), arguments, None)
         rounding = _gradients_apart(own, exact)
     outputs = max(_difference(replaced.logits, plain.logits), _difference(replaced.loss, plain.loss))
     found = sites_in(forge.last_traces(jitted))
-    return Sites(name, dtype, expected, found, outputs, _gradients_apart(ours, own), rounding)
+    return Sites(name, precision, expected, found, outputs, _gradients_apart(ours, own), rounding)
 
 
-def _trained(model: nn.Module, arguments: dict[str, Any], executors: list | None) -> tuple[Any, nn.Module, Any]:
+def _trained(
+    model: nn.Module, arguments: dict[str, Any], executors: list | None, mixed: bool = False
+) -> tuple[Any, nn.Module, Any]:
     """(the result, a copy of the model with its gradients, what ran), in eager where there are no executors."""
     torch._dynamo.reset()
     torch.manual_seed(1)
     own = copy.deepcopy(model)
     run = forge.jit(own, executors=executors) if executors else own
-    result = run(**arguments)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        result = run(**arguments)
     result.loss.backward()
     return result, own, run
 
@@ -150,18 +155,15 @@ def _recorded(model: nn.Module) -> Trace:
 def table(rows: Sequence[Sites]) -> str:
     """The rows and their totals as text: found/expected in each family."""
     lines = [
-        "model           dtype    " + "".join(f"{each:>9}" for each in FAMILIES) + "   outputs  gradients   rounding"
+        "model           precision" + "".join(f"{each:>9}" for each in FAMILIES) + "   outputs  gradients   rounding"
     ]
     for row in rows:
         counts = "".join(f"{row.found[each]:>6}/{row.expected[each]:<2}" for each in FAMILIES)
-        dtype = str(row.dtype).removeprefix("torch.")
         lines.append(
-            f"{row.name:<15} {dtype:<9}{counts}   {row.outputs:8.1e}   {row.gradients:8.1e}   {row.rounding:8.1e}"
+            f"{row.name:<15} {row.precision:<9}{counts}   {row.outputs:8.1e}   {row.gradients:8.1e}   {row.rounding:8.1e}"
         )
-    for dtype in dict.fromkeys(row.dtype for row in rows):
-        lines.append(
-            f"total, {str(dtype).removeprefix('torch.')}: " + totals([row for row in rows if row.dtype == dtype])
-        )
+    for precision in dict.fromkeys(row.precision for row in rows):
+        lines.append(f"total, {precision}: " + totals([row for row in rows if row.precision == precision]))
     return "\n".join([*lines, "total: " + totals(rows)])
 
 
@@ -179,8 +181,8 @@ def main(names: list[str]) -> None:
     warnings.filterwarnings("ignore")
     rows = []
     for name in names or NAMES:
-        for dtype in DTYPES:
-            rows.append(measure(name, dtype))
+        for precision in PRECISIONS:
+            rows.append(measure(name, precision))
             print(table(rows[-1:]).splitlines()[1], flush=True)
     print("\n" + table(rows))
     calls, sites, first, best = llama_seconds()

@@ -52,17 +52,29 @@ add_rms_norm_gemma = _after_residual("add_rms_norm_gemma", rms_norm_gemma)
 
 
 @pattern
+def rotary_promoted(x, cos, sin):
+    """As rotary, in the dtype that x, cos and sin promote to: under torch.autocast x is narrower than they are."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+@pattern
 def rotary(x, cos, sin):
     """Rotary embedding of halves (GPT-NeoX, Llama). Shapes: x (..., D); cos and sin broadcast against it."""
-    first, second = x.chunk(2, -1)
-    return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+    return rotary_promoted.reference(x, cos, sin).to(x.dtype)
+
+
+@pattern
+def rotary_interleaved_promoted(x, cos, sin):
+    """As rotary_interleaved, in the dtype that x, cos and sin promote to."""
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return x * cos + turned * sin
 
 
 @pattern
 def rotary_interleaved(x, cos, sin):
     """Rotary embedding of neighbouring pairs (GPT-J, Cohere). Shapes: as rotary."""
-    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-    return (x * cos + turned * sin).to(x.dtype)
+    return rotary_interleaved_promoted.reference(x, cos, sin).to(x.dtype)
 
 
 @pattern
@@ -130,6 +142,8 @@ def causal_lm_loss(logits, labels: torch.LongTensor, ignore_index: int):
 ALL: tuple[Pattern, ...] = (
     rotary,
     rotary_interleaved,
+    rotary_promoted,
+    rotary_interleaved_promoted,
     rotary_halves,
     rotary_pairs,
     add_rms_norm_gemma,
