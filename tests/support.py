@@ -25,6 +25,8 @@ TOLERANCE = {
     torch.complex128: (1e-7, 1e-7),
 }
 
+ALIGNED = 64  # elements: kernels tell no more of an address apart
+
 
 def chosen_opinfos(config: pytest.Config) -> list[OpInfo]:
     """Every OpInfo, or those that --op names. Raises pytest.UsageError for an unknown name, with the near ones."""
@@ -77,11 +79,14 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> 
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, expanded dims included, in memory of its own."""
+    """A copy with the same strides, expanded dims included, and as much or as little aligned, in memory of its own."""
     if tensor.numel() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     reach = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((reach,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
+    offset = tensor.storage_offset() % ALIGNED
+    memory = tensor.new_empty(offset + reach)
+    memory[offset:] = tensor.as_strided((reach,), (1,)).detach()
+    return memory.as_strided(tensor.shape, tensor.stride(), offset)
 
 
 def copy_of(sample: Sample) -> Sample:
@@ -107,6 +112,13 @@ def tolerance(info: OpInfo, test: str, executor: str, device: str, dtype: torch.
         if directive.kind == "tolerance" and directive.applies(test, executor, device, dtype):
             return directive.tolerance
     return None
+
+
+def skip_what_stops_torch(info: OpInfo, test: str, executor: str, device: str, dtype: torch.dtype) -> None:
+    """Skips with the reason of the op's own directive."""
+    for directive in info.directives:
+        if directive.kind == "skip" and directive.applies(test, executor, device, dtype):
+            pytest.skip(directive.reason)
 
 
 def assert_same(actual: Any, expected: Any, *, within: tuple[float, float] | None = None, stride: bool = False) -> None:

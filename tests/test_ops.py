@@ -26,6 +26,7 @@ from support import (
     run_eager,
     samples,
     short,
+    skip_what_stops_torch,
     tensors_in,
     tolerance,
 )
@@ -412,6 +413,7 @@ def test_errors(info: OpInfo, device: str) -> None:
 
 def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
     """What a claimed trace prints is Python that gives the same result, and prints the same twice."""
+    within = tolerance(info, "test_printing", executor, device, dtype) or (0, 0)
     for sample in samples(info, device, dtype):
         ours, again = copy_of(sample), copy_of(sample)
         compiled = _compile(info, executor, ours)
@@ -426,7 +428,7 @@ def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
         if gives_unspecified_values(compiled.traces[0]):
             assert_same_metadata(actual, expected)
         else:
-            assert_same(actual, expected, within=(0, 0), stride=True)
+            assert_same(actual, expected, within=within, stride=True)
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -440,6 +442,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strided(info: OpInfo, executor: str, device: str, dtype: torch.dtype, layout: str) -> None:
     """Transposed, expanded, offset and strided inputs give eager's result; what eager refuses is left out."""
+    skip_what_stops_torch(info, f"test_strided[{layout}]", executor, device, dtype)
     within = tolerance(info, "test_strided", executor, device, dtype)
     for sample in samples(info, device, dtype):
         args, kwargs = map_tensors(lambda x: LAYOUTS[layout](x) if x.ndim else x, (sample.args, sample.kwargs))

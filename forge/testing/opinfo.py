@@ -12,6 +12,7 @@ INTEGERS = (torch.int64, torch.int32, torch.uint8)
 BOOL = (torch.bool,)
 REAL = (*FLOATS, *INTEGERS)
 ALL = (*REAL, *BOOL)
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,11 @@ class ErrorSample:
 
 @dataclass(frozen=True)
 class Directive:
-    """An exception to a test, with its reason: kind is "xfail" (strict) or "tolerance".
+    """An exception to a test, with its reason: kind is "xfail" (strict), "tolerance" or "skip".
 
-    test: the test function's name, or None for all. executors ("torch", "torch-prims"), devices ("cpu", "cuda"),
-    dtypes: where it applies; None is everywhere.
+    "skip" is for what torch itself does not survive: a device that is stopped fails every test after it.
+    test: the test function's name ("test_strided[offset]": of that layout alone, in a skip), or None for all.
+    executors ("torch", "torch-prims"), devices ("cpu", "cuda"), dtypes: where it applies; None is everywhere.
     tolerance: (rtol, atol) of a tolerance.
     """
 
@@ -58,8 +60,8 @@ class Directive:
     tolerance: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("xfail", "tolerance"):
-            raise ValueError(f"Directive: kind is {self.kind!r}, but must be 'xfail' or 'tolerance'")
+        if self.kind not in ("xfail", "tolerance", "skip"):
+            raise ValueError(f"Directive: kind is {self.kind!r}, but must be 'xfail', 'tolerance' or 'skip'")
         if (self.kind == "tolerance") != (self.tolerance is not None):
             raise ValueError("Directive: a tolerance, and only a tolerance, has tolerance=(rtol, atol)")
         for name in ("executors", "devices", "dtypes"):

@@ -14,6 +14,7 @@ from forge.testing.opinfo import (
     FLOATS,
     INTEGERS,
     REAL,
+    TORCH,
     ErrorSample,
     OpInfo,
     Sample,
@@ -304,7 +305,9 @@ for _name in ("maximum", "minimum", "fmax", "fmin"):
 
 for _name, _domain in (("atan2", (0.1, None)), ("hypot", (0.1, None)), ("copysign", (0.1, None))):
     register_opinfo(OpInfo(_name, getattr(torch, _name), binary_samples(), binary_errors, domain=_domain))
-register_opinfo(OpInfo("nextafter", torch.nextafter, binary_samples(), binary_errors))
+register_opinfo(  # torch's derivative came with 2.13
+    OpInfo("nextafter", torch.nextafter, binary_samples(), binary_errors, gradient=TORCH >= (2, 13))
+)
 register_opinfo(OpInfo("ldexp", torch.ldexp, binary_samples(second=_small), binary_errors))
 
 

@@ -12,6 +12,7 @@ from forge.testing.opinfo import (
     FLOATS,
     INTEGERS,
     REAL,
+    TORCH,
     Directive,
     ErrorSample,
     OpInfo,
@@ -262,7 +263,16 @@ def _aminmax_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]
     yield ErrorSample(Sample((x,), {"dim": 3}), IndexError, "Dimension out of range")
 
 
-register_opinfo(OpInfo("aminmax", torch.aminmax, _aminmax_samples, _aminmax_errors, dtypes=ALL))
+register_opinfo(
+    OpInfo(
+        "aminmax",
+        torch.aminmax,
+        _aminmax_samples,
+        _aminmax_errors,
+        dtypes=ALL,
+        gradient=TORCH >= (2, 12),  # torch's derivative came then
+    )
+)
 
 
 def _arg_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
