@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge import clang
+from forge.compile import Compiled
 from forge.executors.executor import unknown
 from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
 from forge.executors.hubex.registry import operation
 from forge.frontend.direct import input_tensors
 from forge.functional import Direct
-from forge.hub.manifest.constraints import described_call
+from forge.hub.manifest import Checker, no_kernel
 from forge.ir import check, speaking
 from forge.transforms.patterns import Pattern
 
@@ -17,15 +18,19 @@ from forge.transforms.patterns import Pattern
 class LoadedKernel:
     """The kernels of one operator, called as the operator is: the first that takes a call runs it, and its gradient.
 
-    kernels: those that are asked, in order.
+    kernels: the names of those that are asked, in order.
     """
 
     def __init__(self, op: str, kernels: list[Kernel], force: bool) -> None:
         self.op = op
+        self._symbol = kernels[0].target.symbol
         executor = HubExecutor("kernels", None if force else verifier.verdict, checked=not force)
         executor.add(kernels)
-        self.kernels = [each.name for each in executor.candidates(kernels[0].target.symbol)]
-        self._symbol = kernels[0].target.symbol
+        by_name = {kernel.name: kernel for kernel in kernels}
+        self.kernels = [each.name for each in executor.candidates(self._symbol)]
+        self._checkers = {
+            name: (by_name[name], Checker(by_name[name].entry, by_name[name].signature)) for name in self.kernels
+        }
         self._direct = Direct(self._call, [executor, "torch"])
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
@@ -33,14 +38,19 @@ class LoadedKernel:
             return self._symbol(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The operator on real tensors. Raises NotImplementedError with each kernel's reason where none takes them."""
+        """The operator on real tensors. Raises NotImplementedError with each kernel's reasons where none takes them."""
         compiled = self._direct.compile(args, kwargs)
-        claimed = {claim.executor for claim in compiled.claims}
-        if claimed.isdisjoint(self.kernels):
-            reasons = dict.fromkeys(reason for claim in compiled.claims for reason in claim.declined)
-            said = "; ".join(f"{name}: {reason}" for name, reason in reasons if name in self.kernels)
-            raise NotImplementedError(f"no kernel for {described_call(self.op, args, kwargs)}: {said}")
+        if {claim.executor for claim in compiled.claims}.isdisjoint(self.kernels):
+            reasons = {name: self._reasons(name, compiled, args, kwargs) for name in self.kernels}
+            raise NotImplementedError(no_kernel(self.op, args, kwargs, reasons))
         return compiled.call(*input_tensors(args, kwargs))
+
+    def _reasons(self, name: str, compiled: Compiled, args: tuple, kwargs: dict) -> list[str]:
+        """Every constraint that fails, else why it was declined all the same."""
+        kernel = self._by_name[name]
+        declined = [reason for claim in compiled.claims for who, reason in claim.declined if who == name]
+        failures = Checker(kernel.entry, kernel.signature).failures(**kernel.bind(args, kwargs))
+        return failures or list(dict.fromkeys(declined))
 
     def __repr__(self) -> str:
         return f"<kernels of {self.op}: {', '.join(self.kernels)}>"

@@ -54,7 +54,7 @@ def test_a_call_that_none_takes_says_each_reason() -> None:
     loaded = forge.load_kernel(F.silu, kernels=[said("mine"), said("flat", where="input.ndim == 1", priority=1)])
     wanted = (
         "no kernel for torch.nn.functional.silu(float64[2, 3] cpu): flat: dtype float64 not in T (float32); "
-        "mine: dtype float64 not in T (float32)"
+        "input.ndim = 2 is not 1; mine: dtype float64 not in T (float32)"
     )
     with pytest.raises(NotImplementedError, match=re.escape(wanted)):
         loaded(torch.randn(2, 3, dtype=torch.float64))

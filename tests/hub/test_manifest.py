@@ -18,7 +18,6 @@ from forge.hub.manifest import (
     ManifestError,
     candidates,
     kernel,
-    merge,
     parse_manifest,
     read_manifest,
     unmet,
@@ -287,35 +286,9 @@ DEFAULT = "{kernel_name: default}"
 PARTIAL = "{kernel_name: partial, arg_meta: {self: float32}}"
 
 
-def test_a_default_kernel_survives_a_partial_one() -> None:
-    merged = merge([read(library("a", DEFAULT)), read(library("a", PARTIAL))])
-    assert [entry.name for entry in merged["aten::add.Tensor"]] == ["partial", "default"]
-
-
-def test_replace_drops_the_kernels_before_it() -> None:
-    merged = merge([read(library("a", DEFAULT)), read(library("a", PARTIAL, head="  replace: true\n"))])
-    assert [entry.name for entry in merged["aten::add.Tensor"]] == ["partial"]
-
-
 def test_replace_drops_the_kernels_before_it_in_one_file() -> None:
     text = library("a", DEFAULT) + "- op: aten::add.Tensor\n  replace: true\n  kernels:\n  - " + PARTIAL
     assert [entry.name for entry in read(text).kernels] == ["partial"]
-
-
-def test_a_duplicate_in_another_file_names_both() -> None:
-    first = parse_manifest(library("a", DEFAULT), OPERATORS, file="first.yaml")
-    second = parse_manifest(library("a", "{kernel_name: other}"), OPERATORS, file="second.yaml")
-    with pytest.raises(ManifestError) as caught:
-        merge([first, second])
-    assert str(caught.value) == (
-        "second.yaml:6:5: duplicate kernel for aten::add.Tensor: 'default' (first.yaml, line 6) and 'other' (line 6) "
-        "accept the same inputs; constrain one, or give them different priorities"
-    )
-
-
-def test_kernels_of_two_libraries_are_candidates_side_by_side() -> None:
-    merged = merge([read(library("a", DEFAULT)), read(library("b", DEFAULT))])
-    assert [entry.library for entry in merged["aten::add.Tensor"]] == ["a", "b"]
 
 
 def test_candidates_are_ordered_by_priority_then_specificity_then_declaration() -> None:

@@ -300,7 +300,8 @@ def test_all_reasons_are_told_when_no_kernel_takes_a_call() -> None:
     check = checking(
         name="rms_sm80", arg_meta=META, type_alias=HALF, device="cuda", shape={"input": "[..., H]"}, where="H % 8 == 0"
     )
-    text = no_kernel(RMS, (torch.empty(2, 7), (7,)), {"weight": torch.empty(7)}, [check])
+    args, kwargs = (torch.empty(2, 7), (7,)), {"weight": torch.empty(7)}
+    text = no_kernel(RMS, args, kwargs, {check.entry.name: check.failures(*args, **kwargs)})
     assert text == (
         f"no kernel for {RMS}(float32[2, 7] cpu, (7,), weight=float32[7] cpu): rms_sm80: device is cpu, needs cuda; "
         "dtype float32 not in T (float16, bfloat16); weight: dtype float32 not in T (float16, bfloat16); "

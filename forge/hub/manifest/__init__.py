@@ -11,7 +11,7 @@ from forge.hub.manifest.builder import caller, kernel
 from forge.hub.manifest.constraints import Checker, checker, no_kernel
 from forge.hub.manifest.errors import ManifestError, Mark, Problem
 from forge.hub.manifest.layout import fix, fix_ups
-from forge.hub.manifest.merge import candidates, duplicates, merge
+from forge.hub.manifest.candidates import candidates, duplicates
 from forge.hub.manifest.model import (
     REQUIRED,
     Argument,
@@ -74,7 +74,6 @@ __all__ = [
     "from_schema",
     "kernel",
     "kernel_problems",
-    "merge",
     "no_kernel",
     "parse_manifest",
     "parse_schema",

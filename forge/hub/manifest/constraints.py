@@ -261,16 +261,11 @@ def checker(entry: KernelEntry, signature: Signature) -> Checker:
     return Checker(entry, signature)
 
 
-def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], checkers: Iterable[Checker]) -> str:
+def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:
     """Why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu, …'."""
-    reasons = [f"{each.entry.name}: {'; '.join(each.failures(*args, **kwargs))}" for each in checkers]
-    return f"no kernel for {described_call(name, args, kwargs)}: {'; '.join(reasons) or 'none is registered'}"
-
-
-def described_call(name: str, args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """A call as an error shows it: 'aten::add.out(float32[2, 7] cpu, alpha=2)'."""
     shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
-    return f"{name}({', '.join(shown)})"
+    said = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]
+    return f"no kernel for {name}({', '.join(shown)}): {'; '.join(said) or 'none is registered'}"
 
 
 def _described(value: Any) -> str:

@@ -3,31 +3,13 @@
 from collections.abc import Hashable, Iterable, Iterator
 
 from forge.hub.manifest.dtypes import dtype_name
-from forge.hub.manifest.errors import Problem, Problems
-from forge.hub.manifest.model import KernelEntry, Manifest
+from forge.hub.manifest.errors import Problem
+from forge.hub.manifest.model import KernelEntry
 
 
 def candidates(entries: Iterable[KernelEntry]) -> list[KernelEntry]:
     """The kernels in the order in which they are asked: by priority, then the more specific, then as declared."""
     return sorted(entries, key=lambda entry: (-entry.priority, -entry.specificity))
-
-
-def merge(manifests: Iterable[Manifest]) -> dict[str, list[KernelEntry]]:
-    """The candidates for each operator from all manifests.
-
-    Kernels are merged one by one: a default kernel stays when a partial one comes. `replace: true` drops the kernels
-    that earlier manifests (and earlier entries) gave for the operator. Raises ManifestError when two manifests of one
-    library have the same kernel; kernels of different libraries are candidates side by side.
-    """
-    merged: dict[str, list[KernelEntry]] = {}
-    for manifest in manifests:
-        for op in manifest.ops:
-            merged[op.name] = [*([] if op.replace else merged.get(op.name, [])), *op.kernels]
-    problems = Problems()
-    for entries in merged.values():
-        problems.found += duplicates(entries)
-    problems.raise_any()
-    return {name: candidates(entries) for name, entries in merged.items() if entries}
 
 
 def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
