@@ -26,11 +26,8 @@ class LoadedKernel:
         self._symbol = kernels[0].target.symbol
         executor = HubExecutor("kernels", None if force else verifier.verdict, checked=not force)
         executor.add(kernels)
-        by_name = {kernel.name: kernel for kernel in kernels}
         self.kernels = [each.name for each in executor.candidates(self._symbol)]
-        self._checkers = {
-            name: (by_name[name], Checker(by_name[name].entry, by_name[name].signature)) for name in self.kernels
-        }
+        self._by_name = {kernel.name: kernel for kernel in kernels}
         self._direct = Direct(self._call, [executor, "torch"])
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,6 @@ from forge.hub.manifest.builder import caller, kernel
 from forge.hub.manifest.constraints import Checker, checker, no_kernel
 from forge.hub.manifest.errors import ManifestError, Mark, Problem
 from forge.hub.manifest.layout import fix, fix_ups
-from forge.hub.manifest.candidates import candidates, duplicates
 from forge.hub.manifest.model import (
     REQUIRED,
     Argument,
@@ -34,6 +33,7 @@ from forge.hub.manifest.model import (
     Saved,
     Signature,
 )
+from forge.hub.manifest.ordering import candidates, duplicates
 from forge.hub.manifest.requires import unmet
 from forge.hub.manifest.signatures import from_function, from_schema, parse_schema
 from forge.hub.manifest.validate import called_with, kernel_problems, parse_manifest, read_manifest

@@ -12,7 +12,6 @@ from forge.hub.manifest import kernels, signatures
 from forge.hub.manifest.aliases import Aliases, read_aliases
 from forge.hub.manifest.errors import Mark, Problems, did_you_mean
 from forge.hub.manifest.fields import Fields, Reader, constant
-from forge.hub.manifest.candidates import duplicates
 from forge.hub.manifest.model import (
     Argument,
     Build,
@@ -26,6 +25,7 @@ from forge.hub.manifest.model import (
     Resolver,
     Signature,
 )
+from forge.hub.manifest.ordering import duplicates
 from forge.hub.manifest.parse import Document, ListNode, MappingNode, Node, parse, read_document
 
 VERSION = 1
