@@ -159,9 +159,8 @@ def table(rows: Sequence[Sites]) -> str:
     ]
     for row in rows:
         counts = "".join(f"{row.found[each]:>6}/{row.expected[each]:<2}" for each in FAMILIES)
-        lines.append(
-            f"{row.name:<15} {row.precision:<9}{counts}   {row.outputs:8.1e}   {row.gradients:8.1e}   {row.rounding:8.1e}"
-        )
+        apart = "".join(f"   {each:8.1e}" for each in (row.outputs, row.gradients, row.rounding))
+        lines.append(f"{row.name:<15} {row.precision:<9}{counts}{apart}")
     for precision in dict.fromkeys(row.precision for row in rows):
         lines.append(f"total, {precision}: " + totals([row for row in rows if row.precision == precision]))
     return "\n".join([*lines, "total: " + totals(rows)])
