@@ -105,24 +105,27 @@ def download(repository: str, commit: str, variant: str, cache: Path) -> None:
 
 
 def _ask(what: str, question: Callable[[], T], endpoint: str) -> T:
-    """The answer. Raises NotFoundError, MalformedError, or UnreachableError, which is remembered for a minute."""
+    """The answer. Raises NotFoundError, MalformedError, or UnreachableError, which is remembered for a minute and does
+    not say what was asked for."""
     errors = compat.library("huggingface_hub.errors")
     until, reason = _unreachable.get(endpoint, (0.0, ""))
     if time.monotonic() < until:
-        raise UnreachableError(f"{what}: {endpoint} did not answer a moment ago: {reason}")
+        raise UnreachableError(f"{endpoint} did not answer a moment ago: {reason}")
     try:
         return question()
+    except errors.OfflineModeIsEnabled as error:
+        raise UnreachableError(f"{endpoint} is not asked: offline (HF_HUB_OFFLINE is set)") from error
     except errors.LocalEntryNotFoundError as error:  # an EntryNotFoundError that means: no answer
-        raise UnreachableError(f"{what}: {endpoint} does not give it: {_first_line(error)}") from error
+        raise UnreachableError(f"{endpoint} does not give it: {_first_line(error)}") from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise NotFoundError(f"{what}: {_first_line(error)}") from error
     except compat.transport_errors() as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status == 404:
             raise NotFoundError(f"{what}: {endpoint} does not have it") from error
-        if status is None and not isinstance(error, errors.OfflineModeIsEnabled):
+        if status is None:
             _unreachable[endpoint] = (time.monotonic() + REMEMBER_SECONDS, _first_line(error))
-        raise UnreachableError(f"{what}: {endpoint} does not give it: {_first_line(error)}") from error
+        raise UnreachableError(f"{endpoint} does not give it: {_first_line(error)}") from error
     except OSError as error:
         raise HubError(f"{what}: cannot be written to the cache: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

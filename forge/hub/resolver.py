@@ -216,17 +216,23 @@ def _commit(wanted: Source, cache: RepositoryCache) -> str:
         refs = cache.refs()
         if name not in refs:
             held = ", ".join(refs) or "nothing"
-            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it") from error
+            raise UnreachableError(f"{wanted}: {error}; and the cache holds {held} of it{_here(wanted)}") from error
         if not compat.is_offline():
             _notice(f"{wanted}: the cache serves commit {refs[name][:12]}, because {error}")
     if name not in refs:
         versions = ", ".join(sorted(refs)) or "none"
-        problem = f"there is no {name!r}" if name else "give version= or revision="
-        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}")
+        problem = f"there is no {name!r}" if name else f"give a version, as in {wanted.repository}@v1, or a revision"
+        raise NotFoundError(f"{wanted}: {problem}; branches and tags: {versions}{_here(wanted)}")
     if not COMMIT.fullmatch(refs[name]):
         raise MalformedError(f"{wanted}: the Hub says that {name} is the commit {refs[name]!r}")
     cache.write_ref(name, refs[name])
     return refs[name]
+
+
+def _here(wanted: Source) -> str:
+    """A hint for who means a folder by what reads as a repository of the Hub."""
+    there = Path(wanted.repository).is_dir()
+    return f"; for the folder of this name, write ./{wanted.repository}" if there else ""
 
 
 def _check_trust(wanted: Source, trusted: bool | None, policy: Policy) -> bool:
@@ -314,7 +320,10 @@ def _download(selection: Selection, variant: str, cache: RepositoryCache) -> Non
         if listed.size > limit:
             place = selection.place(variant).at(path)
             raise MalformedError(f"{place}: has {listed.size} bytes, but at most {limit} are allowed")
-    client.download(selection.source.repository, selection.commit, variant, cache.folder.parent)
+    try:
+        client.download(selection.source.repository, selection.commit, variant, cache.folder.parent)
+    except UnreachableError as error:
+        raise UnreachableError(f"{selection.place(variant)}: is not in the cache, and {error}") from error
 
 
 def _name(source: Source, variant: str) -> str:

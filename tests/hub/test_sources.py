@@ -45,3 +45,18 @@ def test_a_worker_chooses_the_variant_that_was_asked_for(tmp_path: Path, monkeyp
         worker.find(process._request(kernel, None, 1.0))
     assert asked[0]["backend"] == "cpu"
     assert claimed(run(torch.nn.functional.gelu, torch.randn(4), by=kernel_executor([kernel])), made) == 1
+
+
+def test_who_means_a_folder_by_what_reads_as_a_repository_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, offline: None
+) -> None:
+    (tmp_path / "kernels" / "norms").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    wanted = r"^kernels/norms: https?://\S+ is not asked: offline \(HF_HUB_OFFLINE is set\); and the cache holds nothing of it; "
+    with pytest.raises(hub.UnreachableError, match=wanted + r"for the folder of this name, write ./kernels/norms$"):
+        gather(["kernels/norms"])
+
+
+def test_what_is_no_source_is_named() -> None:
+    with pytest.raises(TypeError, match=r"kernels: 3 is no repository, folder, manifest, lock file or kernel"):
+        gather([3])

@@ -75,4 +75,4 @@ def test_a_process_with_cuda_can_take_the_variant_for_the_cpu(monkeypatch: pytes
 
 def test_reasons_are_one_line_each() -> None:
     assert describe([("a", "b"), ("c", "d")]) == "\n  a: b\n  c: d"
-    assert describe([]) == "\n  it has none"
+    assert describe([]) == "\n  there is none; the place of one is build/<variant>/"

@@ -73,6 +73,11 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
 def _from_files(
     source: str | os.PathLike[str], *, lock: Any, policy: hub.Policy | None, backend: str | None
 ) -> list[Kernel]:
+    check(
+        isinstance(source, (str, os.PathLike)),
+        lambda: f"kernels: {source!r} is no repository, folder, manifest, lock file or kernel",
+        TypeError,
+    )
     text = os.fspath(source)
     if text.endswith(".lock"):
         return _from_lock(hub.read_lock(text), policy, backend)
