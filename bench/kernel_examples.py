@@ -132,7 +132,7 @@ def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> 
 def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
     """Forward and backward, as one call."""
     leaves = [each.detach().clone().requires_grad_() for each in args]
-    grad = torch.zeros_like(function(*leaves))
+    grad = torch.randn_like(function(*leaves))
     return lambda: torch.autograd.grad(function(*leaves), leaves, grad)
 
 

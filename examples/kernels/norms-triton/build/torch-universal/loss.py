@@ -13,7 +13,7 @@ BACKWARD_BLOCK, BACKWARD_WARPS = 8192, 16
 REDUCED_BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["target_stride", "ignore_index"])
 def _forward(losses, lse, logits, target, logits_stride, target_stride, classes, ignore_index, BLOCK: tl.constexpr):
     """log(sum(exp(row))) with a running maximum, and the loss."""
     row = tl.program_id(0).to(tl.int64)
@@ -35,7 +35,7 @@ def _forward(losses, lse, logits, target, logits_stride, target_stride, classes,
     tl.store(lse + row, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["target_stride", "rows", "ignore_index"])
 def _reduce(out, count, losses, target, target_stride, rows, ignore_index, MEAN: tl.constexpr, BLOCK: tl.constexpr):
     """The sum or the mean of the losses, and how many targets are not ignored: in one program, always in one order."""
     total = tl.zeros([BLOCK], tl.float32)
@@ -50,7 +50,7 @@ def _reduce(out, count, losses, target, target_stride, rows, ignore_index, MEAN:
     tl.store(count, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["grad_stride", "target_stride", "ignore_index"])
 def _backward(
     grad_logits,
     grad_losses,

@@ -12,7 +12,7 @@ FORWARD_TILE = 2048  # elements of a program, where a row has no more
 BACKWARD_TILE = 16384  # bytes of them
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _forward(out, x, weight, x_stride, rows, hidden, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -23,7 +23,7 @@ def _forward(out, x, weight, x_stride, rows, hidden, eps, ROWS: tl.constexpr, BL
     tl.store(out + row * hidden + column, (value * rstd * scale).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _backward(
     grad_x,
     sums,

@@ -11,7 +11,7 @@ ELEMENTS = 512  # of one half, in one program
 WARPS = 2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer", "inner"])
 def _rotate(
     out,
     x,
