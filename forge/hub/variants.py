@@ -41,4 +41,5 @@ def choose(names: Iterable[str], backend: str | None = None) -> Choice:
 
 def describe(rejected: Iterable[tuple[str, str]]) -> str:
     """One indented line for each rejected variant."""
-    return "".join(f"\n  {name}: {reason}" for name, reason in rejected) or "\n  there is none; the place of one is build/<variant>/"
+    lines = [f"\n  {name}: {reason}" for name, reason in rejected]
+    return "".join(lines or ["\n  there is none; the place of one is build/<variant>/"])

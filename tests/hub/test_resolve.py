@@ -35,7 +35,8 @@ def test_a_version_or_revision_can_stand_in_the_name(server: Hub) -> None:
 def test_without_a_version_the_error_names_those_there_are(server: Hub) -> None:
     server.publish("acme/rms", kernel())
     server.publish("acme/rms", kernel(), branch="v2")
-    with pytest.raises(hub.NotFoundError, match=r"acme/rms: give a version, as in acme/rms@v1, or a revision; branches and tags: v1, v2$"):
+    wanted = r"acme/rms: give a version, as in acme/rms@v1, or a revision; branches and tags: v1, v2$"
+    with pytest.raises(hub.NotFoundError, match=wanted):
         hub.resolve("acme/rms")
     with pytest.raises(hub.NotFoundError, match=r"acme/rms@v3: there is no 'v3'; branches and tags: v1, v2"):
         hub.resolve("acme/rms", version=3)
@@ -92,7 +93,8 @@ def test_a_hub_that_refuses_is_served_from_the_cache(server: Hub, status: int) -
 
 def test_a_hub_that_does_not_answer_is_asked_once(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     server.stop()
-    with pytest.raises(hub.UnreachableError, match=r"^acme/rms@v1: http://\S+ does not give it: .*; and the cache holds nothing of it$"):
+    wanted = r"^acme/rms@v1: http://\S+ does not give it: .*; and the cache holds nothing of it$"
+    with pytest.raises(hub.UnreachableError, match=wanted):
         hub.resolve("acme/rms", version=1)
     monkeypatch.setattr(client, "_get_refs", lambda *_: pytest.fail("asked again"))
     with pytest.raises(hub.UnreachableError, match="did not answer a moment ago"):

@@ -52,8 +52,8 @@ def test_who_means_a_folder_by_what_reads_as_a_repository_is_told(
 ) -> None:
     (tmp_path / "kernels" / "norms").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    wanted = r"^kernels/norms: https?://\S+ is not asked: offline \(HF_HUB_OFFLINE is set\); and the cache holds nothing of it; "
-    with pytest.raises(hub.UnreachableError, match=wanted + r"for the folder of this name, write ./kernels/norms$"):
+    said = r"^kernels/norms: \S+ is not asked: offline \(HF_HUB_OFFLINE is set\); and the cache holds nothing of it; "
+    with pytest.raises(hub.UnreachableError, match=said + r"for the folder of this name, write ./kernels/norms$"):
         gather(["kernels/norms"])
 
 
