@@ -88,7 +88,8 @@ def resolve(
     """Finds a kernel, chooses its variant for this system, and fetches it unless the cache has it.
 
     source: "org/name", "org/name@v1", "org/name@<revision>", or a folder. lock: the lock file that must hold it.
-    backend: "cpu" chooses a variant for the CPU where torch has another backend.
+    backend: "cpu" chooses a variant for the CPU where torch has another backend; without it, that is what a repository
+    without a variant for torch's own gets, for CPU tensors are everywhere.
     Raises: HubError, whose subclass says what is wrong.
     """
     selection = select(source, version=version, revision=revision, lock=lock, policy=policy, backend=backend)
@@ -134,13 +135,21 @@ def select(
     compat.require()
     policy, lock = policy or Policy(), as_lock(lock)
     wanted = parse_source(source, version=version, revision=revision)
-    backend = _backend(backend, wanted)
+    system = _backend(backend, wanted)
     locked = lock.find(wanted) if lock is not None else None
     if locked is None and policy.trust == "locked":
         raise RefusedError(f'{wanted}: trust="locked" takes what a lock file holds, and no lock was given')
     found = _select_folder if wanted.path is not None else _select_repository
-    selection = found(wanted, locked, policy, backend)
-    return replace(selection, lock=lock) if locked is None else _only_locked(replace(selection, lock=lock))
+
+    def on(backend: str) -> Selection:
+        selection = replace(found(wanted, locked, policy, backend), lock=lock)
+        return selection if locked is None else _only_locked(selection)
+
+    selection = on(system)
+    if selection.choice.accepted or backend is not None or system == "cpu":
+        return selection
+    on_cpu = on("cpu")
+    return on_cpu if on_cpu.choice.accepted else selection
 
 
 def _backend(backend: str | None, wanted: Source) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from forge import hub
-from forge.hub import client
+from forge.hub import client, compat
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import LOCAL, kernel, metadata, write
 
@@ -178,6 +178,27 @@ def test_a_cache_that_cannot_be_written_to_serves(server: Hub, monkeypatch: pyte
 
     monkeypatch.setattr("forge.hub.cache.os.replace", read_only)
     assert hub.resolve("acme/rms", version=1).variant == "torch-universal"
+
+
+def test_with_a_gpu_a_repository_for_the_cpu_alone_is_taken(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = compat.decide_variants
+
+    def with_a_gpu(variants: list, backend: str) -> list:
+        if backend == "cpu":
+            return decide(variants, backend)
+        for_gpu = {"torch-cuda", "torch-universal"}
+        return [(each, None if each.variant_str in for_gpu else "it is for the CPU") for each in variants]
+
+    monkeypatch.setattr(compat, "active_backend", lambda backend: backend or "cuda")
+    monkeypatch.setattr(compat, "decide_variants", with_a_gpu)
+    server.publish("acme/one", kernel(variant="torch-cpu"))
+    server.publish("acme/both", kernel(variant="torch-cpu") | kernel(variant="torch-cuda"))
+    resolved = hub.resolve("acme/one", version=1)
+    assert (resolved.variant, resolved.backend) == ("torch-cpu", "cpu")
+    resolved = hub.select("acme/both", version=1)
+    assert (resolved.variant, resolved.backend) == ("torch-cuda", "cuda")
+    with pytest.raises(hub.NotFoundError, match=r"no variant fits this system \(backend cuda\)"):
+        hub.resolve("acme/one", version=1, backend="cuda")
 
 
 def test_rejected_variants_keep_their_reasons(server: Hub) -> None:
