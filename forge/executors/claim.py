@@ -9,6 +9,7 @@ from forge.executors.fusion import fuse_regions
 from forge.ir import BoundSymbol, Proxy, Tag, Trace, recording
 from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
+from forge.transforms.dce import live_calls
 
 Reasons = list[tuple[str, str]]
 
@@ -81,7 +82,7 @@ def _claim(
         claims.append(Claim(bound, implementation.name or executor.name, declined, level))
         _place(bound, implementation, new)
     elif bound.subsymbols:
-        for sub in bound.subsymbols:
+        for sub in live_calls(bound.subsymbols, bound.outputs):
             _claim(sub, executors, new, claims, declined, level + 1)
     else:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
