@@ -317,6 +317,15 @@ def test_silu_and_mul_writes_to_out(native: Example, hidden: int, dtype: torch.d
     assert_near(out, swiglu(*fused.double().chunk(2, -1)), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [8, 24, 1000])
+def test_silu_and_mul_of_many_rows(native: Example, hidden: int, dtype: torch.dtype) -> None:
+    fused = native.randn(301, 2 * hidden, dtype=dtype)
+    out = torch.full((301, hidden), float("nan"), dtype=dtype, device=native.device)
+    native.module.silu_and_mul(out, fused)
+    assert_near(out, swiglu(*fused.double().chunk(2, -1)), dtype)
+
+
 def test_silu_and_mul_says_what_does_not_fit(native: Example) -> None:
     run, x, out = native.module.silu_and_mul, native.randn(2, 8), native.randn(2, 4)
     for text, args in {

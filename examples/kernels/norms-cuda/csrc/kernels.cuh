@@ -298,14 +298,16 @@ __global__ void sum_rows_kernel(T* out, const float* sums, int64_t rows, int64_t
   }
 }
 
-// SwiGLU. A block takes blockDim.x * N elements of one row, which has `pieces` of them.
+// SwiGLU. A block takes blockDim.x * N elements, of which a row has `pieces`, of blockDim.y rows.
 struct Place {
   int64_t row, column;
 };
 
 template <int N>
 __device__ Place place(unsigned pieces) {
-  return {blockIdx.x / pieces, (blockIdx.x % pieces * static_cast<int64_t>(blockDim.x) + threadIdx.x) * N};
+  return {
+      blockIdx.x / pieces * static_cast<int64_t>(blockDim.y) + threadIdx.y,
+      (blockIdx.x % pieces * static_cast<int64_t>(blockDim.x) + threadIdx.x) * N};
 }
 
 // The fast division is off by 2 units in the last place at most, and by all of a result below 2^-126.
@@ -315,9 +317,10 @@ __device__ float sigmoid(float x) {
 
 template <class T, int N>
 __global__ void swiglu_kernel(
-    T* out, const T* gate, const T* up, int64_t gate_stride, int64_t up_stride, int64_t length, unsigned pieces) {
+    T* out, const T* gate, const T* up, int64_t gate_stride, int64_t up_stride, int64_t rows, int64_t length,
+    unsigned pieces) {
   Place at = place<N>(pieces);
-  if (at.column >= length) {
+  if (at.row >= rows || at.column >= length) {
     return;
   }
   Vec<T, N> g = load<T, N>(gate + at.row * gate_stride + at.column);
@@ -332,9 +335,9 @@ __global__ void swiglu_kernel(
 template <class T, int N>
 __global__ void swiglu_backward_kernel(
     T* grad_gate, T* grad_up, const T* grad_output, const T* gate, const T* up, int64_t grad_stride,
-    int64_t gate_stride, int64_t up_stride, int64_t length, unsigned pieces) {
+    int64_t gate_stride, int64_t up_stride, int64_t rows, int64_t length, unsigned pieces) {
   Place at = place<N>(pieces);
-  if (at.column >= length) {
+  if (at.row >= rows || at.column >= length) {
     return;
   }
   Vec<T, N> incoming = load<T, N>(grad_output + at.row * grad_stride + at.column);

@@ -16,8 +16,7 @@
 namespace {
 
 constexpr int FORWARD_THREADS = 1024;
-constexpr int SHORT_ROWS_THREADS = 256;
-constexpr int PIECE_THREADS = 256;
+constexpr int BLOCK_THREADS = 256;
 
 // torch 2.11's stable headers have no checks of CUDA's own errors yet.
 void check(cudaError_t error) {
@@ -72,17 +71,22 @@ void with_type(const Tensor& x, bool aligned, Body body) {
   }
 }
 
+// As many threads as a row wants, a power of two, and rows side by side that fill a block.
+dim3 threads_for_short(int64_t wanted) {
+  unsigned lanes = 1;
+  while (lanes < wanted && lanes < BLOCK_THREADS) {
+    lanes *= 2;
+  }
+  return dim3(lanes, BLOCK_THREADS / lanes);
+}
+
 // Threads for rows of which each thread keeps KEPT vectors of `width`: see kernels.cuh.
 dim3 threads_for(int64_t hidden, int width, int most) {
   int64_t wanted = (hidden + width * KEPT - 1) / (width * KEPT);
-  if (wanted > WARP) {
-    return dim3(static_cast<unsigned>(std::min<int64_t>((wanted + WARP - 1) / WARP * WARP, most)));
+  if (wanted <= WARP) {
+    return threads_for_short(wanted);
   }
-  unsigned lanes = 1;
-  while (lanes < wanted) {
-    lanes *= 2;
-  }
-  return dim3(lanes, SHORT_ROWS_THREADS / lanes);
+  return dim3(static_cast<unsigned>(std::min<int64_t>((wanted + WARP - 1) / WARP * WARP, most)));
 }
 
 int hidden_of(const char* op, const Tensor& x) {
@@ -171,12 +175,17 @@ Rows as_long_rows(const Tensor& tensor, bool one_row) {
   return one_row ? Rows{tensor, 1, tensor.numel(), tensor.numel()} : as_rows(tensor);
 }
 
-// How many blocks a row needs.
-template <int N>
-unsigned pieces_of(const Rows& rows) {
-  int64_t piece = PIECE_THREADS * N;
-  return static_cast<unsigned>((rows.length + piece - 1) / piece);
-}
+// How SwiGLU's rows are cut: see kernels.cuh.
+struct Pieces {
+  dim3 threads;
+  unsigned of_row, blocks;
+
+  Pieces(const Rows& rows, int width) : threads(threads_for_short((rows.length + width - 1) / width)) {
+    int64_t piece = static_cast<int64_t>(threads.x) * width;
+    of_row = static_cast<unsigned>((rows.length + piece - 1) / piece);
+    blocks = static_cast<unsigned>((rows.count + threads.y - 1) / threads.y * of_row);
+  }
+};
 
 void swiglu_into(const Rows& to, const Rows& gate, const Rows& up) {
   if (to.count * to.length == 0) {
@@ -186,9 +195,9 @@ void swiglu_into(const Rows& to, const Rows& gate, const Rows& up) {
   with_type(to.tensor, to.aligned() && gate.aligned() && up.aligned(), [&](auto* element, auto width) {
     using T = std::remove_pointer_t<decltype(element)>;
     constexpr int N = decltype(width)::value;
-    unsigned pieces = pieces_of<N>(to);
-    swiglu_kernel<T, N><<<to.count * pieces, PIECE_THREADS, 0, launch.stream>>>(
-        to.data<T>(), gate.data<T>(), up.data<T>(), gate.stride, up.stride, to.length, pieces);
+    Pieces pieces(to, N);
+    swiglu_kernel<T, N><<<pieces.blocks, pieces.threads, 0, launch.stream>>>(
+        to.data<T>(), gate.data<T>(), up.data<T>(), gate.stride, up.stride, to.count, to.length, pieces.of_row);
   });
   check_launch();
 }
@@ -219,10 +228,10 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& grad_output, const Tens
   with_type(gate, aligned, [&](auto* element, auto width) {
     using T = std::remove_pointer_t<decltype(element)>;
     constexpr int N = decltype(width)::value;
-    unsigned pieces = pieces_of<N>(g);
-    swiglu_backward_kernel<T, N><<<g.count * pieces, PIECE_THREADS, 0, launch.stream>>>(
+    Pieces pieces(g, N);
+    swiglu_backward_kernel<T, N><<<pieces.blocks, pieces.threads, 0, launch.stream>>>(
         to_gate.data<T>(), to_up.data<T>(), incoming.data<T>(), g.data<T>(), u.data<T>(), incoming.stride, g.stride,
-        u.stride, g.length, pieces);
+        u.stride, g.count, g.length, pieces.of_row);
   });
   check_launch();
   return {grad_gate, grad_up};
