@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from forge.frontend.autograd import Region
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
-from forge.transforms import cse, dce, delete_last_used, hoist
+from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
 from forge.transforms.grad import Choice, Joint, backward, differentiate
 from forge.transforms.opaque import opaque_rule
 from forge.transforms.patterns import replace_patterns
@@ -113,7 +114,14 @@ def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
             TypeError,
         )
         stages.append(trace)
-    for transform in (dce, cse, options.find_patterns, lambda t: hoist(t, lambda program: _run_now(program, options))):
+    run_now = partial(_run_now, options=options)
+    for transform in (
+        dce,
+        cse,
+        partial(attention_masks, run=run_now),
+        options.find_patterns,
+        partial(hoist, run=run_now),
+    ):
         trace = transform(trace)
         if trace is not stages[-1]:
             stages.append(trace)

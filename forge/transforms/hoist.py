@@ -19,16 +19,9 @@ def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_l
     Outputs are never constants (the caller may change them); nor is anything that would take the constants over
     `byte_limit` bytes in all.
     """
-    outputs = set(trace.output_names)
-    fixed = set(trace.constants)
-    hoisted: list[BoundSymbol] = []
-    rest: list[BoundSymbol] = []
-    for bound in trace.bound_symbols:
-        if _independent(bound, fixed) and outputs.isdisjoint(bound.outputs):
-            hoisted.append(bound)
-            fixed.update(bound.outputs)
-        else:
-            rest.append(bound)
+    hoisted = independent_calls(trace)
+    known = set(map(id, hoisted))
+    rest = [bound for bound in trace.bound_symbols if id(bound) not in known]
     read = {name for bound in rest for name in bound.inputs}
     made = {proxy.name: proxy for bound in hoisted for proxy in proxies(bound.output)}
     kept = [proxy for name, proxy in made.items() if name in read and isinstance(proxy, TensorProxy)]
@@ -40,6 +33,18 @@ def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_l
     new = trace.derive("hoist", rest)
     new.constants.update(zip([proxy.name for proxy in kept], run(program), strict=True))
     return new
+
+
+def independent_calls(trace: Trace) -> list[BoundSymbol]:
+    """The calls that depend on no input and make no output."""
+    outputs = set(trace.output_names)
+    fixed = set(trace.constants)
+    found: list[BoundSymbol] = []
+    for bound in trace.bound_symbols:
+        if _independent(bound, fixed) and outputs.isdisjoint(bound.outputs):
+            found.append(bound)
+            fixed.update(bound.outputs)
+    return found
 
 
 def _independent(bound: BoundSymbol, fixed: set[str]) -> bool:
