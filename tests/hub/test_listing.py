@@ -38,10 +38,10 @@ def test_a_process_without_kernels_says_how_to_add_some() -> None:
 
 
 def test_every_kernel_has_its_status_and_reason() -> None:
-    right = forge.kernel(F.silu, silu, dtypes=[torch.float32], grad="composite", where="input.ndim == 2")
+    right = forge.kernel(F.silu, silu, dtypes=[torch.float32], grad="composite", where="input.ndim == 2", device="cpu")
     wrong = forge.kernel(F.silu, lambda input: silu(input) + 1, name="wrong", priority=3, device="cpu")
     absent = forge.kernel(F.silu, silu, name="absent", priority=1, device={"type": "xpu"})
-    trusted = forge.kernel(F.gelu, F.gelu, name="trusted", args={"input": "input"}, where="approximate == 'none'")
+    trusted = forge.kernel(F.gelu, F.gelu, name="trusted", device="cpu", args={"input": "input"}, where="approximate == 'none'")
     forge.use_kernels([right, wrong, absent])
     forge.use_kernels([trusted], verify=False)
     assert [row.status for row in forge.kernels()][:3] == ["not verified yet", "declined", "not verified yet"]
@@ -53,7 +53,7 @@ def test_every_kernel_has_its_status_and_reason() -> None:
     assert (rows["absent"].status, rows["absent"].reason) == ("declined", "no xpu device is here")
     assert (rows["silu"].status, rows["silu"].reason) == ("verified", "")
     assert rows["trusted"].status == "trusted"
-    assert rows["silu"].constraints == "input: T (float32); input.ndim == 2; derived gradient"
+    assert rows["silu"].constraints == "cpu; input: T (float32); input.ndim == 2; derived gradient"
     assert rows["wrong"].constraints == "cpu; no gradient; priority 3"
     place, _, line = rows["silu"].place.rpartition(":")
     assert os.path.abspath(place) == os.path.abspath(__file__) and int(line) > 0
@@ -67,7 +67,7 @@ def test_an_operator_that_there_is_not() -> None:
 
 
 def test_a_verdict_on_disk_is_shown_in_another_process(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    made = Repository(tmp_path, "kept", "def f(x): return F.gelu(x)", **GELU)
+    made = Repository(tmp_path, "kept", "def f(x): return F.gelu(x)", **GELU, device="cpu")
     assert [row.status for row in forge.kernels([made.folder])] == ["not verified yet"]
     forge.jit(F.gelu, kernels=[made.folder])(torch.randn(4))
     assert [row.status for row in table_of(gather([made.folder]), Verifier())] == ["verified"]  # as another process
