@@ -121,7 +121,18 @@ class ReachesInside(NotImplementedError):
     """Autocast changes what one of torch's own kernels does, which tensors without values do not show."""
 
 
-_INSIDE = frozenset((F.affine_grid, F.bilinear, torch.affine_grid_generator, torch.bilinear))
+_INSIDE = frozenset(
+    (
+        F.affine_grid,
+        F.bilinear,
+        torch.affine_grid_generator,
+        torch.bilinear,
+        torch.ldexp,
+        torch.Tensor.ldexp,
+        torch.trace,
+        torch.Tensor.trace,
+    )
+)
 
 
 def _is_eligible(tensor: Any) -> bool:
@@ -154,14 +165,22 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.namespace != "prim" and func is not torch.ops.aten._to_copy.default and not _is_view(func):
-            given = leaves((args, kwargs or {}))
-            dtypes = [leaf if isinstance(leaf, torch.dtype) else leaf.dtype for leaf in given if _has_dtype(leaf)]
-            self.calls.append((func, *dtypes))
+            self.calls.append((func, *_dtypes(func, list(leaves((args, kwargs or {}))))))
         return result
 
 
-def _has_dtype(leaf: Any) -> bool:
-    return isinstance(leaf, (torch.Tensor, torch.dtype))
+def _dtypes(func: Any, given: list[Any]) -> list[torch.dtype]:
+    """The dtypes of an operator's tensors; an argument `dtype` converts them before anything is computed."""
+    own = next((leaf for leaf in given if isinstance(leaf, torch.dtype)), None)
+    if func in _HALF_TO_FLOAT and True in [leaf for leaf in given if isinstance(leaf, bool)]:
+        own = torch.float32
+    tensors = [leaf.dtype for leaf in given if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        return [] if own is None else [own]
+    return tensors if own is None else [own if dtype.is_floating_point else dtype for dtype in tensors]
+
+
+_HALF_TO_FLOAT = frozenset((torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default))
 
 
 def _is_view(func: Any) -> bool:
@@ -174,11 +193,18 @@ def _find(run: Callable, args: tuple, kwargs: dict, widest: torch.dtype) -> str 
     if wanted is None:
         return None
     for name, to in _WAYS.items():
+        if name == "float32" and _is_by_dtype(run, args, kwargs, wanted):
+            return "dtype"
         if _trial(run, args, kwargs, lambda tensor, to=to: to(tensor, widest)) == wanted:
             return name
-    if "dtype" not in kwargs and _trial(run, args, {**kwargs, "dtype": torch.float32}, lambda t: t.dtype) == wanted:
-        return "dtype"
     return None
+
+
+def _is_by_dtype(run: Callable, args: tuple, kwargs: dict, wanted: list[tuple]) -> bool:
+    """Whether an argument `dtype` does it, which the functions that have one take without a conversion before."""
+    if kwargs.get("dtype") is not None:
+        return False
+    return _trial(run, args, {**kwargs, "dtype": torch.float32}, lambda tensor: tensor.dtype) == wanted
 
 
 def _trial(run: Callable, args: tuple, kwargs: dict, to: Way | None) -> list[tuple] | None:

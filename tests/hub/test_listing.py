@@ -41,7 +41,9 @@ def test_every_kernel_has_its_status_and_reason() -> None:
     right = forge.kernel(F.silu, silu, dtypes=[torch.float32], grad="composite", where="input.ndim == 2", device="cpu")
     wrong = forge.kernel(F.silu, lambda input: silu(input) + 1, name="wrong", priority=3, device="cpu")
     absent = forge.kernel(F.silu, silu, name="absent", priority=1, device={"type": "xpu"})
-    trusted = forge.kernel(F.gelu, F.gelu, name="trusted", device="cpu", args={"input": "input"}, where="approximate == 'none'")
+    trusted = forge.kernel(
+        F.gelu, F.gelu, name="trusted", device="cpu", args={"input": "input"}, where="approximate == 'none'"
+    )
     forge.use_kernels([right, wrong, absent])
     forge.use_kernels([trusted], verify=False)
     assert [row.status for row in forge.kernels()][:3] == ["not verified yet", "declined", "not verified yet"]

@@ -95,7 +95,7 @@ def test_a_dependency_that_the_hub_does_not_allow_is_named(tmp_path: Path) -> No
     with pytest.raises(
         hub.MalformedError, match=r"depends on 'requests', which the Hub does not allow on cpu; allowed"
     ):
-        load(tmp_path)
+        load(tmp_path, backend="cpu")
 
 
 def test_a_dependency_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

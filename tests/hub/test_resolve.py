@@ -149,11 +149,11 @@ def test_an_incomplete_variant_is_not_offered_offline(server: Hub, monkeypatch: 
 def test_offline_the_best_variant_of_the_cache_is_taken(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     better = kernel(variant="torch-cpu")
     server.publish("acme/rms", kernel() | better)
-    selection = hub.select("acme/rms", version=1)
+    selection = hub.select("acme/rms", version=1, backend="cpu")
     hub.fetch(selection, "torch-universal")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     client.forget()
-    resolved = hub.resolve("acme/rms", version=1)
+    resolved = hub.resolve("acme/rms", version=1, backend="cpu")
     assert resolved.variant == "torch-universal"
     assert dict(resolved.rejected)["torch-cpu"].startswith("is not in the cache")
 
@@ -204,7 +204,7 @@ def test_with_a_gpu_a_repository_for_the_cpu_alone_is_taken(server: Hub, monkeyp
 def test_rejected_variants_keep_their_reasons(server: Hub) -> None:
     names = ("torch26-cxx98-cu118-x86_64-linux", "torch-cuda", "torch-universal", "nonsense")
     server.publish("acme/rms", {path: data for name in names for path, data in kernel(variant=name).items()})
-    rejected = dict(hub.resolve("acme/rms", version=1).rejected)
+    rejected = dict(hub.resolve("acme/rms", version=1, backend="cpu").rejected)
     assert set(rejected) == set(names) - {"torch-universal"}
     assert "2.6" in rejected["torch26-cxx98-cu118-x86_64-linux"]
     assert "not the name of a variant" in rejected["nonsense"]

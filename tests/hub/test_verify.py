@@ -17,6 +17,7 @@ import forge
 from forge import cli
 from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators, verify
+from forge.executors.hubex.process import can_fork
 from forge.hub import HubNotice
 from forge.hub.manifest import kernel
 from tests.hub.repositories import (
@@ -342,6 +343,7 @@ def in_python(function: Callable, **options: Any) -> Executor:
     return kernel_executor([entry], verify=Verifier(seconds=20))
 
 
+@pytest.mark.skipif(not can_fork(), reason="where torch has a GPU, no copy of the process can differentiate")
 def test_a_function_given_in_python_is_verified_in_a_fork() -> None:
     import ctypes
 

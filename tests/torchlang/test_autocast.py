@@ -21,7 +21,13 @@ MIXED = {
     "nn.functional.lp_pool3d",
     "tensordot",
 }
-INSIDE = {"nn.functional.bilinear", "nn.functional.affine_grid"}
+MIXED_ON_CUDA = {
+    "nn.functional.cross_entropy",
+    "nn.functional.multilabel_soft_margin_loss",
+    "nn.functional.normalize",
+    "pairwise_distance",
+}
+INSIDE = {"nn.functional.bilinear", "nn.functional.affine_grid", "ldexp", "trace", "Tensor.ldexp", "Tensor.trace"}
 
 
 def cloned(tree: Any, gradient: bool) -> Any:
@@ -72,11 +78,12 @@ def test_an_operation_is_as_in_eager(info: OpInfo, dtype: torch.dtype, device: s
         try:
             found, gradients = run(Direct(info.op), gradient, sample, device)
         except NotImplementedError as error:
-            assert info.name in MIXED | INSIDE, error
+            assert info.name in MIXED | INSIDE | (MIXED_ON_CUDA if device == "cuda" else set()), error
             continue
         for ours, eager in zip(found, wanted, strict=True):
             assert ours.dtype == eager.dtype
-            torch.testing.assert_close(ours, eager, equal_nan=True)
+            within = {"rtol": 3e-2, "atol": 1e-5} if eager.dtype == torch.bfloat16 else {}  # its rounding, twice
+            torch.testing.assert_close(ours, eager, **within, equal_nan=True)
         for ours, eager in zip(gradients, wanted_gradients, strict=True):
             torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2, equal_nan=True)
         compared += 1

@@ -189,9 +189,10 @@ def become_expendable() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def can_fork(device: torch.device) -> bool:
-    """Whether a copy of this process could run a kernel there: one that has a GPU open leaves a copy without it."""
-    return hasattr(os, "fork") and (device.type == "cpu" or not torch.cuda.is_initialized())
+def can_fork() -> bool:
+    """Whether a copy of this process could run a kernel and differentiate it: autograd's threads, which torch has for
+    each GPU, do not survive a fork."""
+    return hasattr(os, "fork") and not torch.cuda.is_available()
 
 
 def ask_fork(kernel: Kernel, question: Question, seconds: float, judge: Callable[..., Answer]) -> Answer:

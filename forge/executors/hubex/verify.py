@@ -129,7 +129,7 @@ class Verifier:
             return answer
         from forge.executors.hubex.judge import judge  # brings the OpInfos, which a program needs nowhere else
 
-        if can_fork(question.device):
+        if can_fork():
             return ask_fork(kernel, question, self.seconds, judge)
         return judge(kernel, question, lambda text: None)
 
