@@ -159,6 +159,24 @@ def test_a_tensor_changed_after_forward_is_noticed_by_backward():
         y.backward()
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_batch_norm_in_half_precision(device, own, training):
+    """In evaluation, as a frozen layer has it, torch's kernel looks at the dtypes of statistics that it does not read."""
+
+    def run(function, x, weight, bias):
+        mean, var = torch.zeros(3, device=device, dtype=own), torch.ones(3, device=device, dtype=own)
+        out = function(x, mean, var, weight, bias, training)
+        return out, *torch.autograd.grad(out.float().square().sum(), (x, weight, bias))
+
+    x = torch.randn(4, 3, 5, device=device, dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = (torch.rand(3, device=device, dtype=own, requires_grad=True) for _ in range(2))
+    norm = torch.nn.functional.batch_norm
+    for ours, eager in zip(run(forge.jit(norm), x, weight, bias), run(norm, x, weight, bias), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
 def test_batch_norm_statistics_follow_eager():
     ours, eager = (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)) for _ in range(2))
     eager.load_state_dict(ours.state_dict())

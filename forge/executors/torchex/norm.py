@@ -224,10 +224,12 @@ def _batch_norm_backward(
     eps: float,
     mask: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """`saved` are the statistics of the batch in training; in evaluation the kernel reads `running`."""
-    training = running[0] is None
-    mean, rstd = saved if training else (x.new_empty(0), x.new_empty(0))
-    return aten.native_batch_norm_backward(g, x, weight, *running, mean, rstd, training, eps, mask)
+    """`saved` are the statistics of the batch in training; in evaluation the kernel reads `running`, and looks at the
+    dtype of the others all the same."""
+    if running[0] is None:
+        return aten.native_batch_norm_backward(g, x, weight, *running, *saved, True, eps, mask)
+    unused = x.new_empty(0, dtype=clang.wider(x.dtype) if x.is_cuda else running[0].dtype)
+    return aten.native_batch_norm_backward(g, x, weight, *running, unused, unused, False, eps, mask)
 
 
 native_batch_norm_backward = torchex.register_operator(
