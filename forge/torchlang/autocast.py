@@ -131,6 +131,7 @@ _INSIDE = frozenset(
         torch.Tensor.ldexp,
         torch.trace,
         torch.Tensor.trace,
+        torch._weight_norm,
     )
 )
 

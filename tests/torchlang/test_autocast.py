@@ -27,7 +27,15 @@ MIXED_ON_CUDA = {
     "nn.functional.normalize",
     "pairwise_distance",
 }
-INSIDE = {"nn.functional.bilinear", "nn.functional.affine_grid", "ldexp", "trace", "Tensor.ldexp", "Tensor.trace"}
+INSIDE = {
+    "_weight_norm",
+    "ldexp",
+    "nn.functional.affine_grid",
+    "nn.functional.bilinear",
+    "Tensor.ldexp",
+    "Tensor.trace",
+    "trace",
+}
 
 
 def cloned(tree: Any, gradient: bool) -> Any:
