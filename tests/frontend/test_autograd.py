@@ -163,7 +163,7 @@ def test_a_tensor_changed_after_forward_is_noticed_by_backward():
 @pytest.mark.parametrize("own", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def test_batch_norm_in_half_precision(device, own, training):
-    """In evaluation, as a frozen layer has it, torch's kernel looks at the dtypes of statistics that it does not read."""
+    """In evaluation, as in a frozen layer, the kernel looks at the dtypes of statistics that it does not read."""
 
     def run(function, x, weight, bias):
         mean, var = torch.zeros(3, device=device, dtype=own), torch.ones(3, device=device, dtype=own)
