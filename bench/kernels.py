@@ -1,11 +1,11 @@
 """What kernels cost and how fast the examples are.
 
-    python -m bench.kernels [--only calls checker load verify examples] [--device cpu|cuda]
+    python -m bench.kernels [--only calls checker load verify examples models] [--device cpu|cuda]
                             [--repository norms-cpu] [--operation rms_norm] [--large] [--no-compile]
 
 calls: a claimed kernel against the same function called by hand. checker: a decision whether a kernel takes a call.
 load: to resolve, verify and import a kernel that is here. verify: to compare it with its reference, once.
-examples: every example of examples/kernels/ against eager and torch.compile.
+examples: every example of examples/kernels/ against eager and torch.compile. models: a Llama's training step with them.
 """
 
 import argparse
@@ -15,10 +15,10 @@ import sys
 
 import torch
 
-from bench import kernel_calls, kernel_examples, kernel_loading, kernel_verification
+from bench import kernel_calls, kernel_examples, kernel_loading, kernel_models, kernel_verification
 from forge.executors.hubex import gather
 
-SECTIONS = ("calls", "checker", "load", "verify", "examples")
+SECTIONS = ("calls", "checker", "load", "verify", "examples", "models")
 NATIVE = kernel_examples.KERNELS / "norms-cpu"
 
 
@@ -58,6 +58,13 @@ def bench_examples(options: argparse.Namespace) -> None:
         compiled=not options.no_compile,
         large=options.large,
     )
+
+
+def bench_models(options: argparse.Namespace) -> None:
+    folders = [kernel_examples.KERNELS / name for name in _repositories(options)]
+    for folder in folders:
+        kernel_examples.build(folder)
+    kernel_models.bench_models(folders, options.device, compiled=not options.no_compile, rounds=options.rounds)
 
 
 def _parsed() -> argparse.Namespace:
