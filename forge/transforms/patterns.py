@@ -85,6 +85,10 @@ class Pattern:
         self.size = _count(self.skeleton)
         self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = {}
 
+    def __reduce__(self) -> tuple:
+        """Pickled as what it is made of."""
+        return Pattern, (self.reference, self.name)
+
     def _body(self, *args: Any) -> Any:
         with speaking(torchlang.language):
             return self.reference(*args)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -357,6 +358,56 @@ def test_a_function_given_in_python_is_verified_in_a_fork() -> None:
     assert "crashed (signal 11)" in str(explained) and explained.rows[0].executor == "torch"
     trained = run(gelu, torch.randn(4, requires_grad=True), by=in_python(right, grad="composite"))
     assert trained.rows[0].executor == "acme.right"
+
+
+@pytest.fixture
+def no_fork(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """As where torch has a GPU; the kernels that the worker is asked about."""
+    asked: list[Any] = []
+    ask = verify.worker.ask
+    monkeypatch.setattr(verify, "can_fork", lambda: False)
+    monkeypatch.setattr(verify.worker, "ask", lambda kernel, *rest: asked.append(kernel) or ask(kernel, *rest))
+    return asked
+
+
+def test_a_function_given_in_python_is_sent_to_the_worker_where_there_is_no_fork(no_fork: list) -> None:
+    factor = 1.0
+
+    @forge.kernel("torch.nn.functional.gelu", args={"x": "input"}, where="approximate == 'none'")
+    def crashes(x: torch.Tensor) -> torch.Tensor:
+        import ctypes
+
+        return F.gelu(x) * factor if x.shape == (4,) else ctypes.string_at(0)
+
+    explained = run(gelu, torch.randn(4), by=kernel_executor([crashes]))
+    assert "crashed (signal 11)" in str(explained) and explained.rows[0].executor == "torch"
+
+    @forge.pattern
+    def doubled(x):  # type: ignore[no-untyped-def]
+        return F.gelu(x) * 2
+
+    gelu_backward, overload = torch.ops.aten.gelu_backward, torch.ops.aten.mul.Tensor
+
+    def backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return overload(gelu_backward(grad, x), torch.ops.aten.full_like(x, 2))
+
+    kernel = forge.kernel(doubled, lambda x: F.gelu(x) * (1 + factor), name="doubled", grad=backward)
+    x = torch.randn(4, requires_grad=True)
+    trained = run(lambda x: F.gelu(x) * 2, x, by=kernel_executor([kernel]))
+    assert [row.executor for row in trained.rows if row.executor == "doubled"] == ["doubled", "doubled"]
+    assert {each.name for each in no_fork} == {"crashes", "doubled"}
+
+
+def test_what_cannot_be_sent_is_verified_here(no_fork: list) -> None:
+    lock = threading.Lock()
+
+    def locked(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return F.gelu(x)
+
+    made = forge.kernel("torch.nn.functional.gelu", locked, args={"x": "input"}, where="approximate == 'none'")
+    assert run(gelu, torch.randn(4), by=kernel_executor([made])).rows[0].executor == "locked"
+    assert no_fork == []
 
 
 # the command

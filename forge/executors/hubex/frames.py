@@ -38,7 +38,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """A question to a process that must find the kernel first: gather() of its origin, then its operator and name."""
+    """A question to a process that must find the kernel first: gather() of its origin, then its operator and name; or
+    what forge.kernel was given, pickled."""
 
     origin: Origin
     op: str
@@ -48,6 +49,7 @@ class Request:
     environment: dict[str, str]
     seconds: float
     question: Question
+    said: bytes | None = None
 
 
 class Silent(Exception):

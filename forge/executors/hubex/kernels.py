@@ -45,7 +45,7 @@ class Kernel:
 
     entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
     gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
-    calls, where the target is a pattern's symbol.
+    calls, where the target is a pattern's symbol. said: what forge.kernel was given: (op, fn, options).
     """
 
     entry: KernelEntry
@@ -56,6 +56,7 @@ class Kernel:
     forward: Callable | None = None
     pattern: Pattern | None = None
     origin: Origin = Origin()
+    said: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:

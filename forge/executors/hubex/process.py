@@ -1,8 +1,9 @@
-"""Asking another process whether a kernel is right: a worker that finds the kernel again, or a fork of this process."""
+"""Asking another process whether a kernel is right: a worker that finds it or is sent it, or a fork of this one."""
 
 import faulthandler
 import hashlib
 import inspect
+import io
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 
 from forge.executors.hubex.frames import Answer, Ended, Question, Request, Silent, receive, send
 from forge.executors.hubex.kernels import Kernel
+from forge.hub.compat import library
 
 try:
     import resource
@@ -117,6 +120,8 @@ class Worker:
 
     def _forget_other_code(self, kernel: Kernel) -> None:
         """A child that imported something else by the same name is replaced by a new one."""
+        if kernel.origin.source is None:
+            return
         code = code_of(kernel)
         if self._codes.get(kernel.origin.source, code) != code:
             self._renew()
@@ -161,7 +166,33 @@ class Worker:
 
 def _request(kernel: Kernel, question: Question, seconds: float) -> Request:
     path, environment = tuple(sys.path), {**os.environ, **ENVIRONMENT}
-    return Request(kernel.origin, kernel.entry.op, kernel.name, os.getcwd(), path, environment, seconds, question)
+    place = (os.getcwd(), path, environment)
+    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, pickled(kernel))
+
+
+def pickled(kernel: Kernel) -> bytes | None:
+    """A kernel said in Python, for another process to say again; None for others and for what cannot be pickled."""
+    if kernel.said is None or kernel.target.function is not None:  # an operator of this process alone
+        return None
+    data = io.BytesIO()
+    try:
+        base = library("cloudpickle").Pickler
+        type("Pickler", (base,), {"dispatch_table": ChainMap(_REDUCERS, base.dispatch_table)})(data).dump(kernel.said)
+    except Exception:  # cloudpickle is not there, or cannot do it: it raises what the objects' own code raises
+        return None
+    return data.getvalue()
+
+
+_REDUCERS: dict[type, Callable[[Any], tuple]] = {  # torch.ops and what is in it, by name
+    type(torch.ops): lambda ops: (getattr, (torch, "ops")),
+    type(torch.ops.aten): lambda namespace: (getattr, (torch.ops, namespace.name)),
+    torch._ops.OpOverloadPacket: lambda packet: (_operator, (*packet._qualified_op_name.split("::"),)),
+    torch._ops.OpOverload: lambda overload: (getattr, (overload.overloadpacket, overload._overloadname)),
+}
+
+
+def _operator(namespace: str, name: str) -> torch._ops.OpOverloadPacket:
+    return getattr(getattr(torch.ops, namespace), name)
 
 
 def _kill(pid: int) -> None:

@@ -1,6 +1,7 @@
 """Kernels said in Python: what a manifest says, in a decorator's words."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from forge.executors.hubex.gather import from_entry, operators
@@ -32,7 +33,7 @@ def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: 
 
 
 def _said(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: dict[str, Any]) -> Kernel:
-    if not isinstance(op, Pattern):
-        return from_entry(entry_of(op, fn, resolver=operators(), mark=mark, **options))
-    known = Operators({op.name: op.reference})
-    return from_entry(entry_of(f"pattern:{op.name}", fn, resolver=known, mark=mark, **options), op)
+    is_pattern = isinstance(op, Pattern)
+    known, name = (Operators({op.name: op.reference}), f"pattern:{op.name}") if is_pattern else (operators(), op)
+    entry = entry_of(name, fn, resolver=known, mark=mark, **options)
+    return replace(from_entry(entry, op if is_pattern else None), said=(op, fn, options))

@@ -25,7 +25,7 @@ from forge.executors.executor import Decision, decline
 from forge.executors.hubex.calls import Undescribed, call_of
 from forge.executors.hubex.frames import Answer, Question
 from forge.executors.hubex.kernels import Kernel, compares_values
-from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of, judging
+from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of, judging, pickled
 from forge.hub.compat import user_cache
 from forge.hub.errors import HubNotice, MissingExtraError
 from forge.hub.manifest import KernelEntry
@@ -131,6 +131,8 @@ class Verifier:
 
         if can_fork():
             return ask_fork(kernel, question, self.seconds, judge)
+        if pickled(kernel) is not None:
+            return worker.ask(kernel, question, self.seconds)
         return judge(kernel, question, lambda text: None)
 
 

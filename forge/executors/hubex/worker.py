@@ -6,6 +6,7 @@ prints goes to standard error.
 """
 
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from forge.executors.hubex.gather import gather
 from forge.executors.hubex.judge import judge
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.process import become_expendable
+from forge.executors.hubex.said import kernel
 
 FINISHED = 3
 
@@ -76,13 +78,16 @@ _known: dict[Any, list[Kernel]] = {}
 
 def find(request: Request) -> Kernel:
     """The kernel that a request is about: the policy was asked by who sent it, and the files must be the same."""
+    if request.said is not None:
+        op, fn, options = pickle.loads(request.said)
+        return kernel(op, fn, **options)
     origin = request.origin
     if origin not in _known:
         policy = replace(origin.policy or hub.Policy(), trust="any", local=True, build=False, signatures="off")
         _known[origin] = gather([origin.source], lock=origin.lock, policy=policy, backend=origin.backend)
-    for kernel in _known[origin]:
-        if (kernel.entry.op, kernel.name, kernel.origin) == (request.op, request.name, origin):
-            return kernel
+    for each in _known[origin]:
+        if (each.entry.op, each.name, each.origin) == (request.op, request.name, origin):
+            return each
     raise hub.IntegrityError(f"{origin.source} has no kernel {request.name} of {request.op} with the same files")
 
 
