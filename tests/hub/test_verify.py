@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import forge
 from forge import cli
 from forge.executors.executor import Executor
-from forge.executors.hubex import Verifier, kernel_executor, operators, verify
+from forge.executors.hubex import Verifier, kernel_executor, operators, process, verify
 from forge.executors.hubex.process import can_fork
 from forge.hub import HubNotice
 from forge.hub.manifest import kernel
@@ -396,6 +396,19 @@ def test_a_function_given_in_python_is_sent_to_the_worker_where_there_is_no_fork
     trained = run(lambda x: F.gelu(x) * 2, x, by=kernel_executor([kernel]))
     assert [row.executor for row in trained.rows if row.executor == "doubled"] == ["doubled", "doubled"]
     assert {each.name for each in no_fork} == {"crashes", "doubled"}
+
+
+def test_a_triton_kernel_is_sent_as_the_function_that_it_was_made_of() -> None:
+    triton = pytest.importorskip("triton", reason="needs Triton")
+
+    def copy(out, x, n, BLOCK):  # type: ignore[no-untyped-def]
+        pass
+
+    made = triton.runtime.jit.JITFunction(copy, do_not_specialize=["n"], noinline=True)
+    rebuild, arguments = process._reducers()[type(made)](made)
+    again = rebuild(*arguments)
+    assert type(again) is type(made) and again.fn is copy
+    assert (again.do_not_specialize, again.noinline, again.arg_names) == (["n"], True, ["out", "x", "n", "BLOCK"])
 
 
 def test_what_cannot_be_sent_is_verified_here(no_fork: list) -> None:

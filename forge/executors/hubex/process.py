@@ -2,6 +2,7 @@
 
 import faulthandler
 import hashlib
+import importlib
 import inspect
 import io
 import os
@@ -177,7 +178,7 @@ def pickled(kernel: Kernel) -> bytes | None:
     data = io.BytesIO()
     try:
         base = library("cloudpickle").Pickler
-        type("Pickler", (base,), {"dispatch_table": ChainMap(_REDUCERS, base.dispatch_table)})(data).dump(kernel.said)
+        type("Pickler", (base,), {"dispatch_table": ChainMap(_reducers(), base.dispatch_table)})(data).dump(kernel.said)
     except Exception:  # cloudpickle is not there, or cannot do it: it raises what the objects' own code raises
         return None
     return data.getvalue()
@@ -189,6 +190,26 @@ _REDUCERS: dict[type, Callable[[Any], tuple]] = {  # torch.ops and what is in it
     torch._ops.OpOverloadPacket: lambda packet: (_operator, (*packet._qualified_op_name.split("::"),)),
     torch._ops.OpOverload: lambda overload: (getattr, (overload.overloadpacket, overload._overloadname)),
 }
+
+
+def _reducers() -> dict[type, Callable[[Any], tuple]]:
+    jit = sys.modules.get("triton.runtime.jit")
+    return _REDUCERS if jit is None else {**_REDUCERS, jit.JITFunction: _triton_reduced}
+
+
+def _triton_reduced(function: Any) -> tuple:
+    """A Triton kernel as the function that it was made of, which is compiled where it arrives."""
+    options = {name.removeprefix("_"): getattr(function, name) for name in _TRITON_OPTIONS if hasattr(function, name)}
+    return _triton_kernel, (function.fn, options)
+
+
+_TRITON_OPTIONS = (
+    "version do_not_specialize do_not_specialize_on_alignment debug noinline _repr launch_metadata".split()
+)
+
+
+def _triton_kernel(function: Callable, options: dict[str, Any]) -> Any:
+    return importlib.import_module("triton.runtime.jit").JITFunction(function, **options)
 
 
 def _operator(namespace: str, name: str) -> torch._ops.OpOverloadPacket:
