@@ -16,6 +16,7 @@ from forge.frontend.autograd import Region
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
+from forge.torchlang import autocast
 from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
 from forge.transforms.grad import Choice, Joint, backward, differentiate
 from forge.transforms.opaque import opaque_rule
@@ -80,8 +81,18 @@ class Options:
 def compile_program(program: Program, options: Options, *, grad: bool, eager: Callable | None = None) -> Compiled:
     """Compiles a recorded program; with `grad`, gradients flow to the inputs that require them.
 
-    `eager` runs in its place when an input that the program changes shares memory with another one.
+    `eager` runs in its place when an input that the program changes shares memory with another one. What autocast does
+    is written in the program, so neither the passes nor what they make run under it; `eager` does.
     """
+    with autocast.disabled():
+        compiled = _compile(program, options, grad)
+    compiled.call = autocast.without(compiled.call)
+    if program.mutated and eager is not None:
+        compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
+    return compiled
+
+
+def _compile(program: Program, options: Options, grad: bool) -> Compiled:
     compiled = Compiled()
     with compiled.timed("optimize"):
         trace = _optimize(program.trace, options, compiled.traces)
@@ -96,8 +107,6 @@ def compile_program(program: Program, options: Options, *, grad: bool, eager: Ca
         whole = dce(inline_epilogue(trace, program.epilogue))
         with compiled.timed("claim and generate"):
             compiled.call = _generate(whole, options, compiled.traces, compiled.claims)
-    if program.mutated and eager is not None:
-        compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
     return compiled
 
 

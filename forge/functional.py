@@ -38,8 +38,7 @@ class Direct:
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        compiled, given = self.compile(args, kwargs), direct.input_tensors(args, kwargs)
-        return autocast.without(compiled.call)(*given) if autocast.is_enabled() else compiled.call(*given)
+        return self.compile(args, kwargs).call(*direct.input_tensors(args, kwargs))
 
     def compile(self, args: tuple, kwargs: dict) -> Compiled:
         """What runs for these arguments."""
@@ -47,8 +46,7 @@ class Direct:
         key = (spec, torch.is_grad_enabled(), autocast.state(), *[_metadata(leaf) for leaf in leaves])
         if key not in self.compiled:
             program = direct.record(self.function, args, kwargs)
-            with autocast.disabled():
-                self.compiled[key] = compile_program(program, self.options, grad=torch.is_grad_enabled())
+            self.compiled[key] = compile_program(program, self.options, grad=torch.is_grad_enabled())
         return self.compiled[key]
 
 

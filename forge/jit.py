@@ -20,7 +20,6 @@ from forge.frontend.entry import History, enter
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
 from forge.ir.collection import paused_gc
-from forge.torchlang import autocast
 
 _OPTIONS = ("executors", "transforms", "kernels", "strict", "fullgraph", "dynamic")
 
@@ -135,7 +134,7 @@ def compile_graph(
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)
     record.compiled.append(compiled)
-    return autocast.without(compiled.call) if autocast.is_enabled() else compiled.call
+    return compiled.call
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
@@ -144,8 +143,7 @@ def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> C
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
-    with autocast.disabled():
-        compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
+    compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
     compiled.seconds = {"record": seconds, **compiled.seconds}
     compiled.opaque_calls = capture.opaque_calls
     return compiled

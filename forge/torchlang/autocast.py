@@ -39,7 +39,12 @@ def disabled() -> Iterator[None]:
 
 
 def without(call: Callable) -> Callable:
-    """A function that runs where nothing is under autocast: what that does to a program is written in it."""
+    """A function that runs where nothing is under autocast: what that does to a program is written in it.
+
+    For a program compiled under what autocast is now: `call` itself where that is nothing.
+    """
+    if not is_enabled():
+        return call
 
     def run(*args: Any) -> Any:
         with disabled():

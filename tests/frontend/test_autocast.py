@@ -71,6 +71,22 @@ def test_it_is_guarded() -> None:
     assert found == [torch.float32, BF16, torch.float32, torch.float16, torch.float32]
 
 
+def test_what_runs_in_eager_for_inputs_that_share_memory_runs_under_it() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x @ w
+
+    jitted = forge.jit(program)
+    x, w = (each.detach() for each in inputs())
+    with torch.autocast("cpu", BF16):
+        jitted(x.clone(), w)
+        shared, shared_too = w.clone(), w.clone()
+        actual, expected = jitted(shared[:4], shared), program(shared_too[:4], shared_too)
+    assert actual.dtype == expected.dtype == BF16
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(shared, shared_too)
+
+
 def test_a_program_compiled_without_autocast_runs_without_it_in_the_backward() -> None:
     x, w = inputs()
     out = forge.jit(torch.matmul)(x, w)

@@ -34,6 +34,19 @@ def test_it_runs_forward_and_backward() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+def test_it_runs_as_verified_under_autocast() -> None:
+    def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        product = input @ weight.T
+        return product if bias is None else product + bias
+
+    loaded = forge.load_kernel(F.linear, kernels=[forge.kernel(F.linear, linear, dtypes=[torch.float32], grad="none")])
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = loaded(x, weight)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, F.linear(x, weight))
+
+
 def test_the_best_that_takes_a_call_runs_it() -> None:
     calls = []
 
