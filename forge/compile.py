@@ -10,18 +10,17 @@ from typing import Any
 import torch
 
 from forge.executors import claim
-from forge.executors.claim import Claim, Reasons, choose
+from forge.executors.claim import Claim, Reasons, chooser
 from forge.executors.executor import Executor, resolve_executors
 from forge.frontend.autograd import Region
 from forge.frontend.program import Program, inline_epilogue
-from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace, check
+from forge.ir import TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
 from forge.torchlang import autocast
 from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
-from forge.transforms.grad import Choice, Joint, backward, differentiate
-from forge.transforms.opaque import opaque_rule
+from forge.transforms.grad import Joint, differentiate
 from forge.transforms.patterns import replace_patterns
-from forge.transforms.split import Split, recompute, simplify_backward, split
+from forge.transforms.split import Split, backward_of, backward_of_saved, split
 
 Transform = Callable[[Trace], Trace]
 
@@ -100,7 +99,9 @@ def _compile(program: Program, options: Options, grad: bool) -> Compiled:
     joint = None
     if grad and wanted:
         with compiled.timed("gradients"):
-            joint = differentiate(trace, [proxy.name for proxy in wanted], _chooser(options, compiled.declined))
+            joint = differentiate(
+                trace, [proxy.name for proxy in wanted], chooser(options.executors, compiled.declined)
+            )
     if joint is not None and not joint.active.isdisjoint(trace.output_names):
         compiled.call = _compile_training(joint, program, options, compiled)
     else:
@@ -160,28 +161,11 @@ def _generate(
     return final.python_callable()
 
 
-def _chooser(options: Options, declined: dict[str, Reasons]) -> Callable[[BoundSymbol], Choice]:
-    """How the executor that will claim a call wants it differentiated; an opaque call has its own rule.
-
-    Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
-    """
-
-    def choice(bound: BoundSymbol) -> Choice:
-        reasons: Reasons = []
-        chosen = choose(bound, options.executors, reasons)
-        declined.update((name, reasons) for name in bound.outputs if reasons)
-        if chosen is None:
-            return Choice(opaque_rule(bound))
-        return Choice(chosen[1].grad_transform, whole=chosen[1].grad == "recompute")
-
-    return choice
-
-
 def _compile_training(joint: Joint, program: Program, options: Options, compiled: Compiled) -> Callable:
     outputs: list[TensorProxy] = list(joint.forward.output)
     flowing = {i: output for i, output in enumerate(outputs) if output.name in joint.active}
     with compiled.timed("gradients"):
-        full = _backward_trace(joint, list(flowing.values()), joint.forward.bound_symbols)
+        full = backward_of(joint, list(flowing.values()), joint.forward.inputs, joint.forward.bound_symbols)
     with compiled.timed("split"):
         parts = split(joint.forward, full, [program.trace.inputs[i].name for i in program.mutated])
     compiled.traces += [joint.forward, parts.forward]
@@ -204,23 +188,11 @@ def _compile_training(joint: Joint, program: Program, options: Options, compiled
     return call
 
 
-def _backward_trace(joint: Joint, outputs: list[TensorProxy], visible: list[BoundSymbol]) -> Trace:
-    """The backward from these outputs to the inputs; what the `visible` calls compute is not computed again."""
-    seeds = {
-        output.name: TensorProxy(f"grad_{output.name}", output.shape, output.dtype, output.device) for output in outputs
-    }
-    return simplify_backward(visible, backward(joint, seeds, joint.forward.inputs))
-
-
 def _compile_backward(
     joint: Joint, parts: Split, outputs: list[TensorProxy], options: Options, compiled: Compiled
 ) -> Callable:
     """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
-    saved = {proxy.name for proxy in parts.saved_tensors}
-    visible = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
-    trace = recompute(parts.forward.bound_symbols, _backward_trace(joint, outputs, visible))
-    given: list[Proxy] = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
-    trace = trace.derive(trace.stage, trace.bound_symbols, inputs=given)
+    trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
     trace.boxed = True
     compiled.backward_traces[:] = [trace]
     compiled.backward_claims.clear()

@@ -1,6 +1,6 @@
 """The claim pass: every call of a trace is given to an executor, at the highest level first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from forge import clang
@@ -10,6 +10,8 @@ from forge.ir import BoundSymbol, Proxy, Tag, Trace, recording
 from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
 from forge.transforms.dce import live_calls
+from forge.transforms.grad import Choice
+from forge.transforms.opaque import opaque_rule
 
 Reasons = list[tuple[str, str]]
 
@@ -61,6 +63,23 @@ def choose(
                 return executor, implementation
             declined.append((implementation.name or executor.name, decision.reason))
     return None
+
+
+def chooser(executors: Sequence[Executor], declined: dict[str, Reasons]) -> Callable[[BoundSymbol], Choice]:
+    """How the executor that will claim a call wants it differentiated; an opaque call has its own rule.
+
+    Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
+    """
+
+    def choice(bound: BoundSymbol) -> Choice:
+        reasons: Reasons = []
+        chosen = choose(bound, executors, reasons)
+        declined.update((name, reasons) for name in bound.outputs if reasons)
+        if chosen is None:
+            return Choice(opaque_rule(bound))
+        return Choice(chosen[1].grad_transform, whole=chosen[1].grad == "recompute")
+
+    return choice
 
 
 def _claim(

@@ -1,12 +1,13 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from forge import prims
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.pytree import names, proxies, rename
 from forge.transforms.cse import merge_calls
 from forge.transforms.dce import KEPT, live_calls
+from forge.transforms.grad import Joint, backward
 
 
 class Split:
@@ -18,13 +19,31 @@ class Split:
         self.saved_numbers = saved_numbers
 
 
-def simplify_backward(visible: list[BoundSymbol], backward: Trace) -> Trace:
-    """The backward without repetitions, within itself and of what the `visible` calls of the forward compute."""
+def backward_of(
+    joint: Joint, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy], visible: list[BoundSymbol]
+) -> Trace:
+    """The backward from these outputs to the inputs `wanted`, without repetitions.
+
+    What the `visible` calls of the forward compute is not computed again.
+    """
+    seeds = {
+        output.name: TensorProxy(f"grad_{output.name}", output.shape, output.dtype, output.device) for output in outputs
+    }
+    trace = backward(joint, seeds, wanted)
     seen: dict[tuple, BoundSymbol] = {}
     merge_calls(visible, protected=set(), seen=seen)
-    calls, renamed = merge_calls(backward.bound_symbols, protected=set(), seen=seen)
-    output = rename(backward.output, renamed)
-    return backward.derive("backward, cse, dce", live_calls(calls, names(output)), output=output)
+    calls, renamed = merge_calls(trace.bound_symbols, protected=set(), seen=seen)
+    output = rename(trace.output, renamed)
+    return trace.derive("backward, cse, dce", live_calls(calls, names(output)), output=output)
+
+
+def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy]) -> Trace:
+    """The backward of a forward that was split: it is given the saved tensors, the saved numbers, and the gradients."""
+    saved = {proxy.name for proxy in parts.saved_tensors}
+    visible = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
+    trace = recompute(parts.forward.bound_symbols, backward_of(joint, outputs, wanted, visible))
+    given = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
+    return trace.derive(trace.stage, trace.bound_symbols, inputs=given)
 
 
 def free_names(trace: Trace, lengths: set[str]) -> list[str]:
