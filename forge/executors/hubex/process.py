@@ -71,12 +71,12 @@ class Worker:
         self._errors: Any = None
         self._codes: dict[str, str] = {}
 
-    def ask(self, kernel: Kernel, question: Question, seconds: float) -> Answer:
-        """What the worker answers, or how the kernel ended it."""
+    def ask(self, kernel: Kernel, question: Question, seconds: float, said: bytes | None = None) -> Answer:
+        """What the worker answers, or how the kernel ended it. said: as of `pickled`, for a kernel said in Python."""
         try:
             self._start()
             self._forget_other_code(kernel)
-            send(self._process.stdin.fileno(), _request(kernel, question, seconds))
+            send(self._process.stdin.fileno(), _request(kernel, question, seconds, said))
             return self._listen(seconds)
         except (Ended, Silent, OSError):
             answer = Answer(f"the process that verifies kernels ended{self._last_error()}", lasting=False)
@@ -165,10 +165,10 @@ class Worker:
         return f": {lines[-1]}" if lines else ""
 
 
-def _request(kernel: Kernel, question: Question, seconds: float) -> Request:
+def _request(kernel: Kernel, question: Question, seconds: float, said: bytes | None) -> Request:
     path, environment = tuple(sys.path), {**os.environ, **ENVIRONMENT}
     place = (os.getcwd(), path, environment)
-    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, pickled(kernel))
+    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, said)
 
 
 def pickled(kernel: Kernel) -> bytes | None:

@@ -127,13 +127,13 @@ class Verifier:
             if answer.lasting:
                 _write(key, kernel, answer)
             return answer
+        fork = can_fork()
+        said = None if fork else pickled(kernel)
+        if said is not None:
+            return worker.ask(kernel, question, self.seconds, said)
         from forge.executors.hubex.judge import judge  # brings the OpInfos, which a program needs nowhere else
 
-        if can_fork():
-            return ask_fork(kernel, question, self.seconds, judge)
-        if pickled(kernel) is not None:
-            return worker.ask(kernel, question, self.seconds)
-        return judge(kernel, question, lambda text: None)
+        return ask_fork(kernel, question, self.seconds, judge) if fork else judge(kernel, question, lambda text: None)
 
 
 def _notice(text: str) -> None:
