@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from forge.ir.printing import table
+
 
 def seconds_per_call(run: Callable[[], Any], repetitions: int) -> float:
     """The mean of a batch of calls, without garbage collection; on a GPU, until its work is done."""
@@ -71,6 +73,4 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 
 def show_table(rows: list[Sequence[str]]) -> None:
     """Columns, aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*table(rows), sep="\n")

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 import forge
+from forge.ir.printing import table
 
 FORWARD_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3  # of the gradient's largest value
@@ -197,9 +198,7 @@ def show_table(results: dict[str, Result]) -> None:
                 "{:.2f}x / {:.2f}x".format(*result.speed),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*table(rows), sep="\n")
     print("* of the gradient's largest value. Speed is eager's time over forge's: above 1 is faster than eager.")
 
 

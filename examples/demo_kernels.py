@@ -21,6 +21,7 @@ import forge
 from forge import cli
 from forge.explain import Explanation
 from forge.hub import HubNotice
+from forge.ir.printing import table
 from forge.testing.hub_server import Hub
 
 NORMS_CPU = Path(__file__).parent / "kernels" / "norms-cpu"
@@ -79,9 +80,7 @@ def show_table(told: Explanation) -> None:
             operation = row.operation.removeprefix("hub.norms-cpu.")
             source = (row.source or "").partition("  ")[0]
             rows.append((row.phase, ", ".join(row.outputs), operation, row.executor, source))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*table(rows), sep="\n")
 
 
 def report(told: Explanation, worst: float) -> bool:
