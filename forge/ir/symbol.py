@@ -1,5 +1,6 @@
 """Symbols, what a trace can call, and bound symbols, one call each."""
 
+import inspect
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 from typing import Any
@@ -80,6 +81,12 @@ class Symbol:
         if scope:  # an identity (x.to(same dtype), dropout(p=0)) records nothing
             trace.record(BoundSymbol(self, args, kwargs, output, scope))
         return output
+
+    def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, with defaults."""
+        bound = inspect.signature(self.body or self.meta).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
 
     def __repr__(self) -> str:
         return f"<symbol {self.id}>"

@@ -16,7 +16,6 @@ from forge.transforms.dce import live_calls
 from forge.transforms.hoist import independent_calls
 
 ATTENTION = torchlang.find(torch.nn.functional.scaled_dot_product_attention)
-PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]]) -> Trace:
@@ -24,7 +23,11 @@ def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...
 
     Calls with dropout keep theirs: another kernel of torch's draws other values.
     """
-    calls = {bound.output.name: _arguments(bound) for bound in trace.bound_symbols if bound.symbol is ATTENTION}
+    calls = {
+        bound.output.name: ATTENTION.bind(bound.args, bound.kwargs)
+        for bound in trace.bound_symbols
+        if bound.symbol is ATTENTION
+    }
     masks = {given["attn_mask"].name: given["attn_mask"] for given in calls.values() if _has_plain_mask(given)}
     if not masks:
         return trace
@@ -41,11 +44,6 @@ def attention_masks(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...
             else:
                 _record(new, bound, given, kinds[given["attn_mask"].name])
     return new
-
-
-def _arguments(bound: BoundSymbol) -> dict[str, Any]:
-    given = {**dict(zip(PARAMETERS, bound.args, strict=False)), **bound.kwargs}
-    return {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, **given}
 
 
 def _has_plain_mask(given: dict[str, Any]) -> bool:

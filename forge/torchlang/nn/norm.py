@@ -1,6 +1,5 @@
 """Normalizations."""
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -276,7 +275,7 @@ def _check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -
 
 
 def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    given = _bind(symbol, args, kwargs)
+    given = symbol.bind(args, kwargs)
     if not given["training"]:
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
     values = memory.read_all(given)
@@ -289,13 +288,6 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
     )
     _write_statistics(given, new, memory, "batch_norm")
     return out
-
-
-def _bind(symbol: Symbol, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The arguments of a call by name, with defaults."""
-    bound = inspect.signature(symbol.body).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
 
 
 def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], memory: Memory, op: str) -> None:
@@ -371,7 +363,7 @@ def _for_each_instance(value: TensorProxy | None, count: Dim) -> TensorProxy | N
 
 
 def _handle_instance_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    given = _bind(symbol, args, kwargs)
+    given = symbol.bind(args, kwargs)
     values = memory.read_all(given)
     names = ("running_mean", "running_var")
     if not given["use_input_stats"] or all(given[name] is None for name in names):
