@@ -165,7 +165,7 @@ class Worker:
         return f": {lines[-1]}" if lines else ""
 
 
-def _request(kernel: Kernel, question: Question, seconds: float, said: bytes | None) -> Request:
+def _request(kernel: Kernel, question: Question, seconds: float, said: bytes | None = None) -> Request:
     path, environment = tuple(sys.path), {**os.environ, **ENVIRONMENT}
     place = (os.getcwd(), path, environment)
     return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, said)
