@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser
 from forge.executors.executor import Executor, resolve_executors
 from forge.frontend.autograd import Region
 from forge.frontend.program import Program, inline_epilogue
-from forge.ir import TensorProxy, Trace, check
+from forge.ir import Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
-from forge.torchlang import autocast
+from forge.torchlang import autocast, grad_mode
 from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
 from forge.transforms.grad import Joint, differentiate
 from forge.transforms.patterns import replace_patterns
@@ -77,27 +78,27 @@ class Options:
         return replace_patterns(trace, patterns)[0] if patterns else trace
 
 
-def compile_program(program: Program, options: Options, *, grad: bool, eager: Callable | None = None) -> Compiled:
-    """Compiles a recorded program; with `grad`, gradients flow to the inputs that require them.
+def compile_program(program: Program, options: Options, *, eager: Callable | None = None) -> Compiled:
+    """Compiles a recorded program; gradients flow to the inputs that require them.
 
     `eager` runs in its place when an input that the program changes shares memory with another one. What autocast does
     is written in the program, so neither the passes nor what they make run under it; `eager` does.
     """
     with autocast.disabled():
-        compiled = _compile(program, options, grad)
+        compiled = _compile(program, options)
     compiled.call = autocast.without(compiled.call)
     if program.mutated and eager is not None:
         compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
     return compiled
 
 
-def _compile(program: Program, options: Options, grad: bool) -> Compiled:
+def _compile(program: Program, options: Options) -> Compiled:
     compiled = Compiled()
     with compiled.timed("optimize"):
         trace = _optimize(program.trace, options, compiled.traces)
     wanted = [proxy for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
     joint = None
-    if grad and wanted:
+    if wanted and any(Tag.NO_GRAD not in bound.tags for bound in trace.bound_symbols):
         with compiled.timed("gradients"):
             joint = differentiate(
                 trace, [proxy.name for proxy in wanted], chooser(options.executors, compiled.declined)
@@ -105,9 +106,9 @@ def _compile(program: Program, options: Options, grad: bool) -> Compiled:
     if joint is not None and not joint.active.isdisjoint(trace.output_names):
         compiled.call = _compile_training(joint, program, options, compiled)
     else:
-        whole = dce(inline_epilogue(trace, program.epilogue))
+        whole = dce(inline_epilogue(program, trace))
         with compiled.timed("claim and generate"):
-            compiled.call = _generate(whole, options, compiled.traces, compiled.claims)
+            compiled.call = _kept_mode(_generate(whole, options, compiled.traces, compiled.claims), whole, program.grad)
     return compiled
 
 
@@ -178,6 +179,8 @@ def _compile_training(joint: Joint, program: Program, options: Options, compiled
             return _compile_backward(joint, parts, chosen, options, compiled)
 
     apply = Region(forward, backward_for, [i for i in range(len(outputs)) if i not in flowing]).apply
+    if not program.grad:
+        apply = grad_mode.enabled(apply)
     if program.epilogue is None:
         return apply
     epilogue = _generate(program.epilogue, options, [], [])
@@ -185,7 +188,13 @@ def _compile_training(joint: Joint, program: Program, options: Options, compiled
     def call(*inputs: Any) -> Any:
         return epilogue(*inputs, *apply(*inputs))
 
-    return call
+    return _kept_mode(call, program.epilogue, program.grad)
+
+
+def _kept_mode(call: Callable, trace: Trace, mode: bool) -> Callable:
+    """Where a trace sets the grad mode, its function with the mode kept after an exception."""
+    sets = any(bound.symbol is prims.set_grad_enabled for bound in trace.bound_symbols)
+    return grad_mode.restored(call, mode) if sets else call
 
 
 def _compile_backward(

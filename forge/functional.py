@@ -25,7 +25,7 @@ def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
     Raises TypeError for a branch on a tensor's value, NotImplementedError naming a torch function without a symbol.
     """
     program = direct.record(function, args, kwargs)
-    return inline_epilogue(program.trace, program.epilogue)
+    return inline_epilogue(program, program.trace)
 
 
 class Direct:
@@ -46,7 +46,7 @@ class Direct:
         key = (spec, torch.is_grad_enabled(), autocast.state(), *[_metadata(leaf) for leaf in leaves])
         if key not in self.compiled:
             program = direct.record(self.function, args, kwargs)
-            self.compiled[key] = compile_program(program, self.options, grad=torch.is_grad_enabled())
+            self.compiled[key] = compile_program(program, self.options)
         return self.compiled[key]
 
 

@@ -143,7 +143,7 @@ def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> C
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
-    compiled = compile_program(capture.program, options, grad=torch.is_grad_enabled(), eager=graph.forward)
+    compiled = compile_program(capture.program, options, eager=graph.forward)
     compiled.seconds = {"record": seconds, **compiled.seconds}
     compiled.opaque_calls = capture.opaque_calls
     return compiled

@@ -9,6 +9,7 @@ from torch.utils import _pytree
 from forge import torchlang
 from forge.frontend.program import Program, finish
 from forge.ir import Trace, recording
+from forge.torchlang import grad_mode
 
 
 def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "computation") -> Program:
@@ -21,7 +22,9 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
     leaves, spec = _pytree.tree_flatten((args, kwargs))
     names = _argument_names(function, args, kwargs)
     stand_ins = []
-    with recording(trace, torchlang.language):
+    trace.follows_grad_mode = True
+    grad = torch.is_grad_enabled()
+    with recording(trace, torchlang.language), grad_mode.kept():
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 proxy = trace.tensor(
@@ -37,7 +40,7 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
         proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
         with torchlang.RecordFactories():
             result = function(*proxy_args, **proxy_kwargs)
-        return finish(trace, result, trace.memory)
+        return finish(trace, result, grad=grad)
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:

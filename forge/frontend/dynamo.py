@@ -27,7 +27,7 @@ from forge.ir import (
     recording,
 )
 from forge.ir.pytree import tensors, tree_map
-from forge.torchlang import autocast
+from forge.torchlang import autocast, grad_mode
 from forge.transforms.opaque import opaque_symbol
 
 
@@ -52,9 +52,11 @@ def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
     Raises Unsupported for a graph that has to run in eager.
     """
     interpreter = _Interpreter(graph, parameters)
-    with recording(interpreter.trace, torchlang.language), interpreter.regions():
+    interpreter.trace.follows_grad_mode = True
+    grad = torch.is_grad_enabled()
+    with recording(interpreter.trace, torchlang.language), interpreter.modes():
         result = interpreter.run()
-        program = finish(interpreter.trace, result, interpreter.trace.memory)
+        program = finish(interpreter.trace, result, grad=grad)
     return Capture(program, interpreter.opaque_calls)
 
 
@@ -65,16 +67,18 @@ class _Interpreter:
         self.trace = Trace("computation", stage="recorded from Dynamo")
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
-        self.autocasts: list[torch.autocast] = []
+        self.regions: list[Any] = []
 
     @contextmanager
-    def regions(self) -> Iterator[None]:
-        """Ends the regions of torch.autocast that the graph leaves open."""
-        try:
-            yield
-        finally:
-            for region in reversed(self.autocasts):
-                region.__exit__(None, None, None)
+    def modes(self) -> Iterator[None]:
+        """Ends the regions (of torch.autocast, of inference mode) that the graph leaves open, and restores the grad
+        mode."""
+        with grad_mode.kept():
+            try:
+                yield
+            finally:
+                for region in reversed(self.regions):
+                    region.__exit__(None, None, None)
 
     def run(self) -> Any:
         nodes = iter(self.graph.graph.nodes)
@@ -97,7 +101,7 @@ class _Interpreter:
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Runs a nested graph on values of this one."""
         inner = _Interpreter(graph)
-        inner.trace, inner.opaque_calls, inner.autocasts = current_trace(), self.opaque_calls, self.autocasts
+        inner.trace, inner.opaque_calls, inner.regions = current_trace(), self.opaque_calls, self.regions
         given = iter(args)
         inner.placeholder = lambda node: next(given)
         return inner.run()
@@ -214,10 +218,9 @@ class _Interpreter:
                     compare_meta(node, item, expected)
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
-        ref = self.trace.memory.refs.pop(proxy.name, None)
+        before = proxy.name
         self.trace.rename(proxy, name)
-        if ref is not None:
-            self.trace.memory.refs[proxy.name] = ref
+        self.trace.memory.rename(before, proxy.name)
 
     # opaque calls
 
@@ -225,6 +228,7 @@ class _Interpreter:
         self, target: Callable | str, args: tuple, kwargs: dict, example: Any, *, name: str, shared: bool | None = None
     ) -> Any:
         """Runs a function that torchlang does not have, by torch; `shared`: its output views its first argument."""
+        grad_mode.note(self.trace)
         function = getattr(torch.Tensor, target) if isinstance(target, str) else target
         mutated = mutated_arguments(function, name, args, kwargs)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast.is_enabled() else name)
@@ -378,25 +382,19 @@ def friendly(name: str, parameters: Sequence[str] = ()) -> str:
 # nodes that are markers, not calls
 
 
-def _set_grad_enabled(interpreter: _Interpreter, mode: bool) -> None:
-    trace = interpreter.trace
-    trace.tags = trace.tags - {Tag.NO_GRAD} if mode else trace.tags | {Tag.NO_GRAD}
-
-
 def _nothing(interpreter: _Interpreter, *args: Any, **kwargs: Any) -> None:
     return None
 
 
-def _enter_autocast(interpreter: _Interpreter, *args: Any) -> Any:
+def _enter(interpreter: _Interpreter, region: Any) -> Any:
     """A region of the graph: while its calls are recorded, this thread is in it."""
-    region = torch.autocast(*args)
     region.__enter__()
-    interpreter.autocasts.append(region)
+    interpreter.regions.append(region)
     return region
 
 
-def _exit_autocast(interpreter: _Interpreter, region: Any) -> None:
-    interpreter.autocasts.remove(region)
+def _exit(interpreter: _Interpreter, region: Any) -> None:
+    interpreter.regions.remove(region)
     region.__exit__(None, None, None)
 
 
@@ -439,8 +437,10 @@ _SPECIAL: dict[Any, Callable] = {
     torch.ops.higher_order.autograd_function_apply: _autograd_function,
     torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
     torch._functorch.predispatch.lazy_load_decompositions: _nothing,
-    torch._C._set_grad_enabled: _set_grad_enabled,
+    torch._C._set_grad_enabled: lambda interpreter, mode: torch._C._set_grad_enabled(mode),
+    torch.autograd.grad_mode._enter_inference_mode: lambda interpreter, mode: _enter(interpreter, torch.inference_mode(mode)),
+    torch.autograd.grad_mode._exit_inference_mode: _exit,
     torch._C._log_api_usage_once: _nothing,
-    torch.amp.autocast_mode._enter_autocast: _enter_autocast,
-    torch.amp.autocast_mode._exit_autocast: _exit_autocast,
+    torch.amp.autocast_mode._enter_autocast: lambda interpreter, *args: _enter(interpreter, torch.autocast(*args)),
+    torch.amp.autocast_mode._exit_autocast: _exit,
 }

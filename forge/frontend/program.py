@@ -5,10 +5,13 @@ each other) and builds the user's result. In training it runs outside of the aut
 sees the writes and the views.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from forge import prims
-from forge.ir import Proxy, TensorProxy, Trace, recording
+from forge.ir import Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.memory import Memory, Storage
 from forge.ir.pytree import tree_map
 
@@ -17,13 +20,15 @@ class Program:
     """A recorded program.
 
     `trace` maps inputs to a flat list of values; `epilogue` maps inputs and those values to the result, and is None
-    where the result is a tuple of the values themselves. `mutated` lists the positions of inputs that change.
+    where the result is a tuple of the values themselves. `mutated` lists the positions of inputs that change. `grad`
+    says whether grad is enabled where the program is called.
     """
 
-    def __init__(self, trace: Trace, epilogue: Trace | None, mutated: list[int]) -> None:
+    def __init__(self, trace: Trace, epilogue: Trace | None, mutated: list[int], *, grad: bool) -> None:
         self.trace = trace
         self.epilogue = epilogue
         self.mutated = mutated
+        self.grad = grad
 
 
 class _Finisher:
@@ -50,9 +55,11 @@ class _Finisher:
         return known
 
 
-def finish(trace: Trace, result: Any, memory: Memory) -> Program:
-    """Ends a recording whose handles form `result`."""
-    with recording(trace):
+def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
+    """Ends a recording whose handles form `result`; this thread is in the grad mode that the program leaves, and was
+    in `grad` when it began."""
+    memory = trace.memory
+    with recording(trace), trace.tagged(() if grad else {Tag.NO_GRAD}):
         finisher = _Finisher(trace, memory)
         inputs = {proxy.name: position for position, proxy in enumerate(trace.inputs)}
         written = [storage for storage in memory.written if storage.root.name in inputs]
@@ -62,12 +69,13 @@ def finish(trace: Trace, result: Any, memory: Memory) -> Program:
     mutated = [inputs[storage.root.name] for storage in written]
     simple = (
         not writes
+        and torch.is_grad_enabled() == grad
         and isinstance(result, (tuple, list))
         and all(isinstance(each, _Planned) and each.is_value for each in plan)
     )
     if simple and [each.base.name for each in plan] == [value.name for value in finisher.values]:
-        return Program(trace, None, mutated)
-    return Program(trace, _epilogue(trace, finisher, writes, plan), mutated)
+        return Program(trace, None, mutated, grad=grad)
+    return Program(trace, _epilogue(trace, finisher, writes, plan, grad), mutated, grad=grad)
 
 
 class _Planned:
@@ -77,6 +85,7 @@ class _Planned:
         ref = finisher.memory.ref(handle)
         storage = ref.storage
         self.chain = ref.chain
+        self.elsewhere = storage.root.name in finisher.memory.elsewhere
         self.from_input = storage.root.name in finisher.inputs
         if self.from_input:
             self.base = storage.root
@@ -88,34 +97,79 @@ class _Planned:
 
     @property
     def is_value(self) -> bool:
-        return not self.from_input and not self.chain
+        return not self.from_input and not self.chain and not self.elsewhere
 
 
-def _epilogue(trace: Trace, finisher: _Finisher, writes: list[tuple[Storage, TensorProxy]], plan: Any) -> Trace:
+class _Epilogue:
+    """Writes an epilogue's calls, each in its grad mode."""
+
+    def __init__(self, grad: bool, inference: bool) -> None:
+        self.grad = grad
+        self.inference = inference
+        self.shown: dict[tuple, Proxy] = {}
+
+    def set_grad(self, mode: bool) -> None:
+        """What follows runs with grad enabled, or not."""
+        if mode != self.grad:
+            prims.set_grad_enabled(mode)
+            self.grad = mode
+
+    def write(self, storage: Storage, value: TensorProxy) -> None:
+        """What a changed input is in the end."""
+        self.set_grad(not storage.silently)
+        prims.copy_(storage.root, value)
+
+    def show(self, planned: _Planned) -> Proxy:
+        """A tensor of the result; views that several have in common are one."""
+        shown: Proxy = planned.base
+        key: tuple = (shown.name,)
+        if planned.elsewhere:
+            shown = self.once((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
+        for step in planned.chain:
+            key = (*key, id(step))
+            if key not in self.shown:
+                self.set_grad(step.grad)
+            shown = self.once(key, lambda step=step, shown=shown: step.show(shown))
+        return shown
+
+    def once(self, key: tuple, make: Callable[[], Proxy]) -> Proxy:
+        if key not in self.shown:
+            self.shown[key] = make()
+        return self.shown[key]
+
+
+def _epilogue(
+    trace: Trace, finisher: _Finisher, writes: list[tuple[Storage, TensorProxy]], plan: Any, grad: bool
+) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
     with recording(epilogue):
+        writer = _Epilogue(grad, finisher.memory.inference)
         for storage, value in writes:
-            prims.copy_(storage.root, value, storage.silently)
-        cache: dict[tuple, Proxy] = {}
-        epilogue.output = tree_map(lambda leaf: _show(leaf, cache) if isinstance(leaf, _Planned) else leaf, plan)
+            writer.write(storage, value)
+        epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _Planned) else leaf, plan)
+        writer.set_grad(torch.is_grad_enabled())
     return epilogue
 
 
-def _show(planned: _Planned, cache: dict[tuple, Proxy]) -> Proxy:
-    shown: Proxy = planned.base
-    key: tuple = (shown.name,)
-    for step in planned.chain:
-        key = (*key, id(step))
-        if key not in cache:
-            cache[key] = step.show(shown)
-        shown = cache[key]
-    return shown
+def inline_epilogue(program: Program, trace: Trace) -> Trace:
+    """One trace that computes and then does what the epilogue does: what runs when no gradient is needed.
 
-
-def inline_epilogue(trace: Trace, epilogue: Trace | None) -> Trace:
-    """One trace that computes and then does what the epilogue does: what runs when no gradient is needed."""
-    if epilogue is None:
+    `trace` is the program's own, transformed.
+    """
+    epilogue = program.epilogue
+    quiet = program.grad and any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
+    if epilogue is None and not quiet:
         return trace
-    joined = trace.derive("with epilogue", [*trace.bound_symbols, *epilogue.bound_symbols], output=epilogue.output)
-    joined.names |= epilogue.names
+    stage = trace.stage if epilogue is None else "with epilogue"
+    joined = trace.derive(stage, trace.bound_symbols, output=epilogue.output if epilogue else trace.output)
+    if quiet:
+        with recording(joined):
+            with joined.collecting() as off:
+                prims.set_grad_enabled(False)
+            with joined.collecting() as on:
+                prims.set_grad_enabled(True)
+        joined.bound_symbols[:] = [*off, *joined.bound_symbols, *on]
+    if epilogue is not None:
+        joined.bound_symbols.extend(epilogue.bound_symbols)
+        joined.names |= epilogue.names
     return joined

@@ -9,15 +9,18 @@ since. Until the first write nothing is replayed.
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from forge.ir import pytree
 from forge.ir.checks import check
 from forge.ir.proxies import TensorProxy
 
 
 class ViewStep:
-    """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`."""
+    """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`. `grad` says
+    whether grad was enabled where the view was made."""
 
-    __slots__ = ("args", "index", "invert", "kwargs", "symbol")
+    __slots__ = ("args", "grad", "index", "invert", "kwargs", "symbol")
 
     def __init__(self, symbol: Any, args: tuple, kwargs: dict, index: int | None, invert: Callable) -> None:
         self.symbol = symbol
@@ -25,6 +28,7 @@ class ViewStep:
         self.kwargs = kwargs
         self.index = index
         self.invert = invert
+        self.grad = torch.is_grad_enabled()
 
     def show(self, base: TensorProxy) -> TensorProxy:
         """The view of `base`, recorded."""
@@ -41,7 +45,7 @@ class Storage:
         self.root = root
         self.value = root
         self.version = 0
-        self.silently = True  # every write so far was under torch.no_grad
+        self.silently = True  # autograd saw none of the writes so far
         self.ambiguous: str | None = None  # a call that may or may not have made a view of it
 
 
@@ -63,6 +67,8 @@ class Memory:
     def __init__(self) -> None:
         self.refs: dict[str, Ref] = {}
         self.written: list[Storage] = []
+        self.inference = torch.is_inference_mode_enabled()
+        self.elsewhere: set[str] = set()  # handles made where inference mode was not what it is around the program
 
     def ref(self, handle: TensorProxy) -> Ref:
         """The handle's place; a handle that nothing is known of has memory of its own."""
@@ -70,6 +76,18 @@ class Memory:
         if ref is None:
             ref = self.refs[handle.name] = Ref(Storage(handle), (), handle)
         return ref
+
+    def made(self, tree: Any) -> None:
+        """Says that these handles were made just now."""
+        if torch.is_inference_mode_enabled() != self.inference:
+            self.elsewhere.update(proxy.name for proxy in pytree.tensors(tree))
+
+    def rename(self, before: str, name: str) -> None:
+        """Says that a handle has another name now."""
+        if before in self.refs:
+            self.refs[name] = self.refs.pop(before)
+        if before in self.elsewhere:
+            self.elsewhere.add(name)
 
     def read(self, handle: TensorProxy) -> TensorProxy:
         """The handle's current value."""
@@ -104,7 +122,7 @@ class Memory:
     def write(self, handle: TensorProxy, new: TensorProxy, *, silently: bool = False) -> None:
         """Gives the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
 
-        `silently`: the write ran under torch.no_grad.
+        `silently`: autograd does not see the write, which ran under torch.no_grad or through x.detach().
         """
         ref = self.ref(handle)
         storage = ref.storage

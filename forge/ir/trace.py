@@ -41,6 +41,7 @@ class Trace:
         self.names: set[str] = set(RESERVED)
         self.source: str | None = None  # the user's line that is being recorded
         self.tags: frozenset[Tag] = NO_TAGS  # what every call recorded now carries
+        self.follows_grad_mode = False  # whether a front end records it, so that torch's grad mode is the program's
         self.held: list[Any] = []  # what its printed text names and has no literal for
         self.memory = Memory()  # who shares memory with whom, while the trace is recorded
         self._scopes: list[list[BoundSymbol]] = [self.bound_symbols]

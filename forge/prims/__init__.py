@@ -7,6 +7,7 @@ from forge.prims.elementwise import *  # noqa: F403
 from forge.prims.indexing import *  # noqa: F403
 from forge.prims.linalg import *  # noqa: F403
 from forge.prims.memory import *  # noqa: F403
+from forge.prims.modes import *  # noqa: F403
 from forge.prims.pooling import *  # noqa: F403
 from forge.prims.random import *  # noqa: F403
 from forge.prims.reduction import *  # noqa: F403

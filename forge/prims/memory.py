@@ -4,8 +4,8 @@ from forge.ir import NumberProxy, Tag, TensorProxy, get_grad, put_grad, register
 from forge.prims.core import check_tensor, like, make_prim
 
 
-def _copy_meta(x: TensorProxy, y: TensorProxy, silently: bool) -> None:
-    """Writes y into x's memory. `silently`: under torch.no_grad. Source: torch.Tensor.copy_."""
+def _copy_meta(x: TensorProxy, y: TensorProxy) -> None:
+    """Writes y into x's memory. Source: torch.Tensor.copy_."""
     check_tensor("prims.copy_", x=x, y=y)
 
 

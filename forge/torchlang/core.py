@@ -25,7 +25,7 @@ from forge.ir import (
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.torchlang import autocast
+from forge.torchlang import autocast, grad_mode
 
 language = LanguageContext("torchlang")
 
@@ -219,6 +219,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     entry = _entry_of(function)
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
+    grad_mode.note(current_trace())
     if autocast.is_enabled():
         args, kwargs = _autocast(function, args, kwargs, memory)
     with speaking(clang.language):
@@ -234,7 +235,9 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
             return entry.handler(entry.symbol, args, kwargs, memory)
         if inplace:
             return _call_inplace(entry, args, kwargs, memory)
-        return _call(entry, args, kwargs, memory, aliased)
+        output = _call(entry, args, kwargs, memory, aliased)
+        memory.made(output)
+        return output
 
 
 def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memory) -> tuple[tuple, dict]:
@@ -351,4 +354,5 @@ def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> Non
     if silently:  # the tensor's history stays: gradients still flow to what it was
         with trace.tagged(trace.tags - {Tag.NO_GRAD}):
             new = prims.with_data(memory.read(target), new)
-    memory.write(target, new, silently=silently)
+    detached = any(Tag.NOT_DIFFERENTIABLE in step.symbol.tags for step in memory.ref(target).chain)
+    memory.write(target, new, silently=silently or detached)

@@ -7,7 +7,7 @@ value than what they flow through, and what a checkpoint recomputes another than
 programs, never to run them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from forge import prims
@@ -63,7 +63,7 @@ class Canonical:
     `between` holds the broadcasts that became part of a larger one: they have names of their own in the program.
     """
 
-    def __init__(self, inputs: Iterable[Proxy], calls: Iterable[BoundSymbol]) -> None:
+    def __init__(self, inputs: Iterable[Proxy], calls: Sequence[BoundSymbol]) -> None:
         self.node_of: dict[str, Node] = {}
         self.visible: dict[int, list[TensorProxy]] = {}
         self.between: dict[int, list[Node]] = {}
@@ -72,6 +72,8 @@ class Canonical:
         self._reshaped: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
         self._tags = NO_TAGS
+        without_grad = calls and all(Tag.NO_GRAD in bound.tags for bound in calls)  # then its inputs have no gradient either
+        self._input_tags = frozenset({Tag.NO_GRAD}) if without_grad else NO_TAGS
         for proxy in inputs:
             self.add_input(proxy)
         for bound in calls:
@@ -81,7 +83,7 @@ class Canonical:
     def add_input(self, proxy: Proxy) -> None:
         """A value that the program is given."""
         if isinstance(proxy, TensorProxy):
-            node = self._intern("input", (proxy.name,), proxy)
+            node = self._intern("input", (proxy.name,), proxy, tags=self._input_tags)
             self.node_of[proxy.name] = node
             self.visible.setdefault(id(node), []).append(proxy)
 

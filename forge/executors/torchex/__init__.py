@@ -12,6 +12,7 @@ from forge.executors.torchex import (
     linalg,
     loss,
     memory,
+    modes,
     norm,
     pooling,
     random,

@@ -1,0 +1,15 @@
+"""How torch runs the modes family."""
+
+import torch
+
+from forge import prims
+from forge.executors.torchex.core import run_prim, run_prims
+
+run_prims({prims.set_grad_enabled: torch._C._set_grad_enabled})
+
+
+@run_prim(prims.as_inference)
+def as_inference(x: torch.Tensor, mode: bool) -> torch.Tensor:
+    """A copy of x made under inference mode, or outside of it."""
+    with torch.inference_mode(mode):
+        return x.clone()

@@ -1,0 +1,55 @@
+"""torch's grad mode: what no_grad, enable_grad and set_grad_enabled mean for a program.
+
+While a program is recorded, this thread is in the mode in which the program would run: a function that is traced
+directly changes it itself, and the Dynamo front end where its graph does. A call that ran without grad carries
+Tag.NO_GRAD, and no gradient flows through it. When the program runs, its values are computed in one mode; its epilogue
+(forge/frontend/program.py) sets the mode for each write and view, and leaves the one that the program left.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from forge.ir import Tag, Trace
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """The grad mode is afterwards what it was before."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
+
+
+def note(trace: Trace) -> None:
+    """What a front end records from now on is tagged with the mode that this thread is in."""
+    if not trace.follows_grad_mode:
+        return
+    if torch.is_grad_enabled():
+        trace.tags = trace.tags - {Tag.NO_GRAD}
+    else:
+        trace.tags = trace.tags | {Tag.NO_GRAD}
+
+
+def restored(call: Callable, mode: bool) -> Callable:
+    """`call`, after an exception of which the grad mode is what it was when it was called: `mode`."""
+
+    def run(*args: Any) -> Any:
+        try:
+            return call(*args)
+        except BaseException:
+            torch._C._set_grad_enabled(mode)
+            raise
+
+    return run
+
+
+def enabled(call: Callable) -> Callable:
+    """`call` with grad enabled, for a caller who has not."""
+
+    def run(*args: Any) -> Any:
+        with torch.enable_grad():
+            return call(*args)
+
+    return run

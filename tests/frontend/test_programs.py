@@ -1,0 +1,20 @@
+"""Every program of the table gives, under forge.jit, what it gives in eager."""
+
+import warnings
+
+import pytest
+
+from frontend.programs import grad_modes  # noqa: F401  each fills the table
+from frontend.programs.table import PROGRAMS, Jit, differences, no_jit, observed
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_eagers(name):
+    program = PROGRAMS[name]
+    expected = observed(program.run, no_jit)
+    jit = Jit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        actual = observed(program.run, jit)
+    assert differences(actual, expected) == []
+    assert [reason for reason in jit.eager if not program.eager or program.eager not in reason] == []
