@@ -7,6 +7,7 @@ import torch
 from torch.utils import _pytree
 
 from forge import torchlang
+from forge.frontend import functions
 from forge.frontend.program import Program, finish
 from forge.ir import Trace, recording
 from forge.torchlang import grad_mode
@@ -38,7 +39,7 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
                 leaf = trace.add_input(proxy)
             stand_ins.append(leaf)
         proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
-        with torchlang.RecordFactories():
+        with functions.traced_directly():
             result = function(*proxy_args, **proxy_kwargs)
         return finish(trace, result, grad=grad)
 

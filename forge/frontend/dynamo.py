@@ -12,27 +12,22 @@ from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
 from forge.frontend import higher_order
-from forge.frontend.program import Program, finish
+from forge.frontend.functions import from_graphs
+from forge.frontend.program import Program, Unsupported, finish
 from forge.ir import (
     NUMBER_TYPES,
     BoundSymbol,
     NumberProxy,
-    Symbol,
     Tag,
     TensorProxy,
     Trace,
     current_trace,
-    get_grad,
-    put_grad,
     recording,
 )
+from forge.ir.memory import Ambiguous
 from forge.ir.pytree import tensors, tree_map
 from forge.torchlang import autocast, grad_mode
 from forge.transforms.opaque import opaque_symbol
-
-
-class Unsupported(NotImplementedError):
-    """A graph that forge cannot compile, with the reason; it runs in eager."""
 
 
 class Capture:
@@ -68,6 +63,7 @@ class _Interpreter:
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
         self.regions: list[Any] = []
+        self.numbers: set[str] = set()  # read from tensors so far
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -101,7 +97,9 @@ class _Interpreter:
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Runs a nested graph on values of this one."""
         inner = _Interpreter(graph)
-        inner.trace, inner.opaque_calls, inner.regions = current_trace(), self.opaque_calls, self.regions
+        inner.trace, inner.regions = current_trace(), self.regions
+        if inner.trace is self.trace:  # else a gradient rule runs it once more
+            inner.opaque_calls, inner.numbers = self.opaque_calls, self.numbers
         given = iter(args)
         inner.placeholder = lambda node: next(given)
         return inner.run()
@@ -180,7 +178,7 @@ class _Interpreter:
         try:
             aliased = _shares_memory(node, example)
             output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)
-        except autocast.ReachesInside as reason:
+        except (autocast.ReachesInside, Ambiguous) as reason:
             raise Unsupported(str(reason)) from reason
         except NotImplementedError:
             shared = _shares_memory(node, example)
@@ -198,7 +196,8 @@ class _Interpreter:
         if not isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return example
         number = NumberProxy(str(example.node.expr), example)
-        if number.name not in self.trace.names:
+        if number.name not in self.numbers:
+            self.numbers.add(number.name)
             self.trace.names.add(number.name)
             self.trace.record(BoundSymbol(prims.item, (self.trace.memory.read(x),), {}, number))
         return example
@@ -386,6 +385,14 @@ def _nothing(interpreter: _Interpreter, *args: Any, **kwargs: Any) -> None:
     return None
 
 
+def _enter_autocast(interpreter: _Interpreter, *args: Any) -> Any:
+    return _enter(interpreter, torch.autocast(*args))
+
+
+def _enter_inference_mode(interpreter: _Interpreter, mode: bool) -> Any:
+    return _enter(interpreter, torch.inference_mode(mode))
+
+
 def _enter(interpreter: _Interpreter, region: Any) -> Any:
     """A region of the graph: while its calls are recorded, this thread is in it."""
     region.__enter__()
@@ -408,29 +415,7 @@ def _checkpoint(interpreter: _Interpreter, body: GraphModule, *args: Any, **opti
 def _autograd_function(
     interpreter: _Interpreter, forward: GraphModule, backward: GraphModule, *args: Any, **options: Any
 ) -> Any:
-    """A user's autograd.Function: its forward inlined as one composite, whose gradient rule is its backward."""
-    if options.keys() != {"non_differentiable_idx", "saved_for_backward_idx"}:
-        return NotImplemented  # another torch's form of the call: it runs as an opaque one
-
-    def body(*inputs: Any) -> Any:
-        return interpreter.inline(forward, inputs)[0]
-
-    def rule(*inputs: Any) -> Any:
-        outputs, saved = interpreter.inline(forward, inputs)
-        gradients = [
-            get_grad(output)
-            if output.dtype.is_floating_point and i not in options["non_differentiable_idx"]
-            else prims.full(output.shape, 0, output.dtype, output.device)
-            for i, output in enumerate(outputs)
-        ]
-        results = interpreter.inline(backward, (*gradients, *saved))
-        for argument, gradient in zip(tensors(inputs), results, strict=True):
-            put_grad(argument, gradient)
-        return outputs
-
-    memory = interpreter.trace.memory
-    symbol = Symbol("autograd_function", "torch.autograd.Function.apply", body=body, rule=rule)
-    return symbol(*memory.read_all(args))
+    return from_graphs(interpreter.inline, forward, backward, options).record(args)
 
 
 _SPECIAL: dict[Any, Callable] = {
@@ -438,9 +423,9 @@ _SPECIAL: dict[Any, Callable] = {
     torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
     torch._functorch.predispatch.lazy_load_decompositions: _nothing,
     torch._C._set_grad_enabled: lambda interpreter, mode: torch._C._set_grad_enabled(mode),
-    torch.autograd.grad_mode._enter_inference_mode: lambda interpreter, mode: _enter(interpreter, torch.inference_mode(mode)),
+    torch.autograd.grad_mode._enter_inference_mode: _enter_inference_mode,
     torch.autograd.grad_mode._exit_inference_mode: _exit,
     torch._C._log_api_usage_once: _nothing,
-    torch.amp.autocast_mode._enter_autocast: lambda interpreter, *args: _enter(interpreter, torch.autocast(*args)),
+    torch.amp.autocast_mode._enter_autocast: _enter_autocast,
     torch.amp.autocast_mode._exit_autocast: _exit,
 }

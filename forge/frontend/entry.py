@@ -17,6 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
+from forge.frontend import functions
 from forge.ir.collection import paused_gc
 
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
@@ -47,7 +48,7 @@ class _Configured:
     def __call__(self, *frame: Any) -> Any:
         before = counters["graph_break"].copy()
         try:
-            with paused_gc(), config.patch(self._settings):
+            with paused_gc(), config.patch(self._settings), functions.captured:
                 return self._torchdynamo_orig_backend(*frame)
         finally:
             self._history.graph_breaks += (counters["graph_break"] - before).elements()

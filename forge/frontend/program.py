@@ -16,6 +16,10 @@ from forge.ir.memory import Memory, Storage
 from forge.ir.pytree import tree_map
 
 
+class Unsupported(NotImplementedError):
+    """A program that forge cannot compile, with the reason; it runs in eager."""
+
+
 class Program:
     """A recorded program.
 

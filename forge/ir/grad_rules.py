@@ -40,12 +40,13 @@ def grad_rule(symbol: Symbol) -> Callable | None:
 
 class RuleCall:
     """What one run of a rule asked for and gave: `gets` pairs an output with the stand-in for its gradient, `puts`
-    pairs an argument with a gradient."""
+    pairs an argument with a gradient. `before` is how many calls it had recorded when it first asked for one."""
 
-    __slots__ = ("active", "gets", "puts")
+    __slots__ = ("active", "before", "gets", "puts")
 
     def __init__(self, active: Callable[[TensorProxy], bool]) -> None:
         self.active = active
+        self.before: int | None = None
         self.gets: list[tuple[TensorProxy, TensorProxy]] = []
         self.puts: list[tuple[TensorProxy, TensorProxy]] = []
 
@@ -74,6 +75,8 @@ def get_grad(output: TensorProxy) -> TensorProxy:
         if known is output:
             return gradient
     trace = current_trace()
+    if call.before is None:
+        call.before = trace.calls_in_scope
     gradient = trace.tensor(output.shape, output.dtype, output.device, name="g_" + output.name)
     call.gets.append((output, gradient))
     return gradient

@@ -16,6 +16,10 @@ from forge.ir.checks import check
 from forge.ir.proxies import TensorProxy
 
 
+class Ambiguous(NotImplementedError):
+    """An in-place change of memory that may or may not be seen elsewhere."""
+
+
 class ViewStep:
     """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`. `grad` says
     whether grad was enabled where the view was made."""
@@ -132,7 +136,7 @@ class Memory:
                 f"an in-place change of {handle}: whether {storage.ambiguous} returned a view of it or a copy "
                 "depends on strides that forge.trace does not know; clone it first, or use forge.jit"
             ),
-            NotImplementedError,
+            Ambiguous,
         )
         bases = [storage.value]
         for step in ref.chain[:-1]:

@@ -66,6 +66,11 @@ class Trace:
     def close_scope(self) -> None:
         self._scopes.pop()
 
+    @property
+    def calls_in_scope(self) -> int:
+        """How many calls were recorded into the innermost open scope."""
+        return len(self._scopes[-1])
+
     @contextmanager
     def collecting(self) -> Iterator[list[BoundSymbol]]:
         """The calls recorded inside go into the list that it yields, and nowhere else."""

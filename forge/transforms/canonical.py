@@ -72,7 +72,7 @@ class Canonical:
         self._reshaped: dict[int, list[Node]] = {}
         self._known: dict[Any, Node] = {}
         self._tags = NO_TAGS
-        without_grad = calls and all(Tag.NO_GRAD in bound.tags for bound in calls)  # then its inputs have no gradient either
+        without_grad = calls and all(Tag.NO_GRAD in bound.tags for bound in calls)  # of its inputs, too
         self._input_tags = frozenset({Tag.NO_GRAD}) if without_grad else NO_TAGS
         for proxy in inputs:
             self.add_input(proxy)

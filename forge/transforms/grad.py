@@ -120,7 +120,7 @@ class _Forward:
         for new, old in zip(made, kept, strict=True):
             self.trace.names.discard(new.name)
             new.name = old.name
-        forward, backward = _divide(recorded, {proxy.name for proxy in made})
+        forward, backward = _divide(recorded, {proxy.name for proxy in made}, call.before)
         if call.puts:
             self.active.update(output.name for output, _ in call.gets)
             self.runs.append(RuleRun(call, backward))
@@ -138,11 +138,15 @@ def _differentiable(proxy: TensorProxy) -> bool:
     return proxy.dtype.is_floating_point or proxy.dtype.is_complex
 
 
-def _divide(calls: list[BoundSymbol], needed: set[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """A rule's calls that its result needs, and the others, which belong to the backward."""
+def _divide(
+    calls: list[BoundSymbol], needed: set[str], before: int | None
+) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
+    """A rule's calls that its result needs, and the others, which belong to the backward. A random call is made where
+    the rule makes it: in the forward if it comes `before` the rule asks for a gradient."""
     forward, backward = [], []
-    for bound in reversed(calls):
-        if not needed.isdisjoint(bound.outputs) or Tag.RANDOM in bound.all_tags:
+    for i, bound in reversed(list(enumerate(calls))):
+        random = Tag.RANDOM in bound.all_tags and (before is None or i < before)
+        if not needed.isdisjoint(bound.outputs) or random:
             needed.update(bound.inputs)
             forward.append(bound)
         else:

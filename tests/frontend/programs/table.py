@@ -117,4 +117,6 @@ def differences(actual: Any, expected: Any, path: str = "") -> list[str]:
         except AssertionError as error:
             return [f"{path}: {str(error).splitlines()[0]} got {actual}, wanted {expected}"]
         return []
+    if isinstance(expected, torch.Tensor) or isinstance(actual, torch.Tensor):
+        return [f"{path}: got {actual}, wanted {expected}"]
     return [] if actual == expected or actual != actual else [f"{path}: got {actual!r}, wanted {expected!r}"]

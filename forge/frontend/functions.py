@@ -1,0 +1,274 @@
+"""torch.autograd.Function in a program: its two bodies are programs, and the call is one composite with its own rule.
+
+Dynamo hands over the graphs of forward and backward; a function that is traced directly has the methods themselves.
+Each body is recorded with a memory of its own, so that what it changes in place is a value like any other; what the
+forward changes of its inputs comes out beside its results, and is written to them afterwards.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import FunctionCtx
+from torch.fx import GraphModule
+
+from forge import prims, torchlang
+from forge.frontend.program import Unsupported
+from forge.ir import Symbol, TensorProxy, current_trace, get_grad, put_grad, speaking
+from forge.ir.memory import Memory
+from forge.ir.pytree import leaves, tensors, tree_map
+from forge.torchlang import grad_mode
+
+_NAME = "torch.autograd.Function.apply"
+_OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward_idx"})
+
+
+class Forward(NamedTuple):
+    """What a forward returns: its outputs, what it keeps for the backward, and which outputs (by position) are inputs
+    that it changed, or have no gradient."""
+
+    outputs: tuple
+    kept: Any
+    dirty: tuple[int, ...]
+    non_differentiable: tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """One run of a body: its result as values; the positions of the arguments that it changed, with their new values;
+    and for each output, the position of what shares its memory among the arguments and the outputs before it."""
+
+    result: Any
+    written: dict[int, TensorProxy]
+    shared: list[int | None]
+
+
+def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tuple]) -> Run:
+    """Records a body with a memory of its own; the grad modes in it are its own business. `outputs` takes those from
+    its result."""
+    trace = current_trace()
+    outer, trace.memory = trace.memory, Memory()
+    follows, trace.follows_grad_mode = trace.follows_grad_mode, False
+    try:
+        with grad_mode.kept():
+            result = body(*args)
+        memory = trace.memory
+        given = {id(memory.ref(arg).storage): i for i, arg in enumerate(args) if isinstance(arg, TensorProxy)}
+        written = {given[id(each)]: each.value for each in memory.written if id(each) in given}
+        places = dict(given)
+        shared = [_place(places, memory, leaf, len(args) + i) for i, leaf in enumerate(outputs(result))]
+        read = tree_map(lambda leaf: memory.read(leaf) if isinstance(leaf, TensorProxy) else leaf, result)
+        return Run(read, written, shared)
+    finally:
+        trace.memory, trace.follows_grad_mode = outer, follows
+
+
+def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> int | None:
+    """The position of the first that has the memory of this one, which is at `position`."""
+    if not isinstance(leaf, TensorProxy):
+        return None
+    first = places.setdefault(id(memory.ref(leaf).storage), position)
+    return None if first == position else first
+
+
+class FunctionCall:
+    """One call of an autograd.Function: `forward(*inputs)` gives a Forward, `backward(kept, gradients)` the gradients
+    of the inputs."""
+
+    def __init__(self, forward: Callable[..., Forward], backward: Callable[[Any, tuple], Sequence[Any]]) -> None:
+        self.forward = forward
+        self.backward = backward
+        self.made = Forward((), None, (), ())  # by the last run
+        self.written: list[int] = []
+        self.shared: list[int | None] = []
+
+    def body(self, *inputs: Any) -> tuple:
+        """(outputs, the new values of the inputs that it changes)."""
+        run = run_alone(self.forward, inputs, lambda made: made.outputs)
+        self.made, self.written, self.shared = run.result, sorted(run.written), run.shared
+        taken = {each.name for each in inputs if isinstance(each, TensorProxy)}
+        own = []
+        for output in self.made.outputs:  # one that is an input, or another one, is a value of its own in its memory
+            if isinstance(output, TensorProxy) and output.name in taken:
+                output = prims.detach(output)
+            taken.update(tensor.name for tensor in tensors(output))
+            own.append(output)
+        return tuple(own), tuple(run.written[i] for i in self.written)
+
+    def rule(self, *inputs: Any) -> tuple:
+        """The gradient rule: the Function's own backward."""
+        outputs, written = self.body(*inputs)
+        gradients = tuple(self._gradient(i, output) for i, output in enumerate(outputs))
+        kept = list(leaves(self.made.kept))
+        run = run_alone(
+            lambda *args: self.backward(self.made.kept, gradients), (*gradients, *kept), lambda result: ()
+        )
+        if any(position >= len(gradients) for position in run.written):
+            raise Unsupported("the backward of a torch.autograd.Function changes a tensor that it did not make")
+        for argument, gradient in zip(inputs, run.result, strict=True):
+            put_grad(argument, gradient)
+        return outputs, written
+
+    def _gradient(self, index: int, output: Any) -> Any:
+        if not isinstance(output, TensorProxy):
+            return None
+        if _is_differentiable(output) and index not in self.made.non_differentiable:
+            return get_grad(output)
+        return prims.full(output.shape, 0, output.dtype, output.device)
+
+    def record(self, args: tuple) -> tuple:
+        """The outputs of the call: what it changed is written, what shares memory may not be changed later."""
+        memory = current_trace().memory
+        values = memory.read_all(args)
+        symbol = Symbol("autograd_function", _NAME, body=self.body, rule=self.rule)
+        outputs, written = symbol(*values)
+        dirty = {self.shared[i]: i for i in self.made.dirty}
+        for position, new in zip(self.written, written, strict=True):
+            if position not in dirty:  # autograd was not told: the history stays
+                torchlang.write(args[position], prims.with_data(values[position], new), memory, _NAME)
+        for position, i in dirty.items():
+            torchlang.write(args[position], outputs[i], memory, _NAME)
+        everything = [*args, *outputs]
+        handles = []
+        for output, position in zip(outputs, self.shared, strict=True):
+            if position in dirty:
+                output = args[position]
+            elif position is not None:
+                memory.share(output, everything[position], _NAME)
+            handles.append(output)
+        return tuple(handles)
+
+
+def from_graphs(
+    inline: Callable[[GraphModule, tuple], Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
+) -> FunctionCall:
+    """A call as Dynamo hands it over. Raises Unsupported for options that another torch has."""
+    if not options.keys() <= _OPTIONS:
+        raise Unsupported(f"torch.autograd.Function with {', '.join(sorted(options.keys() - _OPTIONS))}")
+
+    def run_forward(*inputs: Any) -> Forward:
+        outputs, kept = inline(forward, inputs)
+        return Forward(outputs, kept, tuple(options.get("dirty_idx", ())), tuple(options["non_differentiable_idx"]))
+
+    return FunctionCall(run_forward, lambda kept, gradients: inline(backward, (*gradients, *kept)))
+
+
+# traced directly
+
+
+class Context:
+    """The ctx of a Function that is traced directly, with what torch.autograd.function.FunctionCtx has."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple = ()
+        self.dirty: tuple = ()
+        self.non_differentiable: tuple = ()
+        self.materialize_grads = True
+
+    def save_for_backward(self, *saved: Any) -> None:
+        self.saved_tensors = saved
+
+    def mark_dirty(self, *dirty: Any) -> None:
+        self.dirty = dirty
+
+    def mark_non_differentiable(self, *outputs: Any) -> None:
+        self.non_differentiable = outputs
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+
+def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
+    """Records Function.apply(*args) of a Function that is traced directly."""
+    single = False
+
+    def forward(*inputs: Any) -> Forward:
+        nonlocal single
+        ctx = Context(tuple(isinstance(each, TensorProxy) and _is_differentiable(each) for each in inputs))
+        with traced_directly():
+            if function.setup_context is torch.autograd.Function.setup_context:
+                output = function.forward(ctx, *inputs)
+            else:
+                output = function.forward(*inputs)
+                function.setup_context(ctx, inputs, output)
+        single = not isinstance(output, tuple)
+        outputs = (output,) if single else output
+        if not ctx.materialize_grads and sum(map(_is_differentiable, tensors(outputs))) > 1:
+            raise Unsupported(f"{function.__name__}: set_materialize_grads(False) with several outputs; use forge.jit")
+        memory = current_trace().memory
+        for name, value in vars(ctx).items():
+            read = tree_map(lambda leaf: memory.read(leaf) if isinstance(leaf, TensorProxy) else leaf, value)
+            setattr(ctx, name, read) if name not in ("dirty", "non_differentiable") else None
+        return Forward(outputs, ctx, _positions(outputs, ctx.dirty), _positions(outputs, ctx.non_differentiable))
+
+    def backward(ctx: Context, gradients: tuple) -> Sequence[Any]:
+        with traced_directly():
+            found = function.backward(ctx, *gradients)
+        return found if isinstance(found, tuple) else (found,)
+
+    outputs = FunctionCall(forward, backward).record(args)
+    return outputs[0] if single else outputs
+
+
+def _positions(outputs: tuple, chosen: tuple) -> tuple[int, ...]:
+    return tuple(i for i, output in enumerate(outputs) if any(output is each for each in chosen))
+
+
+def _is_differentiable(proxy: TensorProxy) -> bool:
+    return proxy.dtype.is_floating_point or proxy.dtype.is_complex
+
+
+class _Replaced:
+    """A context manager: an attribute of torch is replaced while any thread is inside."""
+
+    def __init__(self, owner: type, name: str, replacement: Any) -> None:
+        self.owner = owner
+        self.name = name
+        self.original = vars(owner)[name]
+        self.replacement = replacement
+        self.inside = 0
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.inside += 1
+            setattr(self.owner, self.name, self.replacement)
+
+    def __exit__(self, *raised: Any) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                setattr(self.owner, self.name, self.original)
+
+
+@classmethod
+def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(each, TensorProxy) for each in args):
+        return from_class(function, args)
+    return _recorded.original.__func__(function, *args, **kwargs)
+
+
+_recorded = _Replaced(torch.autograd.Function, "apply", _apply_or_record)
+
+
+@contextmanager
+def traced_directly() -> Iterator[None]:
+    """Inside, torch code that runs on proxies is recorded as torchlang, Function.apply included."""
+    with speaking(torchlang.language), torchlang.RecordFactories(), _recorded:
+        yield
+
+
+# what Dynamo does not see
+
+
+def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
+    self.materialize_grads = value
+    if not value:
+        torch._dynamo.graph_break("the gradients of a torch.autograd.Function that may be None")
+
+
+captured = _Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
+"""While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, so such a
+Function runs in eager, between two graphs."""
