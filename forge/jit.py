@@ -143,10 +143,18 @@ def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> C
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
-    compiled = compile_program(capture.program, options, eager=graph.forward)
+    given = len(capture.program.trace.inputs) - len(capture.held)
+    compiled = compile_program(capture.program, options, eager=lambda *inputs: graph.forward(*inputs[:given]))
+    if capture.held:
+        compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}
     compiled.opaque_calls = capture.opaque_calls
     return compiled
+
+
+def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
+    """`call`, whose last arguments are tensors that the graph holds."""
+    return lambda *inputs: call(*inputs, *held)
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:

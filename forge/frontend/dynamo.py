@@ -12,30 +12,40 @@ from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
 from forge.frontend import higher_order
-from forge.frontend.functions import from_graphs
+from forge.frontend.aliasing import Pair, pairs, reconcile
+from forge.frontend.effects import Functional, effects
+from forge.frontend.functions import from_graphs, run_alone
 from forge.frontend.program import Program, Unsupported, finish
 from forge.ir import (
     NUMBER_TYPES,
     BoundSymbol,
     NumberProxy,
+    Symbol,
     Tag,
     TensorProxy,
     Trace,
     current_trace,
+    get_grad,
+    put_grad,
     recording,
 )
 from forge.ir.memory import Ambiguous
-from forge.ir.pytree import tensors, tree_map
+from forge.ir.pytree import leaves, tensors, tree_map
 from forge.torchlang import autocast, grad_mode
 from forge.transforms.opaque import opaque_symbol
 
 
 class Capture:
-    """A program recorded from a graph, and what the graph held that torchlang does not have (names, in order)."""
+    """A program recorded from a graph.
 
-    def __init__(self, program: Program, opaque_calls: list[str]) -> None:
+    opaque_calls: the names of what the graph held that torchlang does not have, in order. held: tensors that the graph
+    holds itself, which the program takes as its last inputs.
+    """
+
+    def __init__(self, program: Program, opaque_calls: list[str], held: list[torch.Tensor]) -> None:
         self.program = program
         self.opaque_calls = opaque_calls
+        self.held = held
 
 
 CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
@@ -52,7 +62,7 @@ def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
     with recording(interpreter.trace, torchlang.language), interpreter.modes():
         result = interpreter.run()
         program = finish(interpreter.trace, result, grad=grad)
-    return Capture(program, interpreter.opaque_calls)
+    return Capture(program, interpreter.opaque_calls, [tensor for tensor, _ in interpreter.held.values()])
 
 
 class _Interpreter:
@@ -64,6 +74,7 @@ class _Interpreter:
         self.opaque_calls: list[str] = []
         self.regions: list[Any] = []
         self.numbers: set[str] = set()  # read from tensors so far
+        self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -91,13 +102,13 @@ class _Interpreter:
     def run_region(self, region: higher_order.Region) -> None:
         """Nodes that only make sense together run as one opaque call."""
         args = self.look_up(tuple(region.inputs))
-        output = self.opaque(region.module, args, {}, region.example, name="torch.vmap")
+        output = self.opaque(region.module, "torch.vmap", args, {}, [], region.example)
         self.env.update(zip(region.outputs, output, strict=True))
 
     def inline(self, graph: GraphModule, args: tuple) -> Any:
         """Runs a nested graph on values of this one."""
         inner = _Interpreter(graph)
-        inner.trace, inner.regions = current_trace(), self.regions
+        inner.trace, inner.regions, inner.held = current_trace(), self.regions, self.held
         if inner.trace is self.trace:  # else a gradient rule runs it once more
             inner.opaque_calls, inner.numbers = self.opaque_calls, self.numbers
         given = iter(args)
@@ -134,9 +145,12 @@ class _Interpreter:
 
     def get_attr(self, node: Node) -> Any:
         value = operator.attrgetter(node.target)(self.graph)
-        if isinstance(value, torch.Tensor):
-            return self.trace.add_constant(value, friendly(node.name))
-        return value
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self.held:
+            proxy = self.trace.add_input(_tensor_proxy(self.trace.fresh_name(friendly(node.name)), value))
+            self.held[id(value)] = value, proxy
+        return self.held[id(value)][1]
 
     def call_module(self, node: Node) -> Any:
         raise Unsupported(f"the graph calls the module {node.target}")
@@ -173,16 +187,19 @@ class _Interpreter:
             return _ask(self, target, node, args, kwargs, example)
         if target is operator.getitem and not isinstance(args[0], TensorProxy):
             return args[0][args[1]]
+        given = list(pairs((args, kwargs), (node.args, node.kwargs)))
         if target is getattr:
             target, args = self.attribute(args)
+        name = torchlang.function_name(target)
         try:
             aliased = _shares_memory(node, example)
             output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)
         except (autocast.ReachesInside, Ambiguous) as reason:
             raise Unsupported(str(reason)) from reason
         except NotImplementedError:
-            shared = _shares_memory(node, example)
-            output = self.opaque(target, args, kwargs, example, name=torchlang.function_name(target), shared=shared)
+            function = getattr(torch.Tensor, target) if isinstance(target, str) else target
+            output = self.opaque(function, name, args, kwargs, given, example)
+        output = reconcile(self.trace.memory, given, output, example, name)
         self.note(node, output, example)
         return output
 
@@ -223,87 +240,59 @@ class _Interpreter:
 
     # opaque calls
 
-    def opaque(
-        self, target: Callable | str, args: tuple, kwargs: dict, example: Any, *, name: str, shared: bool | None = None
-    ) -> Any:
-        """Runs a function that torchlang does not have, by torch; `shared`: its output views its first argument."""
+    def opaque(self, function: Callable, name: str, args: tuple, kwargs: dict, given: list[Pair], example: Any) -> Any:
+        """Runs a function that torchlang does not have, by torch, on copies of what it changes."""
         grad_mode.note(self.trace)
-        function = getattr(torch.Tensor, target) if isinstance(target, str) else target
-        mutated = mutated_arguments(function, name, args, kwargs)
+        found = effects(function, name, args, kwargs)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast.is_enabled() else name)
-        memory = self.trace.memory
-        if mutated is None:
-            raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
-        read_args, read_kwargs = memory.read_all(args), memory.read_all(kwargs)
-        if mutated:
-            return self.opaque_mutation(function, name, args, read_args, read_kwargs, mutated, example)
         if autocast.is_enabled():
             function = autocast.Under(function)
-        symbol = opaque_symbol(function, name, lambda: self.fresh(example))
-        output = symbol(*read_args, **read_kwargs)
-        if shared and args and isinstance(args[0], TensorProxy):
-            single = isinstance(output, TensorProxy)
-            for index, view in enumerate([output] if single else output):
-                memory.alias(view, args[0], torchlang.scatter_step(symbol, args[1:], kwargs, None if single else index))
-        return output
+        read_args, read_kwargs = self.trace.memory.read_all((args, kwargs))
+        if not found.changed:
+            floats = any(map(_is_differentiable, leaves(example)))
+            tags = found.tags if floats else found.tags | {Tag.NOT_DIFFERENTIABLE}
+            symbol = opaque_symbol(function, name, lambda: fresh(example), tags=tags)
+            output = symbol(*read_args, **read_kwargs)
+            self.reinterpret(symbol, output, example, args, kwargs)
+            return output
+        flat = list(leaves((args, kwargs)))
+        changed = [flat[i] for i in found.changed]
+        self.check_apart(changed, name, flat)
+        own = {id(fake) for handle, fake in given if any(handle is each for each in changed)}
+        result = fresh(tree_map(lambda leaf: None if id(leaf) in own else leaf, example))
+        written = tuple(self.trace.tensor(x.shape, x.dtype, x.device, strides=x.strides) for x in changed)
+        symbol = opaque_symbol(Functional(function, found.changed), name, tags=found.tags)
+        self.trace.record(BoundSymbol(symbol, read_args, read_kwargs, (result, written)))
+        for handle, new in zip(changed, written, strict=True):
+            torchlang.write(handle, new, self.trace.memory, name)
+        return result
 
-    def fresh(self, example: Any) -> Any:
-        def make(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
-                return self.trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=tuple(leaf.stride()))
-            return leaf
+    def check_apart(self, changed: list[TensorProxy], name: str, flat: list[Any]) -> None:
+        """Raises Unsupported where a tensor that a function changes shares memory with another one it is given."""
+        memory = self.trace.memory
+        storages = [id(memory.ref(leaf).storage) for leaf in flat if isinstance(leaf, TensorProxy)]
+        if any(storages.count(id(memory.ref(handle).storage)) > 1 for handle in changed):
+            raise Unsupported(f"{name} changes a tensor that shares memory with another one that it is given")
 
-        return tree_map(make, example)
-
-    def opaque_mutation(
-        self, function: Callable, name: str, args: tuple, read: tuple, kwargs: dict, mutated: list[int], example: Any
-    ) -> Any:
-        pure = Functional(autocast.Under(function) if autocast.is_enabled() else function, mutated)
-        written = tuple(
-            self.trace.tensor(args[i].shape, args[i].dtype, args[i].device, strides=args[i].strides) for i in mutated
-        )
-        returns_argument = isinstance(example, torch.Tensor) and isinstance(function, type(torch.Tensor.add_))
-        result = None if returns_argument else self.fresh(example)
-        self.trace.record(BoundSymbol(opaque_symbol(pure, name), read, kwargs, (result, written)))
-        for position, new in zip(mutated, written, strict=True):
-            torchlang.write(args[position], new, self.trace.memory, name)
-        return args[mutated[0]] if returns_argument else result
-
-
-class Functional:
-    """A mutating function as a pure one: runs on clones of what it changes, returns (result, the changed clones)."""
-
-    def __init__(self, function: Callable, mutated: list[int]) -> None:
-        self.function = function
-        self.mutated = mutated
-
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple:
-        copies = {i: args[i].clone() for i in self.mutated}
-        result = self.function(*[copies.get(i, arg) for i, arg in enumerate(args)], **kwargs)
-        own = any(result is copy for copy in copies.values())
-        return (None if own else result), tuple(copies.values())
+    def reinterpret(self, symbol: Symbol, output: Any, example: Any, args: tuple, kwargs: dict) -> None:
+        """Says how a view that reads memory differently (view_as_real, conj) is shown and inverted: strides do not."""
+        base = args[0] if args else None
+        if not isinstance(output, TensorProxy) or not isinstance(base, TensorProxy):
+            return
+        if output.dtype != base.dtype or example.is_conj() or example.is_neg():
+            step = torchlang.scatter_step(symbol, args[1:], kwargs, None)
+            self.trace.memory.alias(output, base, step)  # where it is none, the fake tensors say so
 
 
-def mutated_arguments(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int] | None:
-    """The positions of the arguments that a function changes; None where that cannot be told."""
-    schema = getattr(function, "_schema", None)
-    if schema is not None:
-        positions = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-        fits = all(i < len(args) and isinstance(args[i], TensorProxy) for i in positions)
-        return positions if fits else None
-    if "out" in kwargs or name.rpartition(".")[2] in _RESHAPERS:
-        return None
-    if function is operator.setitem:
-        return [0]
-    if name.endswith("_") and not name.endswith("__"):
-        return [0] if args and isinstance(args[0], TensorProxy) else None
-    return []
+def fresh(example: Any) -> Any:
+    """Proxies for the tensors of a nest of fake ones."""
 
+    def make(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return current_trace().tensor(leaf.shape, leaf.dtype, leaf.device, strides=tuple(leaf.stride()))
+        return leaf
 
-# they change their tensor's shape, which a handle cannot
-_RESHAPERS = frozenset(
-    "as_strided_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
-)
+    return tree_map(make, example)
 
 
 # values
@@ -318,6 +307,10 @@ def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
         requires_grad=value.requires_grad,
         strides=tuple(value.stride()),
     )
+
+
+def _is_differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _makes_tensors(example: Any) -> bool:
@@ -418,6 +411,21 @@ def _autograd_function(
     return from_graphs(interpreter.inline, forward, backward, options).record(args)
 
 
+def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule) -> Any:
+    """A hook on a value's gradient: another handle, whose gradient the hook changes on its way."""
+
+    def rule(x: TensorProxy) -> TensorProxy:
+        out = prims.alias(x)
+        put_grad(x, run_alone(lambda g: interpreter.inline(hook, (g,)), (get_grad(out),), lambda result: ()).result[0])
+        return out
+
+    memory = interpreter.trace.memory
+    symbol = Symbol("register_hook", "torch.Tensor.register_hook", body=prims.alias, rule=rule)
+    output = symbol(memory.read(x))
+    memory.share(output, x, "register_hook")
+    return output
+
+
 _SPECIAL: dict[Any, Callable] = {
     torch.ops.higher_order.autograd_function_apply: _autograd_function,
     torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
@@ -429,3 +437,5 @@ _SPECIAL: dict[Any, Callable] = {
     torch.amp.autocast_mode._enter_autocast: _enter_autocast,
     torch.amp.autocast_mode._exit_autocast: _exit,
 }
+if hasattr(torch.ops.higher_order, "register_hook"):
+    _SPECIAL[torch.ops.higher_order.register_hook] = _register_hook

@@ -89,11 +89,12 @@ class _Planned:
         ref = finisher.memory.ref(handle)
         storage = ref.storage
         self.chain = ref.chain
+        needed = [tensor.name for step in self.chain for tensor in step.tensors]
         self.elsewhere = storage.root.name in finisher.memory.elsewhere
-        self.from_input = storage.root.name in finisher.inputs
+        self.from_input = storage.root.name in finisher.inputs and finisher.inputs.issuperset(needed)
         if self.from_input:
             self.base = storage.root
-        elif storage.root.name in finisher.trace.constants:
+        elif storage.root.name in finisher.trace.constants or not finisher.inputs.issuperset(needed):
             self.base, self.chain = prims.clone(finisher.memory.read(handle)), ()
             finisher.values.append(self.base)
         else:

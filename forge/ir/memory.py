@@ -34,6 +34,11 @@ class ViewStep:
         self.invert = invert
         self.grad = torch.is_grad_enabled()
 
+    @property
+    def tensors(self) -> list[TensorProxy]:
+        """The tensors that the view needs besides what it shows (view_as, a 0-d index)."""
+        return pytree.tensors((self.args, self.kwargs))
+
     def show(self, base: TensorProxy) -> TensorProxy:
         """The view of `base`, recorded."""
         shown = self.symbol(base, *self.args, **self.kwargs)
@@ -64,6 +69,11 @@ class Ref:
         self.value = value
         self.seen = storage.version
 
+    @classmethod
+    def own(cls, handle: TensorProxy) -> "Ref":
+        """The place of a handle that has memory of its own."""
+        return cls(Storage(handle), (), handle)
+
 
 class Memory:
     """The memory of one program while it is recorded."""
@@ -73,12 +83,13 @@ class Memory:
         self.written: list[Storage] = []
         self.inference = torch.is_inference_mode_enabled()
         self.elsewhere: set[str] = set()  # handles made where inference mode was not what it is around the program
+        self.nameless = 0  # how many handles are no value of the trace themselves
 
     def ref(self, handle: TensorProxy) -> Ref:
         """The handle's place; a handle that nothing is known of has memory of its own."""
         ref = self.refs.get(handle.name)
         if ref is None:
-            ref = self.refs[handle.name] = Ref(Storage(handle), (), handle)
+            ref = self.refs[handle.name] = Ref.own(handle)
         return ref
 
     def made(self, tree: Any) -> None:
@@ -108,7 +119,7 @@ class Memory:
 
     def read_all(self, tree: Any) -> Any:
         """A nest with every handle replaced by its current value."""
-        if not self.written:
+        if not self.written and not self.nameless:
             return tree
         return pytree.tree_map(lambda leaf: self.read(leaf) if isinstance(leaf, TensorProxy) else leaf, tree)
 
@@ -116,6 +127,16 @@ class Memory:
         """Says that the new handle `view` shows `base` through one more view."""
         ref = self.ref(base)
         self.refs[view.name] = Ref(ref.storage, (*ref.chain, step), view)
+
+    def another(self, handle: TensorProxy, step: ViewStep) -> TensorProxy:
+        """A second handle of the same value: another tensor in the same memory."""
+        self.nameless += 1
+        second = TensorProxy(
+            f"{handle.name}.{self.nameless}", handle.shape, handle.dtype, handle.device, strides=handle.strides
+        )
+        ref = self.ref(handle)
+        self.refs[second.name] = Ref(ref.storage, (*ref.chain, step), self.read(handle))
+        return second
 
     def share(self, handle: TensorProxy, base: TensorProxy, call: str) -> None:
         """Says that `handle` may or may not show `base`'s memory; a later write to either is an error."""

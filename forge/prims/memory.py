@@ -1,6 +1,6 @@
 """Prims about memory: writes, and values that cross between tensors and Python."""
 
-from forge.ir import NumberProxy, Tag, TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import Dim, NumberProxy, Tag, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, like, make_prim
 
 
@@ -25,6 +25,65 @@ with_data = make_prim("with_data", "with_data", meta=_with_data_meta)
 def _with_data_grad(x: TensorProxy, new: TensorProxy) -> TensorProxy:
     out = with_data(x, new)
     put_grad(x, get_grad(out))
+    return out
+
+
+def _alias_meta(x: TensorProxy) -> TensorProxy:
+    """Another tensor with x's memory. Source: aten.alias."""
+    check_tensor("prims.alias", x=x)
+    return like(x)
+
+
+alias = make_prim("alias", "alias", meta=_alias_meta, tags=[Tag.VIEW])
+
+
+@register_grad(alias)
+def _alias_grad(x: TensorProxy) -> TensorProxy:
+    out = alias(x)
+    put_grad(x, get_grad(out))
+    return out
+
+
+def _as_strided_meta(
+    x: TensorProxy, size: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+) -> TensorProxy:
+    """What memory in which x has these `strides` shows, from `offset` elements after x's first.
+
+    Shapes: out has `size`. Source: torch.as_strided, relative to x.
+    """
+    check_tensor("prims.as_strided", x=x)
+    return like(x, shape=size)
+
+
+as_strided = make_prim("as_strided", "as_strided", meta=_as_strided_meta, tags=[Tag.VIEW])
+
+
+def _as_strided_backward_meta(
+    g: TensorProxy, shape: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+) -> TensorProxy:
+    """The gradient of x, which has `shape` and `strides`, from that of what as_strided shows of it."""
+    check_tensor("prims.as_strided_backward", g=g)
+    return like(g, shape=shape)
+
+
+as_strided_backward = make_prim("as_strided_backward", "as_strided_backward", meta=_as_strided_backward_meta)
+
+
+@register_grad(as_strided)
+def _as_strided_grad(
+    x: TensorProxy, size: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+) -> TensorProxy:
+    out = as_strided(x, size, stride, offset, strides)
+    put_grad(x, as_strided_backward(get_grad(out), x.shape, stride, offset, strides))
+    return out
+
+
+@register_grad(as_strided_backward)
+def _as_strided_backward_grad(
+    g: TensorProxy, shape: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+) -> TensorProxy:
+    out = as_strided_backward(g, shape, stride, offset, strides)
+    put_grad(g, as_strided(get_grad(out), g.shape, stride, offset, strides))
     return out
 
 

@@ -200,10 +200,9 @@ def _view_scatter_meta(
     """x with the elements that view(x, *args, **kwargs) shows replaced by y's.
 
     Shapes: y has the shape of that view, or of its output number `index`; out has x's.
-    Dtypes: one. Source: torch.slice_scatter, for any view.
+    Dtypes: y has the view's, out has x's. Source: torch.slice_scatter, for any view.
     """
     check_tensor("prims.view_scatter", x=x, y=y)
-    check(x.dtype == y.dtype, lambda: f"prims.view_scatter: y is {y}, but must have the dtype of {x}", TypeError)
     return like(x)
 
 
@@ -390,7 +389,7 @@ def _view_scatter_grad(
     shown = view(g, *args, **kwargs)
     put_grad(y, shown if index is None else shown[index])
     if needs_grad(x):
-        put_grad(x, view_scatter(g, _zeros(y.shape, g), view, args, kwargs, index))
+        put_grad(x, view_scatter(g, full(y.shape, 0, y.dtype, y.device), view, args, kwargs, index))
     return out
 
 

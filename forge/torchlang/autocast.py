@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.ir import SYMBOLIC_TYPES, TensorProxy
+from forge.ir import TensorProxy
 from forge.ir.pytree import leaves, tree_map
+from forge.torchlang.trial import run_without_values
 
 Way = Callable[[Any], torch.dtype]  # of a tensor that autocast may convert, its new dtype
 
@@ -215,30 +215,11 @@ def _is_by_dtype(run: Callable, args: tuple, kwargs: dict, wanted: list[tuple]) 
 
 def _trial(run: Callable, args: tuple, kwargs: dict, to: Way | None) -> list[tuple] | None:
     """What runs: under autocast, or (`to`) with converted arguments and without. None where it raises."""
-    with (
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
-        torch.no_grad(),
-        FakeTensorMode(),
-        ExitStack() as stack,
-    ):
-        seen = _Seen()
-        args, kwargs = tree_map(lambda leaf: _empty(leaf, to), (args, kwargs))
-        if to is not None:
-            stack.enter_context(disabled())
-        stack.enter_context(seen)
-        try:
-            run(*args, **kwargs)
-        except Exception:
-            return None
-    return seen.calls
-
-
-def _empty(leaf: Any, to: Way | None) -> Any:
-    if isinstance(leaf, SYMBOLIC_TYPES):
-        return leaf.node.hint
-    if not isinstance(leaf, TensorProxy):
-        return leaf
-    shape = [dim.node.hint if isinstance(dim, SYMBOLIC_TYPES) else dim for dim in leaf.shape]
-    dtype = to(leaf) if to is not None and _is_eligible(leaf) else leaf.dtype
-    return torch.empty(shape, dtype=dtype, device=leaf.device)
+    seen = _Seen()
+    if to is None:
+        return None if run_without_values(run, args, kwargs, seen) is None else seen.calls
+    found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
+    dtypes = {id(leaf): to(leaf) for leaf in found if _is_eligible(leaf)}
+    with disabled():
+        converted = run_without_values(run, args, kwargs, seen, lambda leaf: dtypes.get(id(leaf), leaf.dtype))
+    return None if converted is None else seen.calls

@@ -313,7 +313,12 @@ def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> Vie
 
 def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
     """A view that is inverted by copying into a clone."""
-    return ViewStep(symbol, args, kwargs, index, lambda x, new: prims.view_scatter(x, new, symbol, args, kwargs, index))
+
+    def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
+        written = prims.view_scatter(x, new, symbol, args, kwargs, index)
+        return prims.with_data(x, written) if Tag.NOT_DIFFERENTIABLE in symbol.tags else written
+
+    return ViewStep(symbol, args, kwargs, index, invert)
 
 
 def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:

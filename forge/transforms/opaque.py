@@ -4,7 +4,7 @@ In training an opaque call runs once, under enable_grad on detached inputs; its 
 torch.autograd.grad for the gradients.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, current_trace
 from forge.ir.pytree import leaves, tensors, tree_map
 
 
-def opaque_symbol(function: Callable, name: str, output: Callable[[], Any] | None = None) -> Symbol:
+def opaque_symbol(
+    function: Callable, name: str, output: Callable[[], Any] | None = None, *, tags: Iterable[Tag] = ()
+) -> Symbol:
     """The symbol of an opaque call of `function`; `output` makes its result, where it may be called again (a view)."""
     meta = _no_meta if output is None else lambda *args, **kwargs: output()
-    return Symbol(name.rpartition(".")[2], f"opaque.{name}", meta=meta, op=function, tags=frozenset({Tag.OPAQUE}))
+    return Symbol(name.rpartition(".")[2], f"opaque.{name}", meta=meta, op=function, tags={Tag.OPAQUE, *tags})
 
 
 def _no_meta(*args: Any, **kwargs: Any) -> Any:

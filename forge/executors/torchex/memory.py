@@ -12,4 +12,22 @@ def with_data(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new
 
 
-run_prims({prims.copy_: torch.Tensor.copy_, prims.item: torch.Tensor.item})
+run_prims({prims.copy_: torch.Tensor.copy_, prims.item: torch.Tensor.item, prims.alias: torch.ops.aten.alias.default})
+
+
+@run_prim(prims.as_strided)
+def as_strided(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple) -> torch.Tensor:
+    """A view where x has the strides that the program knows of it, else a view of a copy that has them."""
+    if x.stride() != strides:
+        x = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    return x.as_strided(size, stride, x.storage_offset() + offset)
+
+
+@run_prim(prims.as_strided_backward)
+def as_strided_backward(g: torch.Tensor, shape: tuple, stride: tuple, offset: int, strides: tuple) -> torch.Tensor:
+    """Each element of g is added where the view showed it."""
+    reach = 1 + sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
+    memory = g.new_zeros(reach)
+    places = torch.arange(reach, device=g.device).as_strided(g.shape, stride, offset)
+    memory.index_add_(0, places.reshape(-1), g.reshape(-1))
+    return memory.as_strided(shape, strides)

@@ -1,5 +1,6 @@
 """How torch runs the shape family."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from forge import clang, prims, torchlang
 from forge.executors.executor import decline
 from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torch_prims, torchex
-from forge.ir import Dim, TensorProxy
+from forge.ir import Dim, Symbol, TensorProxy
 from forge.prims.core import like
 from forge.torchlang import torch_function_of
 
@@ -103,12 +104,19 @@ def pad(x: torch.Tensor, padding: tuple, value: Any) -> torch.Tensor:
     return torch.constant_pad_nd(x, flat, value)
 
 
+def _function_of(view: Symbol) -> Callable:
+    """What runs a view: an opaque call's function, a prim's implementation here, or the torch function."""
+    if view.op is not None:
+        return view.op
+    return torchex.implementations[view.id].op.op if view.is_prim else torch_function_of(view)
+
+
 @run_prim(prims.view_scatter)
 def view_scatter(
     x: torch.Tensor, y: torch.Tensor, view: Any, args: tuple, kwargs: dict, index: int | None = None
 ) -> torch.Tensor:
     """A clone of x with y copied into its view."""
     out = x.clone()
-    shown = torch_function_of(view)(out, *args, **kwargs)
+    shown = _function_of(view)(out, *args, **kwargs)
     (shown if index is None else shown[index]).copy_(y)
     return out

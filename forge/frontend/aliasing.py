@@ -1,0 +1,102 @@
+"""Whose memory a value shows, from Dynamo's fake tensors: they know what each of torch's functions returns.
+
+torchlang says of its views how they are shown and inverted; where it knows of none, or where Dynamo's fake tensors say
+otherwise, they are right: a view that torchlang does not know is shown by its strides.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from forge import prims
+from forge.ir import TensorProxy
+from forge.ir.memory import Memory, Ref, ViewStep
+from forge.ir.pytree import leaves
+
+Pair = tuple[TensorProxy, torch.Tensor]
+
+
+def reconcile(memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str) -> Any:
+    """The output of a call, with `memory` as the fake tensors have it.
+
+    given: the handles that the call was given, with their fake tensors; example: the fake tensors of its output. A
+    handle of the output that is one of the arguments, where torch returns another tensor that shows it, becomes a
+    handle of its own.
+    """
+    if not given:
+        return output
+    places: dict[int, Pair] = {}
+    for handle, fake in given:
+        places.setdefault(_place(fake), (handle, fake))
+    if isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
+        made = [_reconcile(memory, places, given, *each, call) for each in zip(output, example, strict=True)]
+        return made if isinstance(output, list) else tuple(made)
+    return _reconcile(memory, places, given, output, example, call)
+
+
+def _reconcile(
+    memory: Memory, places: dict[int, Pair], given: Sequence[Pair], output: Any, example: Any, call: str
+) -> Any:
+    if not isinstance(example, torch.Tensor):
+        return output
+    same = [handle for handle, fake in given if fake is example]
+    if same:  # torch returned what it was given
+        return output if any(output is handle for handle in same) else same[0]
+    shared = places.get(_place(example))
+    known = memory.refs.get(output.name)
+    itself = any(handle is output for handle, _ in given)
+    if shared is None:
+        if known is not None and known.chain and not itself:
+            memory.refs[output.name] = Ref.own(output)
+        return output
+    if itself:
+        return memory.another(output, _alias_step())
+    base, fake = shared
+    if _follows(known, memory.ref(base)):
+        return output
+    if _overlaps(fake) or (example.dtype, example.is_conj(), example.is_neg()) != (
+        fake.dtype,
+        fake.is_conj(),
+        fake.is_neg(),
+    ):
+        memory.share(output, base, call)
+    else:
+        memory.alias(output, base, strided_step(example, fake))
+    return output
+
+
+def _place(fake: torch.Tensor) -> int:
+    return fake.untyped_storage()._cdata
+
+
+def _follows(known: Ref | None, base: Ref) -> bool:
+    """Whether a view of the base is known, by steps that need no other tensor."""
+    return known is not None and known.storage is base.storage and not any(step.tensors for step in known.chain)
+
+
+def _overlaps(fake: torch.Tensor) -> bool:
+    """Whether places of the tensor are one place in memory, as after expand."""
+    return any(stride == 0 and length != 1 for length, stride in zip(fake.shape, fake.stride(), strict=True))
+
+
+def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
+    """What `example` shows of `base`, by strides."""
+    offset = example.storage_offset() - base.storage_offset()
+    args = (tuple(example.shape), tuple(example.stride()), offset, tuple(base.stride()))
+    return ViewStep(
+        prims.as_strided, args, {}, None, lambda x, new: prims.view_scatter(x, new, prims.as_strided, args, {}, None)
+    )
+
+
+def _alias_step() -> ViewStep:
+    """A tensor that shows another one whole."""
+    return ViewStep(prims.alias, (), {}, None, lambda x, new: new)
+
+
+def pairs(values: Any, nodes: Any) -> Iterator[Pair]:
+    """The handles of a call's arguments with the fake tensors of their nodes."""
+    for value, node in zip(leaves(values), leaves(nodes), strict=True):
+        fake = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+        if isinstance(value, TensorProxy) and isinstance(fake, torch.Tensor):
+            yield value, fake

@@ -1,0 +1,97 @@
+"""A torch function run on tensors without values: which operators it runs, and what they do to its arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from forge.ir import SYMBOLIC_TYPES, TensorProxy
+from forge.ir.pytree import leaves, tree_map
+
+
+def run_without_values(
+    function: Callable,
+    args: tuple,
+    kwargs: dict,
+    seen: TorchDispatchMode,
+    dtype: Callable[[TensorProxy], torch.dtype] = lambda proxy: proxy.dtype,
+) -> list[Any] | None:
+    """Runs a function under `seen` on tensors that have the proxies' metadata, in `dtype`; None where it raises.
+
+    The leaves of the arguments that it was given.
+    """
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), FakeTensorMode():
+        args, kwargs = tree_map(lambda leaf: _empty(leaf, dtype), (args, kwargs))
+        given = list(leaves((args, kwargs)))
+        try:
+            with seen:
+                function(*args, **kwargs)
+        except Exception:
+            return None
+    return given
+
+
+def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
+    if isinstance(leaf, SYMBOLIC_TYPES):
+        return leaf.node.hint
+    if not isinstance(leaf, TensorProxy):
+        return leaf
+    shape = [_hint(length) for length in leaf.shape]
+    if leaf.strides is None:
+        return torch.empty(shape, dtype=dtype(leaf), device=leaf.device)
+    return torch.empty_strided(shape, list(map(_hint, leaf.strides)), dtype=dtype(leaf), device=leaf.device)
+
+
+def _hint(length: Any) -> int:
+    return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
+
+
+class Effects(TorchDispatchMode):
+    """What the operators that run do besides returning tensors.
+
+    `written` holds the memory that they change; `random` says whether they draw random numbers, `acts` whether one of
+    them returns nothing and changes no tensor (an assertion), `reshapes` whether one changes a tensor's own shape.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int] = set()
+        self.random = False
+        self.acts = False
+        self.reshapes = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
+        changed = [
+            tensor
+            for argument, value in zip(schema.arguments, values, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in leaves(value)
+            if isinstance(tensor, torch.Tensor)
+        ]
+        before = [(tensor.shape, tensor.stride(), _memory(tensor)) for tensor in changed]
+        result = func(*args, **kwargs)
+        self.written.update(memory for _, _, memory in before)
+        self.reshapes |= before != [(tensor.shape, tensor.stride(), _memory(tensor)) for tensor in changed]
+        self.random |= torch.Tag.nondeterministic_seeded in func.tags
+        self.acts |= not changed and not schema.returns
+        return result
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def try_without_values(function: Callable, args: tuple, kwargs: dict) -> tuple[Effects, list[int]] | None:
+    """What a call does besides returning tensors, and which leaves of its arguments it changes; None where that cannot
+    be seen without values."""
+    seen = Effects()
+    given = run_without_values(function, args, kwargs, seen)
+    if given is None:
+        return None
+    changed = [i for i, leaf in enumerate(given) if isinstance(leaf, torch.Tensor) and _memory(leaf) in seen.written]
+    return seen, changed
