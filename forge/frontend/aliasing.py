@@ -4,10 +4,11 @@ torchlang says of its views how they are shown and inverted; where it knows of n
 otherwise, they are right: a view that torchlang does not know is shown by its strides.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from forge import prims
 from forge.ir import TensorProxy
@@ -94,9 +95,10 @@ def _alias_step() -> ViewStep:
     return ViewStep(prims.alias, (), {}, None, lambda x, new: new)
 
 
-def pairs(values: Any, nodes: Any) -> Iterator[Pair]:
-    """The handles of a call's arguments with the fake tensors of their nodes."""
-    for value, node in zip(leaves(values), leaves(nodes), strict=True):
-        fake = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
-        if isinstance(value, TensorProxy) and isinstance(fake, torch.Tensor):
-            yield value, fake
+def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:
+    """The handles of a node's arguments with their fake tensors."""
+    return [
+        (env[node], node.meta["example_value"])
+        for node in leaves(arguments)
+        if isinstance(node, Node) and isinstance(env[node], TensorProxy)
+    ]

@@ -88,6 +88,7 @@ class _Interpreter:
                     region.__exit__(None, None, None)
 
     def run(self) -> Any:
+        higher_order.hooks_first(self.graph.graph)
         nodes = iter(self.graph.graph.nodes)
         for node in nodes:
             self.trace.source = node.meta.get("stack_trace")
@@ -187,7 +188,7 @@ class _Interpreter:
             return _ask(self, target, node, args, kwargs, example)
         if target is operator.getitem and not isinstance(args[0], TensorProxy):
             return args[0][args[1]]
-        given = list(pairs((args, kwargs), (node.args, node.kwargs)))
+        given = pairs(self.env, (node.args, node.kwargs))
         if target is getattr:
             target, args = self.attribute(args)
         name = torchlang.function_name(target)
@@ -412,16 +413,19 @@ def _autograd_function(
 
 
 def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule) -> Any:
-    """A hook on a value's gradient: another handle, whose gradient the hook changes on its way."""
+    """A hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook changes."""
+    memory = interpreter.trace.memory
+
+    def body(x: TensorProxy) -> TensorProxy:
+        return prims.alias(x)
 
     def rule(x: TensorProxy) -> TensorProxy:
         out = prims.alias(x)
-        put_grad(x, run_alone(lambda g: interpreter.inline(hook, (g,)), (get_grad(out),), lambda result: ()).result[0])
+        run = run_alone(lambda g: interpreter.inline(hook, (g,)), (get_grad(out),), lambda result: ())
+        put_grad(x, run.result[0] if isinstance(run.result, tuple) else run.result)
         return out
 
-    memory = interpreter.trace.memory
-    symbol = Symbol("register_hook", "torch.Tensor.register_hook", body=prims.alias, rule=rule)
-    output = symbol(memory.read(x))
+    output = Symbol("register_hook", "torch.Tensor.register_hook", body=body, rule=rule)(memory.read(x))
     memory.share(output, x, "register_hook")
     return output
 
@@ -437,5 +441,5 @@ _SPECIAL: dict[Any, Callable] = {
     torch.amp.autocast_mode._enter_autocast: _enter_autocast,
     torch.amp.autocast_mode._exit_autocast: _exit,
 }
-if hasattr(torch.ops.higher_order, "register_hook"):
-    _SPECIAL[torch.ops.higher_order.register_hook] = _register_hook
+if higher_order.REGISTER_HOOK is not None:
+    _SPECIAL[higher_order.REGISTER_HOOK] = _register_hook

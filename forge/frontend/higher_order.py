@@ -6,8 +6,34 @@ from typing import Any
 import torch._functorch.predispatch as predispatch
 from torch.fx import Graph, GraphModule, Node
 
+from forge.frontend.program import Unsupported
+
+try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
+    from torch._higher_order_ops.register_hook import register_hook_op as REGISTER_HOOK
+except ImportError:
+    REGISTER_HOOK = None
+
 VMAP_START = predispatch._vmap_increment_nesting
 VMAP_END = predispatch._vmap_decrement_nesting
+
+
+def hooks_first(graph: Graph) -> None:
+    """Moves each hook on a value's gradient to where the value is made, and gives it to all that reads the value: a
+    hook sees the whole gradient, also what comes from calls before it was registered.
+
+    Raises Unsupported for a hook that reads other tensors, which may be made later.
+    """
+    for node in list(graph.nodes):
+        if REGISTER_HOOK is None or node.target is not REGISTER_HOOK:
+            continue
+        value, hook, *others = node.args
+        if others:
+            raise Unsupported("a hook on a value's gradient reads other tensors")
+        last = next(each for each in reversed(graph.nodes) if each.op == "placeholder")
+        after = last if value.op == "placeholder" else value
+        after.append(hook)
+        hook.append(node)
+        value.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: user is not node)
 
 
 class Region:

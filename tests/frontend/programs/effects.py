@@ -564,6 +564,33 @@ def a_hook_on_a_value(jit):
 
 
 @program
+def a_hook_sees_what_came_before_it(jit):
+    def run(x):
+        y = x * 2
+        z = y.sin()
+        y.register_hook(lambda g: g * 10 + 1)
+        return (y + z).sum()
+
+    x = leaf(3)
+    jit(run)(x).backward()
+    return x.grad
+
+
+@program
+def a_hook_that_changes_nothing(jit):
+    seen = []
+
+    def run(x):
+        y = x.exp()
+        y.register_hook(lambda g: seen.append(g.sum()))
+        return (y * y).sum()
+
+    x = leaf(3)
+    jit(run)(x).backward()
+    return x.grad, seen
+
+
+@program
 def a_value_retains_its_gradient(jit):
     def run(x):
         y = x * 2
