@@ -6,6 +6,7 @@ Its symbols broadcast, promote and count dims from the front, and call prims.
 from forge.clang.contraction import contract
 from forge.clang.core import (
     all_symbols,
+    as_gradient,
     broadcast,
     broadcast_shapes,
     canonical_dims,

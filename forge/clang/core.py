@@ -44,6 +44,13 @@ def convert(x: Any, dtype: torch.dtype) -> Any:
     return prims.convert_element_type(x, dtype)
 
 
+def as_gradient(g: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+    """A gradient in the dtype of what it is of: the real part for a real value."""
+    if g.dtype.is_complex and not dtype.is_complex:
+        g = prims.real(g)
+    return convert(g, dtype)
+
+
 def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The shape that tensors of these shapes broadcast to.
 

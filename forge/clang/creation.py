@@ -48,6 +48,7 @@ def arange(start: Number, end: Number, step: Number, dtype: torch.dtype | None, 
     if dtype is None:
         inferred = dtype_of(start, end, step)
         dtype = torch.int64 if category(inferred) < 2 else inferred
+    check(not dtype.is_complex, lambda: f"arange: not implemented for dtype={dtype}", NotImplementedError)
     check(step != 0, lambda: "arange: step must be nonzero", RuntimeError)
     if all(isinstance(number, int) for number in (start, end, step)):
         check(

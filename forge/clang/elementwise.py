@@ -13,7 +13,7 @@ from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, p
 
 TensorOrNumber = TensorProxy | Number
 
-_FLOAT_UNARY = """acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 cos cosh digamma erf erfc
+_FLOAT_UNARY = """acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 cos cosh digamma erf erfc
 erfcx erfinv exp exp2 expm1 i0 i0e i1 i1e lgamma log log10 log1p log2 log_ndtr ndtri reciprocal rsqrt sigmoid sin sinh
 sqrt tan tanh""".split()
 _INTEGER_IDENTITY = "ceil floor round trunc".split()
@@ -57,6 +57,26 @@ for _name in _UNARY:
 def conj(x: TensorProxy) -> TensorProxy:
     """The complex conjugate; a real x itself."""
     return prims.conj(x) if x.dtype.is_complex else x
+
+
+@clangop()
+def real(x: TensorProxy) -> TensorProxy:
+    """The real part; a real x itself."""
+    return prims.real(x) if x.dtype.is_complex else x
+
+
+@clangop()
+def sgn(x: TensorProxy) -> TensorProxy:
+    """x / |x|, 0 at 0."""
+    return prims.direction(x)
+
+
+def squared_size(x: TensorProxy) -> TensorProxy:
+    """|x|^2, a real number."""
+    if not x.dtype.is_complex:
+        return prims.mul(x, x)
+    parts = prims.real(x), prims.imag(x)
+    return prims.add(*[prims.mul(part, part) for part in parts])
 
 
 def widen(x: TensorProxy) -> TensorProxy:

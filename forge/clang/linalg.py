@@ -6,7 +6,7 @@ import torch
 
 from forge import prims
 from forge.clang.core import broadcast_shapes, clangop, convert, expand_to
-from forge.clang.elementwise import abs, sign, sqrt, where
+from forge.clang.elementwise import abs, conj, sgn, sqrt, squared_size, where
 from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
 from forge.ir import Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
@@ -40,8 +40,8 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     out = matmul(a, b)
     g = get_grad(out)
     if a.ndim == 1 and b.ndim == 1:
-        put_grad(a, g * b)
-        put_grad(b, g * a)
+        put_grad(a, g * conj(b))
+        put_grad(b, g * conj(a))
         return out
     left, right = a, b
     if a.ndim == 1:
@@ -49,13 +49,13 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     if b.ndim == 1:
         right, g = unsqueeze(b, 1), unsqueeze(g, -1)
     if needs_grad(a):
-        put_grad(a, _drop(matmul(g, right.transpose(-2, -1)), a, 0))
+        put_grad(a, _drop(matmul(g, conj(right).transpose(-2, -1)), a, 0))
     if needs_grad(b):
         if right.ndim == 2 and left.ndim > 2:
-            rows, g_rows = reshape(left, (-1, left.shape[-1])), reshape(g, (-1, g.shape[-1]))
+            rows, g_rows = reshape(conj(left), (-1, left.shape[-1])), reshape(g, (-1, g.shape[-1]))
             put_grad(b, _drop(matmul(rows.transpose(0, 1), g_rows), b, 1))
         else:
-            put_grad(b, _drop(matmul(left.transpose(-2, -1), g), b, 1))
+            put_grad(b, _drop(matmul(conj(left).transpose(-2, -1), g), b, 1))
     return out
 
 
@@ -72,12 +72,14 @@ def _drop(gradient: TensorProxy, vector: TensorProxy, matrix_dim: int) -> Tensor
 def vector_norm(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
     """(sum of |x|^ord)^(1 / ord) over `dims`; the largest (smallest) |x| for ord inf (-inf), the count of x != 0 for 0.
 
-    Dtypes: x is floating point; half precision is summed in float32. Source: torch.linalg.vector_norm.
+    Dtypes: x is floating point or complex, out real; half precision is summed in float32.
+    Source: torch.linalg.vector_norm.
     """
+    dtype = prims.real_dtype(x.dtype)
     if not dims:  # a 0-d tensor is a vector of one element
-        return (x != 0).to(x.dtype) if ord == 0 else abs(x)
+        return (x != 0).to(dtype) if ord == 0 else abs(x)
     wide = x.to(wider(x.dtype)) if math.isfinite(ord) else x
-    return convert(_norm_of(wide, ord, dims, keepdim), x.dtype)
+    return convert(_norm_of(wide, ord, dims, keepdim), dtype)
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:
@@ -87,9 +89,9 @@ def wider(dtype: torch.dtype) -> torch.dtype:
 
 def _norm_of(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
     if ord == 0:
-        return (x != 0).to(x.dtype).sum(dims, keepdim)
+        return (x != 0).to(prims.real_dtype(x.dtype)).sum(dims, keepdim)
     if ord == 2:
-        return sqrt((x * x).sum(dims, keepdim))
+        return sqrt(squared_size(x).sum(dims, keepdim))
     size = abs(x)
     if ord == 1:
         return size.sum(dims, keepdim)
@@ -113,13 +115,13 @@ def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: Tensor
     if ord == 0:
         return x * 0
     if not dims or ord == 1:
-        return sign(x) * g
+        return sgn(x) * g
     if ord == 2:
         return x * where(norm == 0, 0, g / norm)
     if math.isinf(ord):
-        winners = (abs(x) == norm).to(x.dtype)
-        return sign(x) * (winners * (g / winners.sum(dims, True)))
+        winners = (abs(x) == norm).to(norm.dtype)
+        return sgn(x) * (winners * (g / winners.sum(dims, True)))
     if ord < 1:
-        return where(x == 0, 0, sign(x) * abs(x) ** (ord - 1)) * (g * norm ** (1 - ord))
-    scaled = sign(x) * abs(x) ** (ord - 1) if ord < 2 else x * abs(x) ** (ord - 2)
+        return where(x == 0, 0, sgn(x) * abs(x) ** (ord - 1)) * (g * norm ** (1 - ord))
+    scaled = sgn(x) * abs(x) ** (ord - 1) if ord < 2 else x * abs(x) ** (ord - 2)
     return scaled * where(norm == 0, 0, g / norm ** (ord - 1))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from forge import prims
-from forge.clang.core import canonical_dims, clangop, convert
-from forge.clang.elementwise import widen
+from forge.clang.core import as_gradient, canonical_dims, clangop, convert
+from forge.clang.elementwise import conj, real, squared_size, widen
 from forge.clang.promotion import category
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import known
@@ -59,7 +59,7 @@ def _sum_grad(
     x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     out = sum(x, dims, keepdim, dtype)
-    g = convert(get_grad(out), x.dtype)  # before it is spread
+    g = as_gradient(get_grad(out), x.dtype)  # before it is spread
     put_grad(x, spread(g, x, canonical_dims("sum", dims, x.ndim), keepdim))
     return out
 
@@ -94,7 +94,7 @@ def _mean_grad(
 ) -> TensorProxy:
     out = mean(x, dims, keepdim, dtype)
     dims = canonical_dims("mean", dims, x.ndim)
-    share = convert(get_grad(out) / count(x, dims), x.dtype)  # before it is spread
+    share = as_gradient(get_grad(out) / count(x, dims), x.dtype)  # before it is spread
     put_grad(x, spread(share, x, dims, keepdim))
     return out
 
@@ -127,13 +127,14 @@ def all(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy
 
 @clangop()
 def var(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """The variance over `dims`: the sum of squared distances to the mean over count - correction."""
-    return convert(_var(widen(x), canonical_dims("var", dims, x.ndim), correction, keepdim), x.dtype)
+    """The variance over `dims`: the sum of squared distances to the mean over count - correction. Dtypes: out is real."""
+    dims = canonical_dims("var", dims, x.ndim)
+    return convert(_var(widen(x), dims, correction, keepdim), prims.real_dtype(x.dtype))
 
 
 def _var(x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool) -> TensorProxy:
     distance = x - mean(x, dims, True)
-    return sum(distance * distance, dims, keepdim) / _freedom(x, dims, correction)
+    return sum(squared_size(distance), dims, keepdim) / _freedom(x, dims, correction)
 
 
 def _freedom(x: TensorProxy, dims: tuple[int, ...], correction: float) -> Dim | float:
@@ -159,9 +160,9 @@ def _var_gradient(
 
 @clangop()
 def std(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """The square root of the variance over `dims`."""
+    """The square root of the variance over `dims`. Dtypes: out is real."""
     dims = canonical_dims("std", dims, x.ndim)
-    return convert(_var(widen(x), dims, correction, keepdim).sqrt(), x.dtype)
+    return convert(_var(widen(x), dims, correction, keepdim).sqrt(), prims.real_dtype(x.dtype))
 
 
 @register_grad(std)
@@ -181,7 +182,7 @@ def logsumexp(x: TensorProxy, dims: Dims, keepdim: bool = False) -> TensorProxy:
     wide = widen(x)
     if known(count(x, dims) == 0):
         return sum(wide.exp(), dims, keepdim).log().to(x.dtype)
-    largest = amax(wide, dims, True)
+    largest = amax(real(wide), dims, True)
     largest = (largest.abs() == math.inf).where(0, largest)
     out = sum((wide - largest).exp(), dims, keepdim).log()
     shift = largest if keepdim or not dims else prims.squeeze(largest, dims)
@@ -192,7 +193,7 @@ def logsumexp(x: TensorProxy, dims: Dims, keepdim: bool = False) -> TensorProxy:
 def _logsumexp_grad(x: TensorProxy, dims: Dims, keepdim: bool = False) -> TensorProxy:
     out = logsumexp(x, dims, keepdim)
     dims = canonical_dims("logsumexp", dims, x.ndim)
-    weights = (x - spread(out, x, dims, keepdim)).exp()
+    weights = conj((x - spread(out, x, dims, keepdim)).exp())
     put_grad(x, spread(get_grad(out), x, dims, keepdim) * weights)
     return out
 

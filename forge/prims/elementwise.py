@@ -3,6 +3,7 @@
 A binary prim takes a number in place of one tensor; the number has the tensor's dtype.
 """
 
+import cmath
 import math
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -42,6 +43,7 @@ class Accepts(Enum):
     NUMERIC = "any dtype but bool"
     COUNTING = "a real dtype but bool"
     INTEGER = "an integer dtype or bool"
+    COMPLEX = "a complex dtype"
     ANY = "any dtype"
 
     def takes(self, dtype: torch.dtype) -> bool:
@@ -55,19 +57,24 @@ class Accepts(Enum):
             return dtype != torch.bool and not dtype.is_complex
         if self is Accepts.INTEGER:
             return not (dtype.is_floating_point or dtype.is_complex)
-        return True
+        return dtype.is_complex or self is Accepts.ANY
 
 
-FLOAT, REAL, NUMERIC, COUNTING, INTEGER, ANY = Accepts
+FLOAT, REAL, NUMERIC, COUNTING, INTEGER, COMPLEX, ANY = Accepts
 
 
-def check_dtype(op: str, x: TensorProxy, accepts: Accepts) -> None:
-    """Raises NotImplementedError, as torch does, unless `accepts` takes x's dtype."""
+def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception] = NotImplementedError) -> None:
+    """Raises NotImplementedError, as torch's kernels do, or `error` unless `accepts` takes x's dtype."""
     check(
         accepts.takes(x.dtype),
         lambda: f"{op}: not implemented for {x.dtype}: x is {x}, but must have {accepts.value}; convert it first",
-        NotImplementedError,
+        error,
     )
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a complex number's parts; a real dtype itself."""
+    return dtype.to_real() if dtype.is_complex else dtype
 
 
 def _unary(
@@ -82,6 +89,19 @@ def _unary(
 
     meta.__doc__ = f"{meaning}, elementwise.\n\nDtypes: {accepts.value}; out has {result or 'the same'}."
     return make_prim(name, name, meta=meta, tags=tags)
+
+
+def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol:
+    """A function of complex numbers whose values are real."""
+    op = f"prims.{name}"
+
+    def meta(x: TensorProxy) -> TensorProxy:
+        check_tensor(op, x=x)
+        check_dtype(op, x, accepts)
+        return like(x, dtype=real_dtype(x.dtype))
+
+    meta.__doc__ = f"{meaning}, elementwise.\n\nDtypes: {accepts.value}; out has that of x's parts."
+    return make_prim(name, name, meta=meta)
 
 
 def _binary(
@@ -153,9 +173,13 @@ tanh = _unary("tanh", "hyperbolic tangent", accepts=FLOAT)
 
 # unary, any dtype
 
-abs = _unary("abs", "absolute value of a real number", accepts=COUNTING)
+abs = _to_real("abs", "the absolute value", NUMERIC)
+angle = _to_real("angle", "the angle in the complex plane, from -pi to pi", FLOAT)
 bitwise_not = _unary("bitwise_not", "bitwise complement; logical not of a bool", accepts=INTEGER)
 conj = _unary("conj", "the complex conjugate", accepts=ANY)
+real = _to_real("real", "the real part", ANY)
+imag = _to_real("imag", "the imaginary part of a complex number", COMPLEX)
+sgn = _unary("sgn", "x / |x| of a complex number, 0 at 0", accepts=COMPLEX)
 ceil = _unary("ceil", "the smallest integer that is not below x", accepts=COUNTING)
 floor = _unary("floor", "the largest integer that is not above x", accepts=COUNTING)
 isfinite = _unary("isfinite", "whether x is neither infinite nor nan", accepts=ANY, result=torch.bool)
@@ -279,9 +303,8 @@ _LN2, _LN10 = math.log(2), math.log(10)
 
 # The gradient of each unary prim, an expression in the incoming gradient g, the argument x and the output.
 _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy], TensorProxy]] = {
-    abs: lambda g, x, out: g * sign(x),
     acos: lambda g, x, out: -(g * rsqrt(1 - x * x)),
-    acosh: lambda g, x, out: g * rsqrt(x * x - 1),
+    acosh: lambda g, x, out: g * (rsqrt(x + 1) * rsqrt(x - 1) if x.dtype.is_complex else rsqrt(x * x - 1)),
     asin: lambda g, x, out: g * rsqrt(1 - x * x),
     asinh: lambda g, x, out: g * rsqrt(x * x + 1),
     atan: lambda g, x, out: g / (x * x + 1),
@@ -348,6 +371,54 @@ for _prim, _gradient in _UNARY_GRADIENTS.items():
 def _conj_grad(x: TensorProxy) -> TensorProxy:
     out = conj(x)
     put_grad(x, conj(get_grad(out)))
+    return out
+
+
+def direction(x: TensorProxy) -> TensorProxy:
+    """x / |x|, 0 at 0, in x's dtype."""
+    return sgn(x) if x.dtype.is_complex else sign(x)
+
+
+@register_grad(abs)
+def _abs_grad(x: TensorProxy) -> TensorProxy:
+    out = abs(x)
+    put_grad(x, get_grad(out) * direction(x))
+    return out
+
+
+@register_grad(real)
+def _real_grad(x: TensorProxy) -> TensorProxy:
+    out = real(x)
+    put_grad(x, get_grad(out))  # put_grad makes it complex
+    return out
+
+
+@register_grad(imag)
+def _imag_grad(x: TensorProxy) -> TensorProxy:
+    out = imag(x)
+    put_grad(x, get_grad(out) * 1j)
+    return out
+
+
+@register_grad(angle)
+def _angle_grad(x: TensorProxy) -> TensorProxy:
+    out = angle(x)
+    g = get_grad(out)
+    if x.dtype.is_complex:
+        size = abs(x)
+        put_grad(x, (x == 0).where(0, g * x / (size * size) * 1j))
+    else:
+        put_grad(x, zeros_like(g))
+    return out
+
+
+@register_grad(sgn)
+def _sgn_grad(x: TensorProxy) -> TensorProxy:
+    """What of the gradient is at a right angle to x, over |x|: the length of x does not matter."""
+    out = sgn(x)
+    g = get_grad(out)
+    across = (g - real(g * conj(out)) * out) / abs(x)
+    put_grad(x, (x == 0).where(0, across))
     return out
 
 
@@ -426,6 +497,13 @@ def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
         return out
 
 
+def log_of_number(number: Number) -> Number:
+    """The logarithm of a number; nan of a negative one, as torch has it."""
+    if isinstance(number, complex):
+        return cmath.log(number) if number else -math.inf
+    return math.log(number) if number > 0 else -math.inf if number == 0 else math.nan
+
+
 def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
     def of_base() -> TensorProxy:
         if isinstance(b, TensorProxy):
@@ -435,13 +513,11 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
         return zeros_like(g) if b == 0 else g * (a ** (b - 1) * b)
 
     def of_exponent() -> TensorProxy:
-        log_a = a.log() if isinstance(a, TensorProxy) else (math.log(a) if a > 0 else -math.inf)
-        slope = g * (out * log_a)
-        if out.dtype.is_complex:
-            return (a == 0).where(0, slope) if isinstance(a, TensorProxy) else slope
-        if isinstance(a, TensorProxy):
-            return ((a == 0) & (b >= 0)).where(0, slope)
-        return (b >= 0).where(0, slope) if a == 0 else slope
+        slope = g * (out * (a.to(out.dtype).log() if isinstance(a, TensorProxy) else log_of_number(a)))
+        if not isinstance(a, TensorProxy) and a != 0:
+            return slope
+        flat = (imag(b) == 0) & (real(b) >= 0) if b.dtype.is_complex else b >= 0
+        return (((a == 0) & flat) if isinstance(a, TensorProxy) else flat).where(0, slope)
 
     return of_base, of_exponent
 

@@ -4,6 +4,7 @@ import torch
 
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, check_tensor, like, make_prim, same
+from forge.prims.elementwise import conjugate
 from forge.prims.shape import permute
 
 
@@ -44,7 +45,7 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     out = matmul(a, b)
     g = get_grad(out)
     if needs_grad(a):
-        put_grad(a, matmul(g, _swap_last(b)))
+        put_grad(a, matmul(g, _swap_last(conjugate(b))))
     if needs_grad(b):
-        put_grad(b, matmul(_swap_last(a), g))
+        put_grad(b, matmul(_swap_last(conjugate(a)), g))
     return out

@@ -5,7 +5,7 @@ import torch
 from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_dim, check_dims, check_tensor, known, like, make_prim
 from forge.prims.creation import full
-from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype
+from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
 from forge.prims.indexing import scatter_reduce
 from forge.prims.shape import broadcast_in_dim, flip, pad, reshape, slice
 
@@ -242,7 +242,7 @@ def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
         flat = reshape(rows, (*out.shape, x.numel() // out.numel())) if len(dims) > 1 else rows
         others = reshape(_product_before(flat, False) * _product_before(flat, True), rows.shape)
         back = sorted(range(x.ndim), key=[*kept, *dims].__getitem__)
-        put_grad(x, others.permute(back) * restore_dims(g, x, dims))
+        put_grad(x, conjugate(others.permute(back)) * restore_dims(g, x, dims))
     else:
         put_grad(x, restore_dims(g, x, dims))
     return out
@@ -320,9 +320,12 @@ def _cumprod_grad(x: TensorProxy, dim: int) -> TensorProxy:
 
 @register_grad(logcumsumexp)
 def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    """Positive and negative gradients apart, in logarithms."""
+    """In logarithms; positive and negative gradients apart where they are real."""
     out = logcumsumexp(x, dim)
     g = get_grad(out)
+    if x.dtype.is_complex:
+        put_grad(x, conjugate((_reversed_scan(logcumsumexp, conjugate(g).log() - out, dim) + x).exp()))
+        return out
     log_of_size = g.abs().log()
     infinity = float("inf")
 

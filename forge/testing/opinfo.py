@@ -10,6 +10,7 @@ import torch
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 BOOL = (torch.bool,)
+COMPLEX = (torch.complex64,)
 REAL = (*FLOATS, *INTEGERS)
 ALL = (*REAL, *BOOL)
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -114,8 +115,9 @@ class OpInfo:
                 raise TypeError(f"OpInfo({self.name!r}): {name} is {value!r}, but must be a tuple")
 
     def tensor(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype, **options: Any) -> torch.Tensor:
-        """A tensor of random values in the op's domain."""
-        return make_tensor(shape, device, dtype, low=self.domain[0], high=self.domain[1], **options)
+        """A tensor of random values in the op's domain, which is one of real numbers."""
+        low, high = (None, None) if dtype.is_complex else self.domain
+        return make_tensor(shape, device, dtype, low=low, high=high, **options)
 
 
 def make_tensor(
@@ -127,8 +129,9 @@ def make_tensor(
     high: float | None = None,
     noncontiguous: bool = False,
 ) -> torch.Tensor:
-    """Random values in [low, high): normal-sized for floats (-3 to 3), -9 to 9 for integers (0 to 9 unsigned)."""
-    if dtype.is_floating_point:
+    """Random values in [low, high): normal-sized for floats and the parts of complex numbers (-3 to 3), -9 to 9 for
+    integers (0 to 9 unsigned)."""
+    if dtype.is_floating_point or dtype.is_complex:
         low, high = _interval(low, high)
     elif low is not None or high is not None:  # the integers in the interval, at least one
         low = None if low is None else math.ceil(low)

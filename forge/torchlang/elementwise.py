@@ -108,9 +108,9 @@ def _unary(name: str) -> Symbol:
     return named(name, *_UNARY.get(name, ()), more=_MORE.get(name, ()))(body)
 
 
-_AS_IN_CLANG = """abs acos acosh asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil
+_AS_IN_CLANG = """abs acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil
 conj_physical cos cosh digamma erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log
-log10 log1p log2 log_ndtr logical_not ndtri reciprocal rsqrt sigmoid sign signbit sin sinh sqrt square tan tanh
+log10 log1p log2 log_ndtr logical_not ndtri reciprocal rsqrt sgn sigmoid sign signbit sin sinh sqrt square tan tanh
 trunc""".split()
 
 for _name in _AS_IN_CLANG:
@@ -139,13 +139,6 @@ def positive(input: TensorProxy) -> TensorProxy:
         RuntimeError,
     )
     return input
-
-
-@named("sgn")
-def sgn(input: TensorProxy) -> TensorProxy:
-    """-1, 0 or 1; torch's sign for real numbers."""
-    check_tensor("sgn", input=input)
-    return clang.sign(input)
 
 
 @named("frac")
@@ -184,6 +177,7 @@ def _round_grad(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
 def _angle_unit(name: str, factor: float) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
         check_tensor(name, input=input)
+        prims.check_dtype(name, input, prims.REAL, RuntimeError)
         return input * factor
 
     body.__name__, body.__doc__ = name, f"input * {factor:.6g}. Dtypes: integers become the default float dtype."
@@ -197,7 +191,7 @@ rad2deg = _angle_unit("rad2deg", 180 / math.pi)
 def _is_infinite(name: str, value: float) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
         check_tensor(name, input=input)
-        prims.check_dtype(name, input, prims.REAL)
+        prims.check_dtype(name, input, prims.REAL, RuntimeError)
         if not input.dtype.is_floating_point:
             return prims.full(input.shape, False, torch.bool, input.device)
         return clang.eq(input, value)
@@ -210,27 +204,12 @@ isposinf = _is_infinite("isposinf", math.inf)
 isneginf = _is_infinite("isneginf", -math.inf)
 
 
-@named("angle")
-def angle(input: TensorProxy) -> TensorProxy:
-    """The angle of a real number in the complex plane: pi of a negative one, else 0. Dtypes: real."""
-    check_tensor("angle", input=input)
-    prims.check_dtype("angle", input, prims.REAL)
-    x = clang.convert(input, clang.compute_dtype(input, kind=clang.Promotion.INT_TO_FLOAT))
-    return clang.where(clang.isnan(x), x, clang.where(x < 0, math.pi, prims.zeros_like(x)))
-
-
-@register_grad(angle)
-def _angle_grad(input: TensorProxy) -> TensorProxy:
-    out = angle(input)
-    put_grad(input, prims.zeros_like(get_grad(out)))
-    return out
-
-
 @named("isreal")
 def isreal(input: TensorProxy) -> TensorProxy:
-    """True of every real number. Dtypes: real."""
+    """Whether the imaginary part is 0: True of every real number."""
     check_tensor("isreal", input=input)
-    prims.check_dtype("isreal", input, prims.REAL)
+    if input.dtype.is_complex:
+        return clang.eq(prims.imag(input), 0)
     return prims.full(input.shape, True, torch.bool, input.device)
 
 
@@ -238,9 +217,12 @@ def isreal(input: TensorProxy) -> TensorProxy:
 def nan_to_num(
     input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> TensorProxy:
-    """Finite numbers in the place of nan and infinities: 0 and the dtype's extremes unless given."""
+    """Finite numbers in the place of nan and infinities, in both parts of a complex number: 0 and the dtype's extremes
+    unless given."""
     check_tensor("nan_to_num", input=input)
-    prims.check_dtype("nan_to_num", input, prims.REAL)
+    if input.dtype.is_complex:
+        parts = [nan_to_num(part, nan, posinf, neginf) for part in (prims.real(input), prims.imag(input))]
+        return parts[0] + parts[1] * 1j
     if not input.dtype.is_floating_point:
         return prims.clone(input)
     limits = torch.finfo(input.dtype)
@@ -362,13 +344,12 @@ def pow(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
 
 @named("float_power")
 def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
-    """input to the power exponent, in float64."""
+    """input to the power exponent, in float64 or complex128."""
     check_operands("float_power", input=input, exponent=exponent)
-    for operand in (input, exponent):
-        if isinstance(operand, TensorProxy):
-            prims.check_dtype("float_power", operand, prims.REAL)
-    base = clang.convert(input, torch.float64) if isinstance(input, TensorProxy) else float(input)
-    power = clang.convert(exponent, torch.float64) if isinstance(exponent, TensorProxy) else float(exponent)
+    is_complex = clang.compute_dtype(input, exponent).is_complex
+    dtype, number = (torch.complex128, complex) if is_complex else (torch.float64, float)
+    base = clang.convert(input, dtype) if isinstance(input, TensorProxy) else number(input)
+    power = clang.convert(exponent, dtype) if isinstance(exponent, TensorProxy) else number(exponent)
     return clang.pow(base, power)
 
 
@@ -565,6 +546,7 @@ def _number_over_nan(name: str, better: Callable) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
         check_tensor(name, input=input, other=other)
         input, other = clang.prepare(name, input, other)
+        prims.check_dtype(name, input, prims.REAL, RuntimeError)
         return clang.where(better(input, other) | clang.isnan(other), input, other)
 
     body.__name__, body.__doc__ = name, "The better of two numbers; the other one where one is nan."

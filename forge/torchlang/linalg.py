@@ -94,15 +94,9 @@ def dot(input: TensorProxy, tensor: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.vdot, Tensor.vdot)
 def vdot(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """dot with the first vector conjugated. Dtypes: real."""
+    """dot with the first vector conjugated."""
     check_rank("vdot", 1, input=input, other=other)
-    check_real("vdot", input)
-    return _product("vdot", input, other)
-
-
-def check_real(op: str, x: TensorProxy) -> None:
-    """Raises NotImplementedError for a complex tensor: the call runs as an opaque one."""
-    check(not x.is_complex(), lambda: f"{op}: {x} is complex, which forge/torchlang lacks", NotImplementedError)
+    return _product("vdot", clang.conj(input), other)
 
 
 @torchsymbol(torch.outer, Tensor.outer, torch.ger, Tensor.ger)
@@ -234,14 +228,15 @@ def _linear_grad(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | No
     g = get_grad(out)
     put_grad(bias, g)  # summed to the bias's shape
     if weight.ndim == 1:
-        put_grad(input, clang.unsqueeze(g, -1) * weight)
-        put_grad(weight, clang.unsqueeze(g, -1) * input)
+        put_grad(input, clang.unsqueeze(g, -1) * clang.conj(weight))
+        put_grad(weight, clang.unsqueeze(g, -1) * clang.conj(input))
         return out
     if needs_grad(input):
-        put_grad(input, clang.matmul(g, weight))
+        put_grad(input, clang.matmul(g, clang.conj(weight)))
     if needs_grad(weight):
         rows = clang.reshape(g, (-1, weight.shape[0]))
-        put_grad(weight, clang.matmul(rows.transpose(0, 1), clang.reshape(input, (-1, weight.shape[1]))))
+        inputs = clang.conj(clang.reshape(input, (-1, weight.shape[1])))
+        put_grad(weight, clang.matmul(rows.transpose(0, 1), inputs))
     return out
 
 

@@ -9,12 +9,15 @@ from forge import clang, prims
 from forge.ir import Number, TensorProxy, check, short_dtype
 from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.linalg import check_real
 
 
 def _norm_input(op: str, x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
     check_tensor(op, x=x)
-    check_real(op, x)
+    check(
+        dtype is None or dtype.is_complex == x.is_complex(),
+        lambda: f"{op}: dtype should be {'complex' if x.is_complex() else 'real'} as {x} is, but got {dtype}",
+        RuntimeError,
+    )
     check(
         dtype is None or torch.promote_types(x.dtype, dtype) == dtype,
         lambda: f"{op}: the dtype of {x} should be convertible without narrowing to the specified dtype {dtype}",
@@ -22,7 +25,7 @@ def _norm_input(op: str, x: TensorProxy, dtype: torch.dtype | None) -> TensorPro
     )
     x = x if dtype is None else clang.convert(x, dtype)
     check(
-        x.is_floating_point(),
+        clang.category(x.dtype) > 1,
         lambda: f"{op}: Expected a floating point or complex tensor as input. Got {x}; convert it first",
         RuntimeError,
     )
@@ -207,6 +210,12 @@ def cdist(
         lambda: f"cdist: X1 and X2 must have the same number of columns, but they are {x1} and {x2}",
         RuntimeError,
     )
+    for name, value in (("X1", x1), ("X2", x2)):
+        check(
+            value.is_floating_point(),
+            lambda name=name, value=value: f"cdist only supports floating-point dtypes, {name} got: {value}",
+            RuntimeError,
+        )
     check(p >= 0, lambda: f"cdist only supports non-negative p values, but p is {p}", RuntimeError)
     difference = clang.unsqueeze(x1, -2) - clang.unsqueeze(x2, -3)
     return _vector_norm("cdist", difference, p, -1, False, None)

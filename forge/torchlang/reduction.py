@@ -48,13 +48,15 @@ def _summing(name: str) -> Symbol:
 
 
 def _nansum(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
-    """The sum of what is not nan over `dims` (all by default)."""
+    """The sum of what is not nan over `dims` (all by default). Dtypes: real."""
+    prims.check_dtype("nansum", x, prims.REAL, RuntimeError)
     return clang.sum(clang.where(clang.isnan(x), 0, x), dims, keepdim, dtype)
 
 
 def _nanmean(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
     """The mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
     prims.check_dtype("nanmean", x, prims.FLOAT)
+    prims.check_dtype("nanmean", x, prims.REAL, RuntimeError)
     numbers = clang.sum(clang.logical_not(clang.isnan(x)), dims, keepdim)
     return clang.div(_nansum(x, dims, keepdim, dtype), numbers)
 
@@ -170,9 +172,9 @@ def _spread_arguments(
 def _check_floating(op: str, input: TensorProxy) -> None:
     check_tensor(op, input=input)
     check(
-        input.dtype.is_floating_point,
+        clang.category(input.dtype) > 1,
         lambda: f"{op}: std and var only support floating point and complex dtypes, but input is {input}",
-        NotImplementedError if input.dtype.is_complex else RuntimeError,
+        RuntimeError,
     )
 
 

@@ -258,7 +258,7 @@ def _own_inverse(
     def body(input: TensorProxy) -> TensorProxy:
         return meaning(input)
 
-    body.__name__, body.__doc__ = name, "Dims in reverse order: of all, or of the last two."
+    body.__name__, body.__doc__ = name, "Dims in reverse order: of all, or of the last two; conjugated by the adjoint."
     return torchsymbol(
         *functions,
         id=f"torch.Tensor.{name}" if attribute else None,
@@ -273,18 +273,13 @@ T = _own_inverse("T", clang.reverse_dims, Tensor.T.__get__, attribute=True)
 mT = _own_inverse("mT", clang.transpose_matrices, Tensor.mT.__get__, attribute=True)
 
 
-def _real_adjoint(x: TensorProxy) -> TensorProxy:
-    check(
-        not x.dtype.is_complex,
-        lambda: f"the adjoint of a complex tensor is not supported ({x}); see forge/torchlang/shape.py",
-        NotImplementedError,
-    )
-    return x if x.ndim == 0 else clang.transpose_matrices(x)
+def _adjoint(x: TensorProxy) -> TensorProxy:
+    return clang.conj(x if x.ndim == 0 else clang.transpose_matrices(x))
 
 
-H = _own_inverse("H", _real_adjoint, Tensor.H.__get__, attribute=True)
-mH = _own_inverse("mH", _real_adjoint, Tensor.mH.__get__, attribute=True)
-adjoint = _own_inverse("adjoint", _real_adjoint, torch.adjoint, Tensor.adjoint)
+H = _own_inverse("H", _adjoint, Tensor.H.__get__, attribute=True)
+mH = _own_inverse("mH", _adjoint, Tensor.mH.__get__, attribute=True)
+adjoint = _own_inverse("adjoint", _adjoint, torch.adjoint, Tensor.adjoint)
 
 
 # parts

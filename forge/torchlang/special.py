@@ -32,9 +32,13 @@ def _log_add(name: str, log_one_plus: Callable, power: Symbol) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
         check_tensor(name, input=input, other=other)
         a, b = clang.prepare(name, input, other)
-        prims.check_dtype(name, a, prims.FLOAT)
+        prims.check_dtype(name, a, prims.FLOAT if power is clang.exp else prims.REAL)
         dtype = a.dtype
         a, b = clang.widen(a), clang.widen(b)
+        if dtype.is_complex:  # of the larger real part
+            swapped = prims.real(a) < prims.real(b)
+            a, b = clang.where(swapped, b, a), clang.where(swapped, a, b)
+            return clang.where(clang.isinf(prims.real(a)) & (a == b), a, a + log_one_plus(power(b - a)))
         tail = log_one_plus(power(-clang.abs(a - b)))
         out = clang.where(clang.isinf(a) & (a == b), a, clang.maximum(a, b) + tail)
         return clang.convert(out, dtype)
@@ -50,9 +54,9 @@ def _log_add(name: str, log_one_plus: Callable, power: Symbol) -> Symbol:
         out = symbol(input, other)
         g = get_grad(out)
         if needs_grad(input):
-            put_grad(input, g / (power(other - input) + 1))
+            put_grad(input, g / (clang.conj(power(other - input)) + 1))
         if needs_grad(other):
-            put_grad(other, g / (power(input - other) + 1))
+            put_grad(other, g / (clang.conj(power(input - other)) + 1))
         return out
 
     return symbol
@@ -62,18 +66,15 @@ logaddexp = _log_add("logaddexp", clang.log1p, clang.exp)
 logaddexp2 = _log_add("logaddexp2", lambda x: clang.log1p(x) / math.log(2), clang.exp2)
 
 
-def _log_of_number(number: float) -> float:
-    if number > 0:
-        return math.log(number)
-    return -math.inf if number == 0 else math.nan
-
-
 def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
     """input * logarithm(other), 0 where input is 0."""
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
         check_operands(name, input=input, other=other)
         dtype = clang.compute_dtype(input, other, kind=clang.Promotion.INT_TO_FLOAT)
+        for operand in (input, other):
+            if isinstance(operand, TensorProxy):
+                prims.check_dtype(name, operand, prims.REAL)
         device = (input if isinstance(input, TensorProxy) else other).device
         a, b = (
             clang.convert(x, dtype) if isinstance(x, TensorProxy) else prims.full((), x, dtype, device)
@@ -90,7 +91,7 @@ def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
         g = get_grad(out)
         shifted = argument(other)
         if needs_grad(input):
-            log_other = logarithm(other) if isinstance(other, TensorProxy) else _log_of_number(shifted)
+            log_other = logarithm(other) if isinstance(other, TensorProxy) else prims.log_of_number(shifted)
             put_grad(input, g * clang.where((input == 0) & (shifted <= 0), 0.0, log_other))
         if needs_grad(other):
             put_grad(other, g * (input / shifted))
@@ -119,7 +120,7 @@ def _sinc_grad(input: TensorProxy) -> TensorProxy:
     out = sinc(input)
     x = input * math.pi
     slope = (x * clang.cos(x) - clang.sin(x)) / (x * input)
-    put_grad(input, clang.where(clang.eq(x, 0), 0.0, get_grad(out) * slope))
+    put_grad(input, clang.where(clang.eq(x, 0), 0.0, get_grad(out) * clang.conj(slope)))
     return out
 
 
@@ -127,6 +128,7 @@ def _sinc_grad(input: TensorProxy) -> TensorProxy:
 def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
     """log(x / (1 - x)), of x limited to [eps, 1 - eps] where eps is given."""
     check_tensor("logit", input=input)
+    prims.check_dtype("logit", input, prims.REAL)
     x = _as_float(input)
     dtype = x.dtype
     x = clang.widen(x)
@@ -265,9 +267,9 @@ def _lerp_grad(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> 
     out = lerp(input, end, weight)
     g = get_grad(out)
     if needs_grad(input):
-        put_grad(input, g * (1 - weight))
+        put_grad(input, g * (1 - prims.conjugate(weight)))
     if needs_grad(end):
-        put_grad(end, g * weight)
+        put_grad(end, g * prims.conjugate(weight))
     if needs_grad(weight):
-        put_grad(weight, g * (end - input))
+        put_grad(weight, g * clang.conj(end - input))
     return out

@@ -196,7 +196,9 @@ class _Backward:
             self.gradients.setdefault(argument.name, []).append(self.fit(gradient, argument))
 
     def fit(self, gradient: TensorProxy, argument: TensorProxy) -> TensorProxy:
-        """The gradient summed to the argument's shape, in its dtype, on its device."""
+        """The gradient summed to the argument's shape, in its dtype, on its device; the real part for a real one."""
+        if gradient.dtype.is_complex and not argument.dtype.is_complex:
+            gradient = prims.real(gradient)  # before it is summed
         extra = gradient.ndim - argument.ndim
         dims = tuple(range(extra)) + tuple(
             dim + extra

@@ -10,9 +10,9 @@ from forge.executors.executor import Decision, decline
 from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torchex
 from forge.ir import TensorProxy
 
-_UNARY = """abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc erfinv exp exp2 expm1
-floor i0 isfinite isinf isnan lgamma log log10 log1p log2 neg polygamma reciprocal round rsqrt sigmoid sign signbit sin
-sinh sqrt tan tanh trunc""".split()
+_UNARY = """abs acos acosh angle asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc erfinv exp exp2 expm1
+floor i0 isfinite isinf isnan lgamma log log10 log1p log2 neg polygamma reciprocal round rsqrt sgn sigmoid sign signbit
+sin sinh sqrt tan tanh trunc""".split()
 _SPECIAL = "bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0e i1 i1e log_ndtr ndtri zeta".split()
 _BINARY = "add bitwise_and bitwise_or bitwise_xor floor_divide mul pow remainder sub where".split()
 _TENSOR_FIRST = "copysign eq fmod ge gt le lt ne".split()
@@ -28,6 +28,18 @@ run_prims({getattr(prims, name): getattr(torch, name) for name in [*_UNARY, *_BI
 run_prims({getattr(prims, name): getattr(torch.special, name) for name in _SPECIAL})
 run_prims({getattr(prims, name): function for name, function in _OTHER_NAME.items()})
 run_prim(prims.convert_element_type)(torch.Tensor.to)
+
+
+@run_prim(prims.real)
+def real(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own, where torch.real shows x's memory."""
+    return torch.real(x).clone()
+
+
+@run_prim(prims.imag)
+def imag(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own, where torch.imag shows x's memory."""
+    return torch.imag(x).clone()
 
 
 @run_prim(prims.device_put)

@@ -39,8 +39,10 @@ class Spec:
             return torch.tensor(self.values, device=device, dtype=dtype)
         shape = (self.shape[-1], *self.shape[1:-1], self.shape[0]) if self.swapped else self.shape
         given = self.low is not None or self.high is not None
-        low, high = (self.low, self.high) if given else info.domain
-        x = make_tensor(shape, device, dtype, low=low, high=high)
+        if given:
+            x = make_tensor(shape, device, dtype, low=self.low, high=self.high)
+        else:
+            x = info.tensor(shape, device, dtype)
         return x.transpose(0, -1) if self.swapped else x
 
 

@@ -249,6 +249,7 @@ _register_elu(celu, lambda alpha=1.0: (alpha, 1, 1 / alpha))
 @torchsymbol(_nn.gelu, inplace=_nn.gelu_)
 def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
     """input times the area under the normal density up to it, or its approximation by tanh."""
+    prims.check_dtype("gelu", input, prims.REAL)
     x = _wide("gelu", input)
     check(
         approximate in ("none", "tanh"),
@@ -515,6 +516,7 @@ def softsign(input: TensorProxy) -> TensorProxy:
 @torchsymbol(_nn.glu, F.glu)
 def glu(input: TensorProxy, dim: int = -1) -> TensorProxy:
     """The first half of input along dim times the sigmoid of the second."""
+    prims.check_dtype("glu", input, prims.REAL)
     x = _wide("glu", input)
     first, second = _halves(x, dim)
     return clang.convert(first * clang.sigmoid(second), input.dtype)
@@ -535,6 +537,7 @@ def _halves(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
 @torchsymbol(aten.glu_backward.default)
 def glu_backward(grad_output: TensorProxy, self: TensorProxy, dim: int) -> TensorProxy:
     """The gradient of glu."""
+    prims.check_dtype("glu_backward", self, prims.REAL)
     g, x = _backward_wide(grad_output, self)
     first, second = _halves(x, dim)
     gate = clang.sigmoid(second)

@@ -1,6 +1,7 @@
 """Convolutions."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -52,10 +53,23 @@ def _convolve(
     values = {name: per_dim(op, name, value, count) for name, value in lists.items()}
     transposed = "output_padding" in values
     extra = values.get("output_padding", (0,) * count)
-    out = prims.convolution(
-        x, weight, bias, values["stride"], values["padding"], values["dilation"], transposed, extra, groups
-    )
+    how = (values["stride"], values["padding"], values["dilation"], transposed, extra, groups)
+    out = (_convolve_parts if x.dtype.is_complex else prims.convolution)(x, weight, bias, *how)
     return out if x is input else clang.reshape(out, out.shape[1:])
+
+
+def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: Any) -> TensorProxy:
+    """A complex convolution as three of real numbers, (a + bi)(c + di) being ac - bd + ((a + b)(c + d) - ac - bd)i."""
+    check(
+        weight.dtype == x.dtype and (bias is None or bias.dtype == x.dtype),
+        lambda: f"conv: x is {x}, weight is {weight} and bias is {bias}, but all must have one dtype",
+        RuntimeError,
+    )
+    a, b, c, d = prims.real(x), prims.imag(x), prims.real(weight), prims.imag(weight)
+    ac, bd = prims.convolution(a, c, None, *how), prims.convolution(b, d, None, *how)
+    both = prims.convolution(a + b, c + d, None, *how)
+    out = (ac - bd) + (both - ac - bd) * 1j
+    return out if bias is None else out + clang.reshape(bias, (bias.shape[0], *[1] * (x.ndim - 2)))
 
 
 def _pad_like(
@@ -160,6 +174,8 @@ def convolution(
     groups: int,
 ) -> TensorProxy:
     """The convolution that all others are: of any rank, transposed or not."""
+    check_tensor("convolution", input=input, weight=weight)
+    prims.check_dtype("convolution", input, prims.REAL)
     lists = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:
         lists["output_padding"] = output_padding

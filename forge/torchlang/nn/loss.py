@@ -76,6 +76,8 @@ def mse_loss(
     """(input - target) ** 2."""
     check_legacy("mse_loss", size_average, reduce)
     x, y = _pair("mse_loss", input, target)
+    if weight is None:  # torch's kernel takes real numbers, its weighted form any
+        prims.check_dtype("mse_loss", x, prims.REAL)
     return _weighted("mse_loss", (x - y) ** 2, weight, input, reduction)
 
 
@@ -109,6 +111,7 @@ def smooth_l1_loss(
     x, y = _pair("smooth_l1_loss", input, target)
     distance = clang.abs(x - y)
     if beta > 0:
+        prims.check_dtype("smooth_l1_loss", x, prims.REAL)
         near = distance * distance * (0.5 / beta)
         distance = clang.where(distance < beta, near, distance - 0.5 * beta)
     return reduced(distance, reduction)
@@ -127,6 +130,7 @@ def huber_loss(
         delta > 0, lambda: f"huber_loss does not support non-positive values for delta, but got {delta}", RuntimeError
     )
     x, y = _pair("huber_loss", input, target)
+    prims.check_dtype("huber_loss", x, prims.REAL)
     distance = clang.abs(x - y)
     near, far = distance * distance * 0.5, (distance - 0.5 * delta) * delta
     loss = clang.where(distance <= delta, near, far)
@@ -237,6 +241,8 @@ def kl_div(
     """target * (log(target) - input), input being a logarithm; target too with log_target."""
     check_legacy("kl_div", size_average, reduce)
     check_tensor("kl_div", input=input, target=target)
+    for each in (input, target):
+        prims.check_dtype("kl_div", each, prims.REAL, RuntimeError)
     loss = clang.exp(target) * (target - input) if log_target else xlogy(target, target) - target * input
     if reduction != "batchmean":
         return reduced(loss, reduction)
@@ -319,6 +325,7 @@ def nll_loss(
     """
     check_legacy("nll_loss", size_average, reduce)
     check_classes("nll_loss", input, target, weight)
+    prims.check_dtype("nll_loss", input, prims.REAL)
     dim = 0 if input.ndim == 1 else 1
     used = target != ignore_index
     classes = clang.convert(clang.where(used, target, 0), torch.int64)

@@ -26,6 +26,7 @@ def _standardize(
 
     Dtypes: floating point; half precision becomes float32.
     """
+    prims.check_dtype("standardize", x, prims.REAL)
     x = clang.convert(x, clang.wider(x.dtype))
     mean = clang.mean(x, dims, True)
     distance = x - mean
@@ -150,9 +151,10 @@ def rms_norm_grad(
     wide, rstd = _root_mean_square(input, count, eps)
     out = _scale_and_shift(wide * rstd, weight, None, input.dtype)
     g = clang.convert(get_grad(out), wide.dtype)
-    x = clang.convert(input, wide.dtype) * rstd
+    rstd = clang.conj(rstd)
+    x = clang.conj(clang.convert(input, wide.dtype)) * rstd
     put_grad(weight, g * x)
-    g = g if weight is None else g * weight
+    g = g if weight is None else g * clang.conj(weight)
     put_grad(input, (g - x * clang.mean(g * x, _last_dims(input, count), True)) * rstd)
     return out
 
@@ -325,6 +327,7 @@ def batch_norm(
         lambda: "batch_norm: Expected running_mean and running_var to be defined when training=False",
         RuntimeError,
     )
+    prims.check_dtype("batch_norm", input, prims.REAL)
     wide = clang.convert(input, clang.wider(input.dtype))
     rstd = clang.rsqrt(clang.convert(running_var, wide.dtype) + eps)
     out = (wide - _per_channel(running_mean, input.ndim)) * _per_channel(rstd, input.ndim)
@@ -457,6 +460,8 @@ def local_response_norm(
 @torchsymbol(torch._weight_norm)
 def weight_norm(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
     """v * g / |v|, where the norm is over every dim but `dim` (all for -1)."""
+    if dim in (0, v.ndim - 1):  # torch has a kernel of its own for these
+        prims.check_dtype("_weight_norm", v, prims.REAL)
     return v * (g / _weight_length(v, g, dim)[0])
 
 
@@ -474,7 +479,8 @@ def _weight_norm_grad(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorPro
     scale = g / length
     out = v * scale
     gradient = get_grad(out)
-    along = clang.sum(gradient * v, dims, True)
+    along = clang.sum(gradient * clang.conj(v), dims, True)
+    scale = clang.conj(scale)
     put_grad(g, clang.reshape(along, length.shape) / length if dim == -1 else along / length)
-    put_grad(v, scale * (gradient - v * (along / (length * length))))
+    put_grad(v, scale * gradient - v * (clang.real(scale * along) / (length * length)))
     return out

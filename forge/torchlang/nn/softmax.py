@@ -39,6 +39,7 @@ def softmax(
 @torchsymbol(aten._softmax_backward_data.default)
 def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype) -> TensorProxy:
     """The gradient of softmax from its result."""
+    prims.check_dtype("_softmax_backward_data", output, prims.REAL)
     g, out = clang.widen(grad_output), clang.widen(output)
     weighted = g * out
     total = clang.sum(weighted, (dim,), True)
@@ -60,6 +61,7 @@ def log_softmax_backward(
     grad_output: TensorProxy, output: TensorProxy, dim: int, input_dtype: torch.dtype
 ) -> TensorProxy:
     """The gradient of log_softmax from its result."""
+    prims.check_dtype("_log_softmax_backward_data", output, prims.REAL)
     g, out = clang.widen(grad_output), clang.widen(output)
     return clang.convert(g - clang.exp(out) * clang.sum(g, (dim,), True), input_dtype)
 
