@@ -359,7 +359,9 @@ def _register_unary(prim: Symbol, gradient: Callable) -> None:
     @register_grad(prim)
     def rule(x: TensorProxy) -> TensorProxy:
         out = prim(x)
-        put_grad(x, gradient(get_grad(out), conjugate(x), conjugate(out)))
+        # linear in the gradient: this is g times the conjugate of the slope, which is not the slope of the conjugate
+        # where x lies on a branch cut
+        put_grad(x, conjugate(gradient(conjugate(get_grad(out)), x, out)))
         return out
 
 
@@ -485,15 +487,16 @@ def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
     def rule(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
         out = symbol(a, b)
         g = get_grad(out)
-        values = map(conjugate, (a, b, out)) if out.dtype.is_complex else (a, b, out)
-        for operand, thunk, name in zip((a, b), derivative(*values, g), "ab", strict=True):
+        conjugated = conjugate(g)  # as for the unary prims
+        for operand, thunk, name in zip((a, b), derivative(a, b, out, conjugated), "ab", strict=True):
             if needs_grad(operand):
                 check(
                     thunk is not None,
                     lambda name=name: f"{symbol.id}: torch has no gradient of its argument {name}; detach it",
                     NotImplementedError,
                 )
-                put_grad(operand, thunk())
+                gradient = thunk()
+                put_grad(operand, g if gradient is conjugated else conjugate(gradient))
         return out
 
 

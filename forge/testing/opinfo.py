@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ import torch
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 BOOL = (torch.bool,)
-COMPLEX = (torch.complex64,)
 REAL = (*FLOATS, *INTEGERS)
 ALL = (*REAL, *BOOL)
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -91,7 +90,8 @@ class OpInfo:
     name: unique; what `pytest --op name` finds. op: the torch function (or a function of torch functions).
     samples: yields calls for a device and dtype. errors: yields calls that must raise.
     reference: what op is compared with; op itself, run in eager, unless given.
-    dtypes: those of the forward test. gradient: whether op has one (tested in float64).
+    dtypes: those of the forward test. gradient: whether op has one (tested in float64, and in complex128 where complex64
+    is among the dtypes; forge/testing/opinfos/complex.py adds it).
     domain: (low, high) for the values of float samples, open at None.
     symbols: ids of the torchlang symbols that it covers where op's own is not the only one.
     directives: exceptions, each with a reason.
@@ -157,6 +157,14 @@ def register_opinfo(info: OpInfo) -> OpInfo:
         raise ValueError(f"OpInfo {info.name!r} is registered twice")
     _opinfos[info.name] = info
     return info
+
+
+def add_dtype(names: Sequence[str], dtype: torch.dtype) -> None:
+    """Adds a dtype to those of the OpInfos of these names. Raises KeyError for a name that none has."""
+    for name in names:
+        info = _opinfos[name]
+        if dtype not in info.dtypes:
+            _opinfos[name] = replace(info, dtypes=(*info.dtypes, dtype))
 
 
 def all_opinfos() -> list[OpInfo]:

@@ -457,7 +457,7 @@ def isclose(
         RuntimeError,
     )
     close = clang.eq(input, other)
-    if not input.dtype.is_floating_point:
+    if clang.category(input.dtype) < 2:
         if not rtol and not atol:
             return close
         default = torch.get_default_dtype()

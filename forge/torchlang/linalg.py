@@ -24,6 +24,15 @@ def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
         )
 
 
+def check_one_dtype(op: str, **arguments: TensorProxy) -> None:
+    """Raises RuntimeError unless all have one dtype."""
+    check(
+        len({value.dtype for value in arguments.values()}) == 1,
+        lambda: f"{op}: {', '.join(arguments)} must have the same dtype, but they are {list(arguments.values())}",
+        RuntimeError,
+    )
+
+
 def _product(op: str, a: TensorProxy, b: TensorProxy) -> TensorProxy:
     """The matrix product of operands whose ranks are right. Raises RuntimeError where dtypes or lengths differ."""
     check(
@@ -247,6 +256,8 @@ def bilinear(
     """out[..., o] = the sum over i and j of input1[..., i] * weight[o, i, j] * input2[..., j], plus bias[o]."""
     check_tensor("bilinear", input1=input1, input2=input2)
     check_rank("bilinear", 3, weight=weight)
+    bias_given = {} if bias is None else {"bias": bias}
+    check_one_dtype("bilinear", input1=input1, input2=input2, weight=weight, **bias_given)
     check(
         input1.ndim == input2.ndim and input1.ndim > 0 and all(map(same, input1.shape[:-1], input2.shape[:-1])),
         lambda: f"bilinear: input batch dimensions do not match: {input1} and {input2}",
@@ -342,13 +353,14 @@ def _cross(op: str, a: TensorProxy, b: TensorProxy, dim: int) -> TensorProxy:
         lambda: f"{op}: inputs must have the same number of dimensions, but they are {a} and {b}",
         RuntimeError,
     )
+    check_one_dtype(op, input=a, other=b)
     dim = check_dim(op, dim, a.ndim)
     check(
         same(a.shape[dim], 3) and same(b.shape[dim], 3),
         lambda: f"{op}: inputs dimension {dim} must have length 3. Got {a} and {b}",
         RuntimeError,
     )
-    a, b = clang.prepare(op, a, b)
+    a, b = clang.broadcast(op, a, b)
     return _rolled(a, dim, 1) * _rolled(b, dim, 2) - _rolled(a, dim, 2) * _rolled(b, dim, 1)
 
 

@@ -154,6 +154,11 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, .
             lambda tensor=tensor: f"meshgrid: Expected 0D or 1D tensor in the tensor list but got: {tensor}",
             RuntimeError,
         )
+        check(
+            tensor.dtype == tensors[0].dtype,
+            lambda: f"meshgrid expects all tensors to have the same dtype, but they are {list(tensors)}",
+            RuntimeError,
+        )
     order = list(range(len(tensors)))
     if indexing == "xy" and len(tensors) > 1:
         order[:2] = [1, 0]

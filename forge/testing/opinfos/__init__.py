@@ -1,5 +1,8 @@
 """Every OpInfo, by family. Importing this registers them."""
 
+import torch
+
+from forge.testing.opinfo import add_dtype
 from forge.testing.opinfos import (
     activation,
     attention,
@@ -21,3 +24,6 @@ from forge.testing.opinfos import (
     softmax,
     special,
 )
+from forge.testing.opinfos.complex import DIFFERENTIATED
+
+add_dtype(DIFFERENTIATED, torch.complex64)

@@ -388,7 +388,7 @@ def _scan_samples(*options: dict[str, Any]) -> SampleGenerator:
         for shape, dim in (((5,), 0), ((2, 3), 1), ((2, 3), -2), ((), 0), ((0, 3), 0)):
             yield sample(info.tensor(shape, device, dtype), dim)
         yield sample(info.tensor((3, 4), device, dtype).t(), dim=1)
-        for option in options:
+        for option in () if dtype.is_complex else options:  # torch's gradient of a complex cumprod in a real dtype is wrong
             yield sample(info.tensor((2, 3), device, dtype), 1, **option)
 
     return samples

@@ -11,6 +11,7 @@ from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, regist
 from forge.ir.memory import Memory
 from forge.prims.core import check_dim, check_tensor, known, same
 from forge.torchlang.core import torchsymbol, write
+from forge.torchlang.linalg import check_one_dtype
 
 Pair = tuple[TensorProxy | None, TensorProxy | None]
 
@@ -460,8 +461,9 @@ def local_response_norm(
 @torchsymbol(torch._weight_norm)
 def weight_norm(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
     """v * g / |v|, where the norm is over every dim but `dim` (all for -1)."""
-    if dim in (0, v.ndim - 1):  # torch has a kernel of its own for these
+    if dim in (0, v.ndim - 1) and torch.float16 not in (v.dtype, g.dtype):  # torch has a kernel of its own for these
         prims.check_dtype("_weight_norm", v, prims.REAL)
+        check_one_dtype("_weight_norm", v=v, g=g)
     return v * (g / _weight_length(v, g, dim)[0])
 
 
