@@ -98,6 +98,11 @@ def check_supported(op: str, **options: Any) -> None:
 
 def lengths(size: Sequence[Any]) -> tuple[Dim, ...]:
     """zeros(2, 3) and zeros((2, 3)) alike."""
-    if len(size) == 1 and isinstance(size[0], (tuple, list)):
-        return tuple(size[0])
-    return tuple(size)
+    found = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list)) else tuple(size)
+    for length in found:
+        check(
+            not isinstance(length, TensorProxy),
+            lambda length=length: f"a size has the tensor {length}, whose value is not known while tracing; use .item()",
+            NotImplementedError,
+        )
+    return found

@@ -191,6 +191,8 @@ class _Interpreter:
         given = pairs(self.env, (node.args, node.kwargs))
         if target is getattr:
             target, args = self.attribute(args)
+        if target in _SIZED and tensors(args[1:]) and all(isinstance(length, int) for length in example.shape):
+            args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
         name = torchlang.function_name(target)
         try:
             aliased = _shares_memory(node, example)
@@ -297,6 +299,9 @@ def fresh(example: Any) -> Any:
 
 
 # values
+
+# methods whose sizes are the shape that they give
+_SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
 
 
 def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:

@@ -171,7 +171,7 @@ class Writer:
         args = [self.value(arg) for arg in bound.args]
         args += [f"{key}={self.value(value)}" for key, value in bound.kwargs.items()]
         op = bound.symbol.op
-        if len(args) == 2 and not bound.kwargs and op in _INFIX:
+        if op in _INFIX and _reads_infix(bound):
             left, right = [self.operand(arg) for arg in bound.args]
             text = f"{left} {_INFIX[op]} {right}"
         elif property_name(op) is not None:
@@ -190,6 +190,16 @@ class Writer:
         memory = [bound.args[place] if isinstance(place, int) else bound.kwargs[place] for place in bound.symbol.out]
         results = [proxy.name for proxy in pytree.proxies(bound.output)]
         return f"{', '.join(results)} = {', '.join(map(self.value, memory))}"
+
+
+def _reads_infix(bound: BoundSymbol) -> bool:
+    """Whether an operator between its arguments means the call: Python itself adds two numbers, and a number over a
+    tensor is rounded twice."""
+    if len(bound.args) != 2 or bound.kwargs:
+        return False
+    if isinstance(bound.args[0], TensorProxy):
+        return True
+    return isinstance(bound.args[1], TensorProxy) and _INFIX[bound.symbol.op] != "/"
 
 
 _INFIX = {

@@ -22,6 +22,7 @@ from forge.ir import (
     put_grad,
     register_grad,
 )
+from forge.ir.memory import Memory
 from forge.torchlang.core import torchsymbol
 
 TensorOrNumber = TensorProxy | Number
@@ -240,7 +241,14 @@ def _nan_to_num_grad(
     return out
 
 
-# arithmetic
+# arithmetic: of two numbers (sizes), torch's functions give 0-d tensors
+
+
+def _tensor_first(input: TensorOrNumber, other: TensorOrNumber) -> TensorOrNumber:
+    """The first operand; as a 0-d tensor where both are numbers."""
+    if isinstance(input, TensorProxy) or isinstance(other, TensorProxy):
+        return input
+    return prims.full((), input, clang.dtype_of(input), torch.device("cpu"))
 
 
 def _scaled(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number) -> TensorOrNumber:
@@ -258,6 +266,7 @@ def _scaled(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number
 def add(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """input + alpha * other."""
     check_operands("add", input=input, other=other)
+    input = _tensor_first(input, other)
     return clang.add(input, _scaled("add", input, other, alpha))
 
 
@@ -277,6 +286,7 @@ def _check_subtractable(op: str, *operands: TensorOrNumber) -> None:
 def sub(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
     """input - alpha * other. Dtypes: any but bool."""
     check_operands("sub", input=input, other=other)
+    input = _tensor_first(input, other)
     _check_subtractable("sub", input, other)
     return clang.sub(input, _scaled("sub", input, other, alpha))
 
@@ -293,7 +303,7 @@ def rsub(input: TensorProxy, other: TensorOrNumber, *, alpha: Number = 1) -> Ten
 def mul(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """input * other."""
     check_operands("mul", input=input, other=other)
-    return clang.mul(input, other)
+    return clang.mul(_tensor_first(input, other), other)
 
 
 @named(
@@ -301,12 +311,12 @@ def mul(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     "divide",
     "true_divide",
     "__truediv__",
-    more=(operator.truediv,),
     inplace=(operator.itruediv, Tensor.__itruediv__),
 )
 def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | None = None) -> TensorProxy:
     """input / other, rounded to an integer ("trunc", "floor") or not (None)."""
     check_operands("div", input=input, other=other)
+    input = _tensor_first(input, other)
     if rounding_mode is None:
         return clang.div(input, other)
     if rounding_mode == "floor":
@@ -322,6 +332,20 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
     return floored + clang.convert((floored < 0) & (floored * other != input), floored.dtype)
 
 
+def _divide(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    operands = memory.read_all(args)
+    return (div if isinstance(operands[0], TensorProxy) else symbol)(*operands)
+
+
+@torchsymbol(operator.truediv, handler=_divide, id="operator.truediv")
+def divided_by_tensor(input: Number, other: TensorProxy) -> TensorProxy:
+    """input / other of a number and a tensor: torch's operator multiplies the reciprocal, of which it saves the result.
+
+    A tensor in front is torch.div's.
+    """
+    return clang.mul(clang.reciprocal(other), input)
+
+
 @named(
     "floor_divide",
     "__floordiv__",
@@ -332,7 +356,7 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
 def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
     """floor(input / other), through which torch lets no gradient flow."""
     check_operands("floor_divide", input=input, other=other)
-    return clang.floor_divide(input, other)
+    return clang.floor_divide(_tensor_first(input, other), other)
 
 
 @named("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))

@@ -22,7 +22,7 @@ def varargs(first: Any, rest: tuple) -> tuple:
 def _sizes(args: tuple, named: Any, op: str) -> tuple:
     """The sizes of x.view(2, 3), x.view((2, 3)) or x.view(size=(2, 3))."""
     check(bool(args) or named is not None, lambda: f"{op}: missing the argument 'size'", TypeError)
-    return varargs(args[0], args[1:]) if args else tuple(named)
+    return clang.lengths(args or named)
 
 
 def _reshape_back(x: TensorProxy, new: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
