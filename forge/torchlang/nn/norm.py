@@ -263,6 +263,28 @@ def _blend(running: TensorProxy | None, new: TensorProxy, momentum: float) -> Te
 batch_norm_train = Symbol("batch_norm_train", "torchlang.batch_norm_train", body=_batch_norm_train)
 
 
+def _of_empty(input: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None) -> TensorProxy:
+    """batch_norm of no elements, as torch has it: connected with the parameters by their first element."""
+    first = [value if value is None else clang.select(value, 0, 0) for value in (weight, bias)]
+    out = _scale_and_shift(input, *first, input.dtype)
+    return prims.clone(input) if out is input else out
+
+
+def _train(
+    input: TensorProxy,
+    running_mean: TensorProxy | None,
+    running_var: TensorProxy | None,
+    weight: TensorProxy | None,
+    bias: TensorProxy | None,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorProxy, TensorProxy | None, TensorProxy | None]:
+    """batch_norm_train; of no elements, which leave the statistics as they are."""
+    if known(input.numel() == 0):
+        return _of_empty(input, weight, bias), running_mean, running_var
+    return batch_norm_train(input, running_mean, running_var, weight, bias, momentum, eps)
+
+
 def _check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
     check_tensor(op, input=input)
     check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)", RuntimeError)
@@ -286,7 +308,7 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
     statistics = {name: values[name] for name in ("running_mean", "running_var")}
     _check_channels("batch_norm", input, weight=values["weight"], bias=values["bias"], **statistics)
     _check_count("Expected more than 1 value per channel when training", input, (0, *range(2, input.ndim)))
-    out, *new = batch_norm_train(
+    out, *new = _train(
         input, *statistics.values(), values["weight"], values["bias"], values["momentum"], values["eps"]
     )
     _write_statistics(given, new, memory, "batch_norm")
@@ -295,7 +317,7 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
 
 def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], memory: Memory, op: str) -> None:
     for name, value in zip(("running_mean", "running_var"), new, strict=True):
-        if value is not None:
+        if value is not None and value is not memory.read(given[name]):
             write(given[name], value, memory, op)
 
 
@@ -329,6 +351,8 @@ def batch_norm(
         RuntimeError,
     )
     prims.check_dtype("batch_norm", input, prims.REAL)
+    if known(input.numel() == 0):
+        return _of_empty(input, weight, bias)
     wide = clang.convert(input, clang.wider(input.dtype))
     rstd = clang.rsqrt(clang.convert(running_var, wide.dtype) + eps)
     out = (wide - _per_channel(running_mean, input.ndim)) * _per_channel(rstd, input.ndim)
@@ -374,7 +398,7 @@ def _handle_instance_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Mem
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
     input, count = values["input"], values["input"].shape[0]
     _check_instances(**{key: values[key] for key in ("input", *names, "weight", "bias")})
-    out, *new = batch_norm_train(
+    out, *new = _train(
         _one_batch(input),
         *[_for_each_instance(values[key], count) for key in (*names, "weight", "bias")],
         values["momentum"],
@@ -409,7 +433,7 @@ def instance_norm(
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     _check_instances(input, weight=weight, bias=bias)
     of_each = [_for_each_instance(value, input.shape[0]) for value in (weight, bias)]
-    out = batch_norm_train(_one_batch(input), None, None, *of_each, momentum, eps)[0]
+    out = _train(_one_batch(input), None, None, *of_each, momentum, eps)[0]
     return clang.reshape(out, input.shape)
 
 
@@ -452,6 +476,8 @@ def local_response_norm(
         lambda: f"local_response_norm: Expected 3D or higher dimensionality input, but got {input}",
         ValueError,
     )
+    if known(input.numel() == 0):
+        return input
     squares = clang.reshape(input * input, (input.shape[0], 1, input.shape[1], -1))
     padded = prims.pad(squares, ((0, 0), (0, 0), (size // 2, (size - 1) // 2), (0, 0)), 0)
     means = prims.avg_pool(padded, (size, 1), (1, 1), (0, 0), False, True, None)
