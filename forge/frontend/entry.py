@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import config, eval_frame
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
@@ -61,7 +61,8 @@ def enter(
 
     Calls take torch.compile's wrapper while a stance, a tracer or a functorch transform is active, which it knows how
     to deal with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo
-    does not guard, calls run in eager. An error of the backend is raised as itself.
+    does not guard, calls run in eager. An error of the backend is raised as itself, and
+    one that torch raises for bad arguments is of torch's type.
     """
     context = torch._dynamo.optimize(
         backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
@@ -82,6 +83,8 @@ def enter(
                 result = compiled(*args, **kwargs)
             except BackendCompilerFailed as failure:
                 raise failure.inner_exception from None
+            except TorchRuntimeError as failure:
+                raise _as_torch_raises(failure) from None
             ready = True
             return result
         before = set_eval_frame(callback)
@@ -89,8 +92,22 @@ def enter(
             return function(*args, **kwargs)
         except BackendCompilerFailed as failure:
             raise failure.inner_exception from None
+        except TorchRuntimeError as failure:
+            raise _as_torch_raises(failure) from None
         finally:
             set_eval_frame(before)
 
     call._torchdynamo_inline = function
     return call
+
+
+def _as_torch_raises(failure: TorchRuntimeError) -> Exception:
+    """What torch raised while Dynamo ran a call on fake tensors, where it is a ValueError or the like, which Dynamo's own
+    RuntimeError is not; where that came from is a note."""
+    cause: BaseException | None = failure
+    while cause is not None and type(cause).__module__ != "builtins":
+        cause = cause.__cause__ or cause.__context__
+    if not isinstance(cause, Exception) or isinstance(failure, type(cause)):
+        return failure
+    cause.add_note(str(failure))
+    return cause

@@ -139,9 +139,14 @@ def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: Ten
     """An index of x's rank that is nowhere longer than x off `dim`, nor than `src`."""
     check_tensor(op, x=x)
     check_dim(op, dim, x.ndim)
-    check_index(op, index)
-    if known(index.numel() == 0):
+    check_tensor(op, index=index)
+    if known(index.numel() == 0):  # of any dtype, as in torch
         return
+    check(
+        index.dtype in INDEX_DTYPES,
+        lambda: f"{op}: Expected dtype int32/int64 for index, but index is {index}",
+        RuntimeError,
+    )
     for name, tensor in (("input", x), ("src", src)):
         if tensor is None:
             continue

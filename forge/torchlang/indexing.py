@@ -122,7 +122,8 @@ def gather(input: TensorProxy, dim: int, index: TensorProxy, *, sparse_grad: boo
 
 @torchsymbol(torch.take_along_dim, Tensor.take_along_dim)
 def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = None) -> TensorProxy:
-    """As gather, with input and indices broadcast off `dim`; both flattened without `dim`."""
+    """As gather, with input and indices broadcast off `dim`, along which negative ones count from the end; both
+    flattened without `dim`."""
     check(
         indices.dtype == torch.int64,
         lambda: f"take_along_dim: dtype of indices should be Long but got {indices}",
@@ -138,10 +139,16 @@ def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = N
         ),
         RuntimeError,
     )
+    check(
+        input.ndim > 0,
+        lambda: f"take_along_dim: Dimension specified as {dim} but tensor has no dimensions: {input}",
+        IndexError,
+    )
     dim = check_dim("take_along_dim", dim, input.ndim)
+    indices = clang.where(indices < 0, indices + input.shape[dim], indices)
     free = [tuple(length for i, length in enumerate(x.shape) if i != dim) for x in (input, indices)]
     shape = clang.broadcast_shapes("take_along_dim", *free)
-    wide = [clang.expand_to(x, (*shape[:dim], x.shape[dim], *shape[dim:])) if x.ndim else x for x in (input, indices)]
+    wide = [clang.expand_to(x, (*shape[:dim], x.shape[dim], *shape[dim:])) for x in (input, indices)]
     return clang.gather(wide[0], dim, wide[1])
 
 

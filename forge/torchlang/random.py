@@ -325,11 +325,11 @@ def _above(dtype: torch.dtype) -> int:
 
 
 def check_probability(op: str, p: float) -> None:
-    """Raises ValueError unless p is a probability."""
+    """Raises ValueError unless p is a probability; RuntimeError for nan, which torch's Python functions let pass."""
     check(
         0 <= p <= 1,
         lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
-        ValueError,
+        RuntimeError if p != p else ValueError,
     )
 
 
