@@ -25,7 +25,7 @@ from forge.ir import (
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.torchlang import autocast, grad_mode
+from forge.torchlang import autocast, grad_mode, out
 
 language = LanguageContext("torchlang")
 
@@ -329,7 +329,9 @@ def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> Te
 
 
 def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memory) -> Any:
+    kwargs = out.with_dtype(entry.symbol.id, target, kwargs)
     new = entry.symbol(*memory.read_all(args), **memory.read_all(kwargs))
+    out.check_dtypes(entry.symbol.id, target, new)
     for handle, value in zip(tensors(target), tensors(new), strict=True):
         write(handle, value, memory, entry.symbol.name)
     return target

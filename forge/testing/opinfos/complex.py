@@ -9,7 +9,7 @@ nn.functional.conv3d nn.functional.conv_transpose3d acos acosh asin asinh atan a
 log1p log2 reciprocal rsqrt sigmoid sin sinh sqrt tan tanh abs angle neg positive sgn square isfinite isinf isnan
 isreal logical_not conj_physical add sub rsub mul div pow float_power ldexp eq ne logical_and logical_or logical_xor
 isclose where Tensor.where Tensor.add_ Tensor.sub_ Tensor.mul_ Tensor.div_ Tensor.pow_ operator.iadd operator.isub
-operator.imul operator.itruediv Tensor.float Tensor.double Tensor.half Tensor.bfloat16 Tensor.int Tensor.long
+operator.imul operator.itruediv operator.truediv Tensor.float Tensor.double Tensor.half Tensor.bfloat16 Tensor.int Tensor.long
 Tensor.bool Tensor.short Tensor.char Tensor.byte Tensor.to Tensor.cpu Tensor.to_device Tensor.type_as Tensor.type
 zeros ones empty full full.inferred_dtype zeros_like ones_like empty_like full_like Tensor.new_zeros Tensor.new_ones
 Tensor.new_empty Tensor.new_full tensor tensor.inferred_dtype as_tensor Tensor.new_tensor scalar_tensor

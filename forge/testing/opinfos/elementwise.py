@@ -250,6 +250,15 @@ def _div_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
 register_opinfo(OpInfo("div", torch.div, _div_samples, _div_errors, dtypes=REAL))
 register_opinfo(
     OpInfo(
+        "operator.truediv",
+        operator.truediv,
+        binary_samples(2, 0.5, second=_not_zero, first=(3, 0.5)),
+        binary_errors,
+        dtypes=REAL,
+    )
+)
+register_opinfo(
+    OpInfo(
         "floor_divide",
         torch.floor_divide,
         binary_samples(2, 0.75, second=_not_zero, first=(3,)),

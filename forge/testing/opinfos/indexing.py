@@ -252,9 +252,11 @@ _register(
         lambda make: sample(make(3, 4), 0, make.index((5, 2), 3)),
         lambda make: sample(make(), 0, make.places(0)),
         lambda make: sample(make(4, 3).t(), 1, make.index((3, 0), 4)),
+        lambda make: sample(make(3, 4), 0, make.index((0, 4), 3).to(torch.uint8)),
     ),
     errors(
         (lambda make: sample(make(3, 4), 0, make.places(0)), RuntimeError, "same number of dimensions"),
+        (lambda make: sample(make(3, 4), 0, make.mask(2, 4)), RuntimeError, "Expected dtype int32/int64 for index"),
         (lambda make: sample(make(3, 4), 0, make.index((2, 5), 3)), RuntimeError, "no larger than"),
     ),
 )
@@ -266,8 +268,12 @@ _register(
         lambda make: sample(make(3, 4), make.index((1, 4), 3), dim=0),
         lambda make: sample(make(1, 4), make.index((3, 2), 4), 1),
         lambda make: sample(make(3, 4), make.index((5,), 12)),
+        lambda make: sample(make(3, 4), make.index((3, 2), 4, low=-4), 1),
     ),
-    errors((lambda make: sample(make(3, 4), make.places(0), 0), RuntimeError, "same number of dimensions")),
+    errors(
+        (lambda make: sample(make(3, 4), make.places(0), 0), RuntimeError, "same number of dimensions"),
+        (lambda make: sample(make(), make.places(0)[0], 0), IndexError, "tensor has no dimensions"),
+    ),
 )
 _register(
     "take",

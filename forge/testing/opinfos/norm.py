@@ -95,6 +95,7 @@ _register(
         sample(t(4, 3), *_statistics(3), t(3), t(3), False, 0.1, 1e-2),
         sample(t(2, 3, 4, 5, swapped=True), *_statistics(3), t(3), None),
         sample(t(2, 3, 2, 3, 2), *_statistics(3), t(3), t(3)),
+        sample(t(0, 3, 5), *_statistics(3), t(3), t(3)),
     ),
     _BATCH_ERRORS[:2],
     symbols=("torch.nn.functional.batch_norm",),
@@ -106,6 +107,8 @@ _register(
         sample(t(4, 3, 5), None, None, training=True),
         sample(t(4, 3), None, None, t(3), t(3), True),
         sample(t(2, 3, 4, 5), None, None, t(3), None, True, 0.1, 1e-2),
+        sample(t(0, 3), None, None, t(3), t(3), True),
+        sample(t(2, 3, 0), None, None, training=True),
     ),
     _BATCH_ERRORS,
 )
@@ -128,6 +131,7 @@ _register(
     (
         sample(t(4, 3, 5), *_statistics(3), t(3), t(3), True),
         sample(t(4, 3), *_statistics(3), training=True, momentum=0.3),
+        sample(t(0, 3, 5), *_statistics(3), t(3), t(3), True),
     ),
     (wrong(t(2, 3), *_statistics(2), training=True, match="should contain 3 elements"),),
     dtypes=(torch.float32, torch.float64),
@@ -179,7 +183,12 @@ _register(
 _register(
     "nn.functional.local_response_norm",
     F.local_response_norm,
-    (sample(t(2, 6, 4, 5), 3), sample(t(2, 6, 4), 2, 0.1, 0.5, 2.0)),
+    (
+        sample(t(2, 6, 4, 5), 3),
+        sample(t(2, 6, 4), 2, 0.1, 0.5, 2.0),
+        sample(t(0, 6, 4), 2),
+        sample(t(2, 6, 0), 2),
+    ),
     (wrong(t(2, 3), 2, error=ValueError, match="3D or higher"),),
 )
 _register(
