@@ -61,8 +61,8 @@ def short(dtype: torch.dtype) -> str:
 
 
 def samples(info: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Sample]:
-    """The op's samples, the same ones every time, without those that eager refuses because they are complex. None at all
-    is a failure."""
+    """The op's samples, the same ones every time, without those that eager refuses because they are complex. None at
+    all is a failure."""
     found = all_samples(info, device, dtype)
     if dtype.is_complex:
         found = [sample for sample in found if refusal(info, sample) is None]

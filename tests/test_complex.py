@@ -7,7 +7,7 @@ operands meet complex ones, and forge's own functions that tell the two apart ar
 import pytest
 import torch
 from support import all_samples, map_tensors, refusal, tensors_in
-from test_ops import NOT_IMPLEMENTED, _assert_same_flow, _changed_inputs, _differentiable_inputs, _flow
+from test_ops import assert_same_flow, changed_inputs, differentiable_inputs, flow_of
 
 import forge
 from forge.functional import Direct
@@ -17,8 +17,8 @@ NAMES = [info.name for info in all_opinfos()]
 
 
 def _differentiates(info: OpInfo, sample: Sample) -> bool:
-    changed = _changed_inputs(info, sample)
-    flow = _flow(info.reference or info.op, sample, _differentiable_inputs(info, sample, changed), changed)
+    changed = changed_inputs(info, sample)
+    flow = flow_of(info.reference or info.op, sample, differentiable_inputs(info, sample, changed), changed)
     return any(flow.requires_grad) and flow.refused is None
 
 
@@ -53,7 +53,7 @@ MIXED = [info for info in all_opinfos() if info.gradient and torch.complex64 in 
 @pytest.mark.parametrize("executor", ["torch", "torch-prims"])
 @pytest.mark.parametrize("info", MIXED, ids=[info.name for info in MIXED])
 def test_a_real_operand_among_complex_ones(info: OpInfo, executor: str) -> None:
-    """Each operand of the first sample made real in turn: eager's values and gradients, real ones of the real operand."""
+    """Each operand of the first sample made real in turn: eager's values and gradients, real ones of the real one."""
     for sample in all_samples(info, "cpu", torch.complex128)[:1]:
         count = sum(tensor.is_complex() for tensor in tensors_in((sample.args, sample.kwargs)))
         for position in range(count if count > 1 else 0):
@@ -77,11 +77,64 @@ def _check_mixed(info: OpInfo, sample: Sample, executor: str) -> None:
         with pytest.raises(type(refused)):
             Direct(info.op, executors=[executor])(*sample.args, **sample.kwargs)
         return
-    changed = _changed_inputs(info, sample)
-    wanted = _differentiable_inputs(info, sample, changed)
+    changed = changed_inputs(info, sample)
+    wanted = differentiable_inputs(info, sample, changed)
     try:
-        eager = _flow(info.reference or info.op, sample, wanted, changed)
+        eager = flow_of(info.reference or info.op, sample, wanted, changed)
     except RuntimeError:  # torch.addr's backward multiplies operands of two dtypes
         return
     if eager.refused is None:
-        _assert_same_flow(_flow(Direct(info.op, executors=[executor]), sample, wanted, changed), eager, None)
+        assert_same_flow(flow_of(Direct(info.op, executors=[executor]), sample, wanted, changed), eager, None)
+
+
+ON_BRANCH_CUTS = {
+    "acos": torch.acos,
+    "acosh": torch.acosh,
+    "asin": torch.asin,
+    "atanh": torch.atanh,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "pow": lambda z: z**0.3,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+}
+
+
+@pytest.mark.parametrize("executor", ["torch", "torch-prims"])
+@pytest.mark.parametrize("name", ON_BRANCH_CUTS)
+def test_gradients_on_branch_cuts(name: str, executor: str) -> None:
+    """The conjugate of the slope is not the slope of the conjugate there."""
+    gradients = []
+    for function in (ON_BRANCH_CUTS[name], Direct(ON_BRANCH_CUTS[name], executors=[executor])):
+        z = torch.tensor([-2.5 + 0j, 2.5 + 0j, -0.5 + 0j, 2.5j, -2.5j], dtype=torch.complex128, requires_grad=True)
+        gradients += torch.autograd.grad(function(z), z, torch.full_like(z, 1 + 2j))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_real_loss_of_complex_layers_and_real_parameters() -> None:
+    """A spectral layer: real weights and a complex one, products, a norm, an angle; through forge.jit."""
+
+    def loss(x: torch.Tensor, w: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.complex(x, x.flip(0)) @ kernel
+        mixed = torch.einsum("ij,kj->ik", spectrum * w, kernel)
+        return mixed.abs().sum() + torch.linalg.vector_norm(mixed) + (mixed.angle() * w[:4]).sum() + mixed.var().sqrt()
+
+    found = []
+    for run in (loss, forge.jit(loss)):
+        torch.manual_seed(0)
+        x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+        leaves = [x, w, torch.randn(4, 4, dtype=torch.complex128)]
+        result = run(*[leaf.requires_grad_() for leaf in leaves])
+        found.append([result, *torch.autograd.grad(result, leaves)])
+    torch.testing.assert_close(found[1], found[0])
+    torch._dynamo.reset()
+
+
+def test_a_written_adjoint_writes_the_conjugate() -> None:
+    def write(z: torch.Tensor) -> torch.Tensor:
+        z = z * 1
+        z.mH[0].mul_(1 + 1j)
+        return z
+
+    z = torch.randn(3, 2, dtype=torch.complex64)
+    torch.testing.assert_close(Direct(write)(z), write(z))

@@ -86,6 +86,11 @@ def _instances(metafunc: pytest.Metafunc, dtypes: Dtypes) -> Iterator[Any]:
                     )
 
 
+def _halves(info: OpInfo) -> list[torch.dtype]:
+    wanted = (torch.bfloat16, torch.float16) if info.gradient else ()
+    return [dtype for dtype in wanted if dtype in info.dtypes]
+
+
 def _usual(info: OpInfo, dtypes: Dtypes) -> list[torch.dtype]:
     """The dtypes whose tests are not slow ones."""
     if dtypes is _double_or_one_dtype:
@@ -97,6 +102,7 @@ DTYPES_OF: dict[str, Dtypes] = {
     "test_consistency": _all_dtypes,
     "test_meta": _all_dtypes,
     "test_gradient": _double,
+    "test_half_gradient": _halves,
     "test_jit": _double_or_one_dtype,
     "test_printing": _one_dtype,
     "test_strided": _one_dtype,
@@ -193,7 +199,7 @@ def _bind(output: Any, result: Any, env: dict[str, Any]) -> None:
 
 
 def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
-    """Gradients in float64 and complex128 are eager's autograd's: values, which inputs get none, which outputs have none.
+    """Gradients in float64 and complex128 are eager's: values, which inputs get none, which outputs have none.
 
     The torch executor's own rules run through forge.vjp too; with torch-prims the symbols' own rules and the
     decompositions' run.
@@ -201,20 +207,76 @@ def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
     within = tolerance(info, "test_gradient", executor, device, dtype)
     flowed = False
     for sample in samples(info, device, dtype):
-        changed = _changed_inputs(info, sample)
-        wanted = _differentiable_inputs(info, sample, changed)
-        eager = _flow(info.reference or info.op, sample, wanted, changed)
+        changed = changed_inputs(info, sample)
+        wanted = differentiable_inputs(info, sample, changed)
+        eager = flow_of(info.reference or info.op, sample, wanted, changed)
         if not wanted or eager.refused:
             continue
         flowed = flowed or any(eager.requires_grad)
-        ours = _flow(Direct(info.op, executors=[executor]), sample, wanted, changed)
-        _assert_same_flow(ours, eager, within)
+        ours = flow_of(Direct(info.op, executors=[executor]), sample, wanted, changed)
+        assert_same_flow(ours, eager, within)
         if executor == "torch" and any(eager.requires_grad) and not changed:
             _assert_vjp(info, sample, wanted, eager, within)
     assert flowed == info.gradient, (
         f"OpInfo({info.name!r}) says gradient={info.gradient}, but in eager "
         f"{'some output has' if flowed else 'no output of any sample has'} a gradient"
     )
+
+
+@pytest.mark.parametrize("every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.slow)])
+def test_half_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype, every: bool) -> None:
+    """Results and gradients in half precision are as near to float64's as eager's are, but for the dtype's rounding.
+
+    A random op has nothing to be near to in another dtype: it is compared with eager.
+    """
+    for sample in samples(info, device, dtype) if every else [next(samples(info, device, dtype))]:
+        changed = changed_inputs(info, sample)
+        wanted = differentiable_inputs(info, sample, changed)
+        state = _generator_state(device)
+        eager = flow_of(info.reference or info.op, sample, wanted, changed)
+        if eager.refused:
+            continue
+        ours = flow_of(Direct(info.op, executors=[executor]), sample, wanted, changed)
+        if torch.equal(_generator_state(device), state):
+            exact = flow_of(info.reference or info.op, _as_double(sample, dtype), wanted, changed)
+            _assert_as_near(_values(ours), _values(eager), _values(exact), dtype)
+        else:
+            assert_same_flow(ours, eager, None)
+
+
+def _as_double(sample: Sample, dtype: torch.dtype) -> Sample:
+    """The same numbers in float64."""
+    args, kwargs = map_tensors(lambda x: x.double() if x.dtype == dtype else x, (sample.args, sample.kwargs))
+    return Sample(args, kwargs)
+
+
+def _values(flow: "_Flow") -> list[torch.Tensor | None]:
+    return [*tensors_in(flow.outputs), *flow.gradients]
+
+
+def _assert_as_near(ours: list, eager: list, exact: list, dtype: torch.dtype) -> None:
+    """Each tensor's largest error is at most twice eager's, and the rounding of a sum of as many terms as it may have:
+    the elements of all tensors for each of its own."""
+    total = sum(value.numel() for value in exact if value is not None)
+    for one, other, reference in zip(ours, eager, exact, strict=True):
+        assert (one is None) == (other is None)
+        if one is None or not one.numel():
+            continue
+        assert one.dtype == other.dtype and one.shape == other.shape
+        if not one.is_floating_point():
+            assert torch.equal(one, other)
+            continue
+        terms = max(1, total // one.numel())
+        size = reference.double().abs().nan_to_num(posinf=0.0).max()
+        rounding = torch.finfo(dtype).eps * terms * size
+        error, eagers = _error(one, reference), _error(other, reference)
+        assert error <= 2 * eagers + rounding, f"off by {error}, eager by {eagers}, {terms} terms round by {rounding}"
+
+
+def _error(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The largest distance; where the reference is no finite number, or the dtype does not hold it, there is none."""
+    value, reference = value.detach().double(), reference.detach().double()
+    return (value - reference).where(value.isfinite() & reference.isfinite(), 0).abs().max()
 
 
 class _Flow:
@@ -245,7 +307,7 @@ class _Inputs:
         self.sample = Sample(args, kwargs)
 
 
-def _changed_inputs(info: OpInfo, sample: Sample) -> list[int]:
+def changed_inputs(info: OpInfo, sample: Sample) -> list[int]:
     """The positions of the inputs that eager changes."""
     before, after = copy_of(sample), copy_of(sample)
     run_eager(info, after)
@@ -257,7 +319,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _differentiable_inputs(info: OpInfo, sample: Sample, changed: list[int]) -> list[int]:
+def differentiable_inputs(info: OpInfo, sample: Sample, changed: list[int]) -> list[int]:
     """The positions of the float inputs that eager accepts with a gradient."""
     floats = [i for i, tensor in enumerate(_inputs(sample)) if tensor.is_floating_point() or tensor.is_complex()]
     if _accepts_gradients(info, sample, floats, changed):
@@ -273,7 +335,7 @@ def _accepts_gradients(info: OpInfo, sample: Sample, wanted: list[int], changed:
     return True
 
 
-def _flow(function: Callable, sample: Sample, wanted: list[int], changed: list[int]) -> _Flow:
+def flow_of(function: Callable, sample: Sample, wanted: list[int], changed: list[int]) -> _Flow:
     inputs = _Inputs(sample, wanted, changed)
     torch.manual_seed(1)
     outputs = function(*inputs.sample.args, **inputs.sample.kwargs)
@@ -289,8 +351,8 @@ def _flow(function: Callable, sample: Sample, wanted: list[int], changed: list[i
     return _Flow(outputs, list(gradients))
 
 
-# no formula, or one that gives a complex gradient to a real input (that of where and of setitem)
-NOT_IMPLEMENTED = r"derivative for .* is not implemented|input_is_complex == grad_is_complex"
+# no formula, no kernel for the dtype, or a complex gradient for a real input (of where and of setitem)
+NOT_IMPLEMENTED = r"derivative for .* is not implemented|\" not implemented for '|input_is_complex == grad_is_complex"
 
 
 def _cotangents(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -300,7 +362,7 @@ def _cotangents(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def _assert_same_flow(ours: _Flow, eager: _Flow, within: tuple[float, float] | None) -> None:
+def assert_same_flow(ours: _Flow, eager: _Flow, within: tuple[float, float] | None) -> None:
     assert ours.requires_grad == eager.requires_grad, (
         f"the outputs' requires_grad is {ours.requires_grad}, in eager {eager.requires_grad}"
     )
@@ -324,16 +386,16 @@ def test_jit(info: OpInfo, executor: str, device: str, dtype: torch.dtype, dynam
     """
     within = tolerance(info, "test_jit", executor, device, dtype)
     sample = next(each for each in samples(info, device, dtype) if _counts(each, dtype))
-    changed = _changed_inputs(info, sample)
-    wanted = _differentiable_inputs(info, sample, changed) if info.gradient else []
-    eager = _flow(info.reference or info.op, sample, wanted, changed)
+    changed = changed_inputs(info, sample)
+    wanted = differentiable_inputs(info, sample, changed) if info.gradient else []
+    eager = flow_of(info.reference or info.op, sample, wanted, changed)
     if eager.refused:
         wanted = []
-        eager = _flow(info.reference or info.op, sample, wanted, changed)
+        eager = flow_of(info.reference or info.op, sample, wanted, changed)
     options = {"executors": [executor], "strict": True, "fullgraph": True, "dynamic": dynamic}
     jitted = forge.jit(info.op, **options)
     try:
-        ours = _flow(jitted, sample, wanted, changed)
+        ours = flow_of(jitted, sample, wanted, changed)
     except NOT_SYMBOLIC as error:
         if not dynamic:
             raise
@@ -341,13 +403,13 @@ def test_jit(info: OpInfo, executor: str, device: str, dtype: torch.dtype, dynam
             pytest.skip(f"torch has no symbolic metadata of it: {error}")
         jitted = forge.jit(_without_numbers(info, sample), **options)
         with torch._dynamo.config.patch(specialize_float=True):
-            ours = _flow(lambda *args, **kwargs: jitted(tensors_in((args, kwargs))), sample, wanted, changed)
+            ours = flow_of(lambda *args, **kwargs: jitted(tensors_in((args, kwargs))), sample, wanted, changed)
     torch._dynamo.reset()
     assert not record_of(jitted).eager, "forge.jit ran it in eager"
     if gives_unspecified_values(forge.trace(info.op, *sample.args, **sample.kwargs)):
         assert_same_metadata(ours.outputs, eager.outputs)
     else:
-        _assert_same_flow(ours, eager, within)
+        assert_same_flow(ours, eager, within)
 
 
 def _counts(sample: Sample, dtype: torch.dtype) -> bool:

@@ -59,12 +59,13 @@ def _recorded() -> dict[str, list[BoundSymbol]]:
     """Every call that the OpInfos record at any depth, by symbol id."""
     found: dict[str, list[BoundSymbol]] = {}
     for info in all_opinfos():
-        for sample in info.samples(info, torch.device("cpu"), main_dtype(info)):
-            try:
-                trace = forge.trace(info.op, *sample.args, **sample.kwargs)
-            except Exception:
-                continue
-            _collect(trace.bound_symbols, found)
+        for dtype in {main_dtype(info), torch.complex64} & {main_dtype(info), *info.dtypes}:
+            for sample in info.samples(info, torch.device("cpu"), dtype):
+                try:
+                    trace = forge.trace(info.op, *sample.args, **sample.kwargs)
+                except Exception:
+                    continue
+                _collect(trace.bound_symbols, found)
     return found
 
 

@@ -102,7 +102,9 @@ def lengths(size: Sequence[Any]) -> tuple[Dim, ...]:
     for length in found:
         check(
             not isinstance(length, TensorProxy),
-            lambda length=length: f"a size has the tensor {length}, whose value is not known while tracing; use .item()",
+            lambda length=length: (
+                f"a size has the tensor {length}, whose value is not known while tracing; use .item()"
+            ),
             NotImplementedError,
         )
     return found

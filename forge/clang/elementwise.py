@@ -13,9 +13,9 @@ from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, p
 
 TensorOrNumber = TensorProxy | Number
 
-_FLOAT_UNARY = """acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 cos cosh digamma erf erfc
-erfcx erfinv exp exp2 expm1 i0 i0e i1 i1e lgamma log log10 log1p log2 log_ndtr ndtri reciprocal rsqrt sigmoid sin sinh
-sqrt tan tanh""".split()
+_FLOAT_UNARY = """acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 cos cosh digamma erf
+erfc erfcx erfinv exp exp2 expm1 i0 i0e i1 i1e lgamma log log10 log1p log2 log_ndtr ndtri reciprocal rsqrt sigmoid sin
+sinh sqrt tan tanh""".split()
 _INTEGER_IDENTITY = "ceil floor round trunc".split()
 _UNARY = "abs bitwise_not isfinite isinf isnan neg sign signbit".split()
 

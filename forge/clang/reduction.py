@@ -127,7 +127,10 @@ def all(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy
 
 @clangop()
 def var(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """The variance over `dims`: the sum of squared distances to the mean over count - correction. Dtypes: out is real."""
+    """The variance over `dims`: the sum of squared distances to the mean over count - correction.
+
+    Dtypes: out is real.
+    """
     dims = canonical_dims("var", dims, x.ndim)
     return convert(_var(widen(x), dims, correction, keepdim), prims.real_dtype(x.dtype))
 

@@ -102,8 +102,8 @@ def enter(
 
 
 def _as_torch_raises(failure: TorchRuntimeError) -> Exception:
-    """What torch raised while Dynamo ran a call on fake tensors, where it is a ValueError or the like, which Dynamo's own
-    RuntimeError is not; where that came from is a note."""
+    """What torch raised while Dynamo ran a call on fake tensors, where it is a ValueError or the like, which Dynamo's
+    own RuntimeError is not. What Dynamo says of it is a note."""
     cause: BaseException | None = failure
     while cause is not None and type(cause).__module__ != "builtins":
         cause = cause.__cause__ or cause.__context__

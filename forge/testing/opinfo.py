@@ -90,8 +90,8 @@ class OpInfo:
     name: unique; what `pytest --op name` finds. op: the torch function (or a function of torch functions).
     samples: yields calls for a device and dtype. errors: yields calls that must raise.
     reference: what op is compared with; op itself, run in eager, unless given.
-    dtypes: those of the forward test. gradient: whether op has one (tested in float64, and in complex128 where complex64
-    is among the dtypes; forge/testing/opinfos/complex.py adds it).
+    dtypes: those of the forward test; forge/testing/opinfos/complex.py adds complex64. gradient: whether op has one
+    (tested in float64, and in complex128 where complex64 is among the dtypes).
     domain: (low, high) for the values of float samples, open at None.
     symbols: ids of the torchlang symbols that it covers where op's own is not the only one.
     directives: exceptions, each with a reason.

@@ -9,15 +9,15 @@ nn.functional.conv3d nn.functional.conv_transpose3d acos acosh asin asinh atan a
 log1p log2 reciprocal rsqrt sigmoid sin sinh sqrt tan tanh abs angle neg positive sgn square isfinite isinf isnan
 isreal logical_not conj_physical add sub rsub mul div pow float_power ldexp eq ne logical_and logical_or logical_xor
 isclose where Tensor.where Tensor.add_ Tensor.sub_ Tensor.mul_ Tensor.div_ Tensor.pow_ operator.iadd operator.isub
-operator.imul operator.itruediv operator.truediv Tensor.float Tensor.double Tensor.half Tensor.bfloat16 Tensor.int Tensor.long
-Tensor.bool Tensor.short Tensor.char Tensor.byte Tensor.to Tensor.cpu Tensor.to_device Tensor.type_as Tensor.type
-zeros ones empty full full.inferred_dtype zeros_like ones_like empty_like full_like Tensor.new_zeros Tensor.new_ones
-Tensor.new_empty Tensor.new_full tensor tensor.inferred_dtype as_tensor Tensor.new_tensor scalar_tensor
-arange.inferred_dtype linspace logspace eye tril_indices triu_indices Tensor.zero_ nn.functional.one_hot getitem
-setitem index_put ops.aten.index index_select index_add index_copy index_fill gather take_along_dim take scatter
-scatter_add masked_fill masked_scatter Tensor.copy_ fill getitem.computed cat stack hstack vstack dstack column_stack
-split Tensor.split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind Tensor.repeat tile Tensor.tile
-repeat_interleave diff split.computed Tensor.split.computed split_with_sizes.computed chunk.computed
+operator.imul operator.itruediv operator.truediv Tensor.float Tensor.double Tensor.half Tensor.bfloat16 Tensor.int
+Tensor.long Tensor.bool Tensor.short Tensor.char Tensor.byte Tensor.to Tensor.cpu Tensor.to_device Tensor.type_as
+Tensor.type zeros ones empty full full.inferred_dtype zeros_like ones_like empty_like full_like Tensor.new_zeros
+Tensor.new_ones Tensor.new_empty Tensor.new_full tensor tensor.inferred_dtype as_tensor Tensor.new_tensor
+scalar_tensor arange.inferred_dtype linspace logspace eye tril_indices triu_indices Tensor.zero_ nn.functional.one_hot
+getitem setitem index_put ops.aten.index index_select index_add index_copy index_fill gather take_along_dim take
+scatter scatter_add masked_fill masked_scatter Tensor.copy_ fill getitem.computed cat stack hstack vstack dstack
+column_stack split Tensor.split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind Tensor.repeat tile
+Tensor.tile repeat_interleave diff split.computed Tensor.split.computed split_with_sizes.computed chunk.computed
 tensor_split.computed hsplit.computed vsplit.computed dsplit.computed unbind.computed matmul linalg.matmul
 operator.matmul mm bmm mv dot vdot outer ger inner kron trace chain_matmul linalg.multi_dot addmm addmv addr baddbmm
 addbmm Tensor.addmm_ Tensor.addmv_ Tensor.addr_ Tensor.baddbmm_ Tensor.addbmm_ nn.functional.linear

@@ -267,7 +267,7 @@ _register(
             "the gradient of a norm that counts is zeros in forge; torch gives None though it says that there is one",
             test=test,
         )
-        for test in ("test_gradient", "test_jit")
+        for test in ("test_gradient", "test_half_gradient", "test_jit")
     ),
 )
 _MATRIX_ORDERS = ("fro", 1, -1, math.inf, -math.inf)

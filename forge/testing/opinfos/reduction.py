@@ -261,6 +261,8 @@ def _aminmax_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> 
 def _aminmax_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
     x = torch.ones(2, 3, device=device)
     yield ErrorSample(Sample((x,), {"dim": 3}), IndexError, "Dimension out of range")
+    wide = torch.ones((), device=device, dtype=torch.float64)
+    yield ErrorSample(Sample((x,), {"out": (wide, wide.clone())}), RuntimeError, "Expected out tensor to have dtype")
 
 
 register_opinfo(
@@ -388,7 +390,9 @@ def _scan_samples(*options: dict[str, Any]) -> SampleGenerator:
         for shape, dim in (((5,), 0), ((2, 3), 1), ((2, 3), -2), ((), 0), ((0, 3), 0)):
             yield sample(info.tensor(shape, device, dtype), dim)
         yield sample(info.tensor((3, 4), device, dtype).t(), dim=1)
-        for option in () if dtype.is_complex else options:  # torch's gradient of a complex cumprod in a real dtype is wrong
+        if dtype.is_complex:  # torch's gradient of a complex cumprod in a real dtype is wrong
+            return
+        for option in options:
             yield sample(info.tensor((2, 3), device, dtype), 1, **option)
 
     return samples

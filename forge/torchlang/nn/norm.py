@@ -308,9 +308,7 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
     statistics = {name: values[name] for name in ("running_mean", "running_var")}
     _check_channels("batch_norm", input, weight=values["weight"], bias=values["bias"], **statistics)
     _check_count("Expected more than 1 value per channel when training", input, (0, *range(2, input.ndim)))
-    out, *new = _train(
-        input, *statistics.values(), values["weight"], values["bias"], values["momentum"], values["eps"]
-    )
+    out, *new = _train(input, *statistics.values(), values["weight"], values["bias"], values["momentum"], values["eps"])
     _write_statistics(given, new, memory, "batch_norm")
     return out
 

@@ -1,0 +1,54 @@
+"""What the backward keeps: an in-place change between forward and backward that is legal in eager is legal."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import forge
+
+KEEP_THE_RESULT: dict[str, Callable] = {
+    "1 / x": lambda x: 1 / x,
+    "2.5 / x": lambda x: 2.5 / x,
+    "reciprocal": torch.reciprocal,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "x / 3": lambda x: x / 3,
+    "a sum": lambda x: x.sum() + x.mean(),
+}
+
+
+@pytest.mark.parametrize("name", KEEP_THE_RESULT)
+def test_the_input_may_change_before_the_backward(name: str) -> None:
+    function = KEEP_THE_RESULT[name]
+    gradients = []
+    for run in (forge.jit(function, fullgraph=True), function):
+        x = torch.linspace(1, 2, 6, dtype=torch.float64).view(2, 3).requires_grad_()
+        y = run(x)
+        x.detach().add_(1)
+        gradients += torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(*gradients)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["log", "square", "number first in torch.div"])
+def test_the_input_that_eager_keeps_may_not(name: str) -> None:
+    function = {"log": torch.log, "square": torch.square}.get(name, lambda x: torch.div(2.0, x))
+    x = torch.linspace(1, 2, 6, requires_grad=True)
+    y = forge.jit(function)(x)
+    x.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    torch._dynamo.reset()
+
+
+def test_a_number_over_a_tensor_is_eagers_to_the_bit() -> None:
+    x = torch.rand(1000) + 0.5
+    assert torch.equal(forge.jit(lambda x: 3 / x)(x), 3 / x)
+    assert torch.equal(forge.jit(lambda x: torch.div(3, x))(x), torch.div(3, x))
