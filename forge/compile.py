@@ -44,6 +44,11 @@ class Compiled:
         self.opaque_calls: list[str] = []
         self.seconds: dict[str, float] = {}
 
+    def handed_over(self) -> Callable:
+        """What runs, which from now on its caller alone keeps alive."""
+        call, self.call = self.call, _not_compiled
+        return call
+
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Adds the time that passes inside to `seconds[stage]`."""

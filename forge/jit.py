@@ -7,6 +7,7 @@ import itertools
 import time
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,16 +33,31 @@ class StrictError(RuntimeError):
 
 
 class Record:
-    """What one jitted function compiled: a Compiled for each graph, in order; what ran in eager, and why.
+    """What one jitted function runs: a Compiled for each graph, in order; what runs in eager, and why.
 
-    `parameters` are the names that its positional arguments have.
+    `parameters` are the names that its positional arguments have. A graph is here for as long as Dynamo keeps it: what
+    a failed guard, a deleted module or torch._dynamo.reset() dropped is gone, but for `latest`.
     """
 
     def __init__(self, parameters: Sequence[str] = ()) -> None:
         self.parameters = parameters
-        self.compiled: list[Compiled] = []
-        self.eager: list[str] = []
+        self.latest: Compiled | None = None
         self.history = History()
+        self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()
+
+    def add(self, call: Callable, graph: Compiled | str) -> None:
+        """Says what runs when Dynamo calls `call`: compiled, or the reason why it is eager."""
+        self._graphs[call] = graph
+        if isinstance(graph, Compiled):
+            self.latest = graph
+
+    @property
+    def compiled(self) -> list[Compiled]:
+        return [graph for graph in self._graphs.values() if isinstance(graph, Compiled)]
+
+    @property
+    def eager(self) -> list[str]:
+        return [graph for graph in self._graphs.values() if isinstance(graph, str)]
 
 
 def jit(
@@ -85,12 +101,25 @@ def jit(
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     options = Options(executors, transforms, strict, first=[kernel_executor(kernels)] if kernels else [])
     record = Record(_parameters(target))
-    backend = functools.partial(compile_graph, options=options, record=record)
+    backend = _Backend(options, record)
     compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)
     compiled._forge_record = record
-    if not isinstance(target, torch.nn.Module):
-        return functools.wraps(target)(compiled)
-    return jitted_module(target, compiled, rejit)
+    if isinstance(target, torch.nn.Module):
+        return jitted_module(target, compiled, rejit)
+    functools.update_wrapper(compiled, target, updated=())
+    compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own marks stay
+    return compiled
+
+
+class _Backend:
+    """The Dynamo backend of one jitted function. Dynamo's tables keep it: it does not keep what was compiled."""
+
+    def __init__(self, options: Options, record: Record) -> None:
+        self._options = options
+        self._record = weakref.ref(record)
+
+    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
+        return compile_graph(graph, example_inputs, options=self._options, record=self._record())
 
 
 def _parameters(target: Callable) -> list[str]:
@@ -107,20 +136,26 @@ _entries = itertools.count()
 
 def _entry(target: Callable) -> Callable:
     """A function of forge's own to compile, with a code object and a name of its own: Dynamo's cache and its limit of
-    recompilations are one per code object, and what it learnt of changing shapes is one per name."""
-    template = _call_module if isinstance(target, torch.nn.Module) else _call_function
+    recompilations are one per code object, and what it learnt of changing shapes is one per name.
+
+    Dynamo's guards live as long as the types and modules that they look at, and they keep its globals: nothing that
+    shall be freed may be one. A module is its argument, a function its closure's."""
+    template = _call_module if isinstance(target, torch.nn.Module) else _calling(target)
     name = getattr(target, "__name__", type(target).__name__)
     code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name}")
-    scope = {"__builtins__": builtins.__dict__, "__name__": __name__, "target": target}
-    return types.FunctionType(code, scope)
+    scope = {"__builtins__": builtins.__dict__, "__name__": __name__}
+    return types.FunctionType(code, scope, closure=template.__closure__)
 
 
 def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def _call_function(*args: Any, **kwargs: Any) -> Any:
-    return target(*args, **kwargs)  # noqa: F821  a global of the entry made from this code
+def _calling(target: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    return call
 
 
 def compile_graph(
@@ -133,8 +168,9 @@ def compile_graph(
             compiled = _compile(graph, options, record)
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)
-    record.compiled.append(compiled)
-    return compiled.call
+    call = compiled.handed_over()
+    record.add(call, compiled)
+    return call
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
@@ -172,8 +208,9 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
 
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
     warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
-    record.eager.append(reason)
-    return graph.forward
+    call = graph.forward
+    record.add(call, reason)
+    return call
 
 
 def _strict_message(names: list[str]) -> str:
@@ -196,11 +233,11 @@ def record_of(jitted: Any) -> Record:
 
 def last_traces(jitted: Any) -> list[Trace]:
     """Every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole."""
-    compiled = record_of(jitted).compiled
-    return list(compiled[-1].traces) if compiled else []
+    latest = record_of(jitted).latest
+    return list(latest.traces) if latest else []
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
     """Every stage of the backward of the last graph; empty before the first backward."""
-    compiled = record_of(jitted).compiled
-    return list(compiled[-1].backward_traces) if compiled else []
+    latest = record_of(jitted).latest
+    return list(latest.backward_traces) if latest else []

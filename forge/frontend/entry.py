@@ -7,6 +7,7 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 """
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 from forge.frontend import functions
 from forge.ir.collection import paused_gc
 
+_KEPT = 256  # reasons of each kind
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
 _DYNAMIC = {
     None: {},
@@ -29,11 +31,11 @@ _DYNAMIC = {
 
 
 class History:
-    """Why Dynamo compiled more than one graph: graph breaks and failed guards, in words."""
+    """Why Dynamo compiled more than one graph: graph breaks and failed guards, in words; the last of them."""
 
     def __init__(self) -> None:
-        self.graph_breaks: list[str] = []
-        self.recompiles: list[str] = []
+        self.graph_breaks: deque[str] = deque(maxlen=_KEPT)
+        self.recompiles: deque[str] = deque(maxlen=_KEPT)
 
 
 class _Configured:
@@ -51,7 +53,7 @@ class _Configured:
             with paused_gc(), config.patch(self._settings), functions.captured:
                 return self._torchdynamo_orig_backend(*frame)
         finally:
-            self._history.graph_breaks += (counters["graph_break"] - before).elements()
+            self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
 
 
 def enter(

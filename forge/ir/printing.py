@@ -334,8 +334,10 @@ def compile_trace(trace: "Trace") -> Callable:
     text = "\n".join([f"def {trace.name}({signature}):", *body, ""])
     path = f"<forge {trace.name} {next(_compiled)}>"
     exec(compile(text, path, "exec"), writer.globals)
+    function = writer.globals[trace.name]
     linecache.cache[path] = (len(text), None, text.splitlines(True), path)
-    return writer.globals[trace.name]
+    weakref.finalize(function, linecache.cache.pop, path, None).atexit = False
+    return function
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,151 @@
+"""What a jitted function keeps alive, and for how long: nothing that torch.compile would not."""
+
+import gc
+import linecache
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+from forge.jit import record_of
+
+X = torch.linspace(-1, 1, 24).view(6, 4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+class Breaking(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        return self.second(hidden)
+
+
+class Opaque(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.pinv(self.second(torch.relu(self.first(x))))
+
+
+def call(jitted: Callable, net: nn.Module) -> None:
+    jitted(X)
+
+
+def backward(jitted: Callable, net: nn.Module) -> None:
+    jitted(X).sum().backward()
+
+
+def update(jitted: Callable, net: nn.Module) -> None:
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(2):
+        jitted(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def recompile(jitted: Callable, net: nn.Module) -> None:
+    for rows in (6, 5, 4):
+        jitted(X[:rows]).sum().backward()
+    net.eval()
+    with torch.no_grad():
+        jitted(X)
+
+
+def replace(jitted: Callable, net: nn.Module) -> None:
+    backward(jitted, net)
+    net.second = nn.Linear(8, 3)
+    backward(jitted, net)
+
+
+def weights_left(make: Callable[[], nn.Module], jit: Callable, use: Callable, count: int) -> int:
+    """How many parameters of `count` jitted and deleted models are still there after torch._dynamo.reset()."""
+    weights = []
+    for _ in range(count):
+        net = make()
+        jitted = jit(net)
+        weights += [weakref.ref(parameter) for parameter in net.parameters()]
+        use(jitted, net)
+        weights += [weakref.ref(parameter) for parameter in net.parameters()]
+        del net, jitted
+    torch._dynamo.reset()
+    gc.collect()
+    return sum(weight() is not None for weight in weights)
+
+
+@pytest.mark.parametrize("use", [call, backward, update, recompile, replace], ids=lambda use: use.__name__)
+def test_the_weights_of_deleted_jitted_models_are_freed(use: Callable) -> None:
+    assert weights_left(Net, forge.jit, use, 12) == 0
+
+
+@pytest.mark.parametrize("make", [Breaking, Opaque], ids=lambda make: make.__name__)
+def test_the_weights_of_models_with_graph_breaks_and_opaque_calls_are_freed(make: Callable) -> None:
+    assert weights_left(make, forge.jit, update, 2) == 0
+
+
+def test_the_weights_that_a_jitted_function_closes_over_are_freed() -> None:
+    def jit(net: nn.Module) -> Callable:
+        return forge.jit(lambda x: net(x) * 2)
+
+    assert weights_left(Net, jit, update, 2) == 0
+
+
+def test_the_weights_of_a_jitted_model_inside_a_jitted_one_are_freed() -> None:
+    assert weights_left(lambda: nn.Sequential(forge.jit(Net()), nn.Tanh()), forge.jit, update, 2) == 0
+
+
+def test_a_deleted_model_is_freed_without_a_reset() -> None:
+    net = Net()
+    jitted = forge.jit(net)
+    backward(jitted, net)
+    weight = weakref.ref(net.first.weight)
+    del net, jitted
+    gc.collect()
+    assert weight() is None
+
+
+def test_generated_text_goes_with_what_was_generated() -> None:
+    def texts() -> int:
+        gc.collect()
+        return sum(path.startswith("<forge") for path in linecache.cache)
+
+    before = texts()
+    jitted = forge.jit(Net())
+    backward(jitted, jitted)
+    assert texts() == before + 2  # the forward's and the backward's
+    del jitted
+    assert texts() == before
+
+
+def test_a_graph_that_dynamo_drops_is_dropped_from_the_record() -> None:
+    net = Net()
+    jitted = forge.jit(net)
+    for _ in range(5):
+        net.second = nn.Linear(8, 2)  # the graph of the one before is never used again
+        backward(jitted, net)
+        gc.collect()
+    assert len(record_of(jitted).compiled) == forge.explain(jitted).graphs == 1
+    assert forge.last_traces(jitted) and forge.last_backward_traces(jitted)
+
+
+def test_reasons_to_compile_again_are_kept_up_to_a_number() -> None:
+    history = record_of(forge.jit(Net())).history
+    for reasons in (history.graph_breaks, history.recompiles):
+        reasons.extend(map(str, range(10_000)))
+        assert len(reasons) < 1000 and reasons[-1] == "9999"
+
+
+def test_jit_of_a_jitted_function_has_a_record_of_its_own() -> None:
+    inner = forge.jit(lambda x: x * 2)
+    outer = forge.jit(inner)
+    torch.testing.assert_close(outer(X), X * 2)
+    assert forge.explain(outer).graphs == 1 and forge.explain(inner).graphs == 0
