@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import reset_code
 
 from forge.compile import Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
@@ -139,12 +140,15 @@ def _entry(target: Callable) -> Callable:
     recompilations are one per code object, and what it learnt of changing shapes is one per name.
 
     Dynamo's guards live as long as the types and modules that they look at, and they keep its globals: nothing that
-    shall be freed may be one. A module is its argument, a function its closure's."""
+    shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
+    what it compiled for it, each for the other's sake, until the entry goes."""
     template = _call_module if isinstance(target, torch.nn.Module) else _calling(target)
     name = getattr(target, "__name__", type(target).__name__)
     code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name}")
     scope = {"__builtins__": builtins.__dict__, "__name__": __name__}
-    return types.FunctionType(code, scope, closure=template.__closure__)
+    entry = types.FunctionType(code, scope, closure=template.__closure__)
+    weakref.finalize(entry, reset_code, code).atexit = False
+    return entry
 
 
 def _call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

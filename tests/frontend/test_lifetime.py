@@ -116,6 +116,7 @@ def test_a_deleted_model_is_freed_without_a_reset() -> None:
 def test_generated_text_goes_with_what_was_generated() -> None:
     def texts() -> int:
         gc.collect()
+        gc.collect()  # what the end of a jitted function lets go of
         return sum(path.startswith("<forge") for path in linecache.cache)
 
     before = texts()
@@ -127,13 +128,13 @@ def test_generated_text_goes_with_what_was_generated() -> None:
 
 
 def test_a_graph_that_dynamo_drops_is_dropped_from_the_record() -> None:
-    net = Net()
-    jitted = forge.jit(net)
-    for _ in range(5):
-        net.second = nn.Linear(8, 2)  # the graph of the one before is never used again
-        backward(jitted, net)
+    jitted = forge.jit(Net())
+    for _ in range(3):
+        backward(jitted, jitted)
+        assert len(record_of(jitted).compiled) == forge.explain(jitted).graphs == 1
+        torch._dynamo.reset()
         gc.collect()
-    assert len(record_of(jitted).compiled) == forge.explain(jitted).graphs == 1
+    assert record_of(jitted).compiled == []
     assert forge.last_traces(jitted) and forge.last_backward_traces(jitted)
 
 
