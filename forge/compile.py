@@ -13,6 +13,7 @@ from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser
 from forge.executors.executor import Executor, resolve_executors
+from forge.frontend.ambient import restored
 from forge.frontend.autograd import Region
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import Tag, TensorProxy, Trace, check
@@ -180,7 +181,7 @@ def _compile_training(joint: Joint, program: Program, options: Options, compiled
 
     def backward_for(present: tuple[bool, ...]) -> Callable:
         chosen = [output for i, output in flowing.items() if present[i]]
-        with paused_gc(), compiled.timed("backward"):
+        with paused_gc(), restored(), compiled.timed("backward"):
             return _compile_backward(joint, parts, chosen, options, compiled)
 
     apply = Region(forward, backward_for, [i for i in range(len(outputs)) if i not in flowing]).apply

@@ -18,6 +18,7 @@ from forge.compile import Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import Source, kernel_executor
 from forge.frontend import dynamo
+from forge.frontend.ambient import restored
 from forge.frontend.entry import History, enter
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
@@ -168,7 +169,7 @@ def compile_graph(
     """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager."""
     record = record or Record()
     try:
-        with paused_gc():
+        with paused_gc(), restored():
             compiled = _compile(graph, options, record)
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)

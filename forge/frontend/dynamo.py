@@ -94,8 +94,8 @@ class _Interpreter:
             self.trace.source = node.meta.get("stack_trace")
             if node.op == "output":
                 return self.look_up(node.args[0])
-            if node.target is higher_order.VMAP_START:
-                self.run_region(higher_order.vmap_region(self.graph, node, nodes))
+            if node.target in higher_order.STARTS:
+                self.run_region(higher_order.transform_region(self.graph, node, nodes))
             else:
                 self.env[node] = getattr(self, node.op)(node)
         raise AssertionError("a graph without an output")
@@ -103,7 +103,7 @@ class _Interpreter:
     def run_region(self, region: higher_order.Region) -> None:
         """Nodes that only make sense together run as one opaque call."""
         args = self.look_up(tuple(region.inputs))
-        output = self.opaque(region.module, "torch.vmap", args, {}, [], region.example)
+        output = self.opaque(region.function, region.name, args, {}, [], region.example)
         self.env.update(zip(region.outputs, output, strict=True))
 
     def inline(self, graph: GraphModule, args: tuple) -> Any:

@@ -1,20 +1,42 @@
 """Parts of a Dynamo graph that are more than one call: regions between markers."""
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
+import torch
 import torch._functorch.predispatch as predispatch
 from torch.fx import Graph, GraphModule, Node
 
+from forge.frontend.ambient import Restoring
 from forge.frontend.program import Unsupported
+from forge.ir.pytree import leaves
 
 try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
     from torch._higher_order_ops.register_hook import register_hook_op as REGISTER_HOOK
 except ImportError:
     REGISTER_HOOK = None
 
-VMAP_START = predispatch._vmap_increment_nesting
-VMAP_END = predispatch._vmap_decrement_nesting
+
+def _markers(suffix: str) -> set[Callable]:
+    """What opens, or closes, a level of torch.func: its functions of that name, for every transform."""
+    found = [getattr(torch._C._functorch, f"_{kind}{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
+    found += [getattr(predispatch, f"_{kind}{suffix}", None) for kind in ("jvp", "vmap")]
+    return {each for each in found if each is not None}
+
+
+_OPENERS, _CLOSERS = _markers("_increment_nesting"), _markers("_decrement_nesting")
+_FORBID_HOOKS = torch._C._autograd._saved_tensors_hooks_disable
+_ALLOW_HOOKS = torch._C._autograd._saved_tensors_hooks_enable
+STARTS = frozenset({*_OPENERS, _FORBID_HOOKS})
+_INPLACE = frozenset(
+    getattr(operator, name)
+    for name in (
+        *"iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor".split(),
+        *"setitem delitem".split(),
+    )
+)
 
 
 def hooks_first(graph: Graph) -> None:
@@ -37,10 +59,11 @@ def hooks_first(graph: Graph) -> None:
 
 
 class Region:
-    """Neighbouring nodes as a module of their own: `module(*inputs)` returns the values of `outputs`, in a tuple."""
+    """Neighbouring nodes as a function of their own: `function(*inputs)` returns the values of `outputs`."""
 
-    def __init__(self, module: GraphModule, inputs: list[Node], outputs: list[Node]) -> None:
-        self.module = module
+    def __init__(self, name: str, function: Callable, inputs: list[Node], outputs: list[Node]) -> None:
+        self.name = name
+        self.function = function
         self.inputs = inputs
         self.outputs = outputs
 
@@ -50,14 +73,66 @@ class Region:
         return tuple(node.meta["example_value"] for node in self.outputs)
 
 
-def vmap_region(graph: GraphModule, start: Node, following: Iterator[Node]) -> Region:
-    """The nodes from a vmap's start to its end: inside, values carry a batch dim that only functorch knows."""
-    inside, depth = [start], 1
-    while depth:
-        node = next(following)
+def transform_region(graph: GraphModule, start: Node, following: Iterator[Node]) -> Region:
+    """The nodes from the start of a torch.func transform to the end of all that are open then: inside, values are of a
+    level that only functorch knows. Where one outlives its level (torch.func.vjp's), the region goes on to its last
+    use.
+
+    Raises Unsupported where the region changes what it was given, or gives a view of it.
+    """
+    inside: list[Node] = []
+    depth, forbidden = 0, False
+    for node in chain([start], following):
+        if node.op == "output":
+            break
         inside.append(node)
-        depth += (node.target is VMAP_START) - (node.target is VMAP_END)
-    return _extract(graph, inside)
+        depth += (node.target in _OPENERS) - (node.target in _CLOSERS)
+        forbidden = (forbidden or node.target is _FORBID_HOOKS) and node.target is not _ALLOW_HOOKS
+        if depth or forbidden:
+            continue
+        region = _extract(graph, inside)
+        if not any(_is_wrapped(leaf) for leaf in leaves(region.example)):
+            _check_memory(region, inside)
+            return region
+    raise Unsupported("a torch.func transform, or a value of one, outlives the graph")
+
+
+def _is_wrapped(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _check_memory(region: Region, inside: list[Node]) -> None:
+    given = _memory([node.meta.get("example_value") for node in region.inputs])
+    for node in inside:
+        if _writes(node) and not given.isdisjoint(_memory([_example(node.args[:1])])):
+            raise Unsupported(f"{node.name} changes in place what a torch.func transform was given")
+    if not given.isdisjoint(_memory(region.example)):
+        raise Unsupported("a torch.func transform gives a view of its input")
+
+
+def _example(tree: Any) -> Any:
+    return [node.meta.get("example_value") for node in leaves(tree) if isinstance(node, Node)]
+
+
+def _writes(node: Node) -> bool:
+    if node.target in _INPLACE or "out" in node.kwargs:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return schema.is_mutable
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _memory(tree: Any) -> set[int]:
+    """The storages of a nest's tensors, under all levels."""
+    found = set()
+    for leaf in leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            while _is_wrapped(leaf):
+                leaf = torch._C._functorch.get_unwrapped(leaf)
+            found.add(leaf.untyped_storage()._cdata)
+    return found
 
 
 def _extract(graph: GraphModule, inside: list[Node]) -> Region:
@@ -69,4 +144,5 @@ def _extract(graph: GraphModule, inside: list[Node]) -> Region:
     for node in inside:
         env[node] = part.node_copy(node, env.__getitem__)
     part.output(tuple(env[node] for node in outputs))
-    return Region(GraphModule(graph, part), inputs, outputs)
+    name = "torch.vmap" if inside[0].target is predispatch._vmap_increment_nesting else "torch.func"
+    return Region(name, Restoring(GraphModule(graph, part)), inputs, outputs)

@@ -1,0 +1,75 @@
+"""What torch keeps for the thread or for the process, left as it was found whatever fails."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+_DEVICES = ("cpu", "cuda")
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Compiling inside, and failing at it, changes nothing of torch's own state: modes of autograd, functorch's levels,
+    saved-tensor hooks, autocast, random numbers, the default dtype."""
+    grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
+    autocasts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES]
+    dtype, random = torch.get_default_dtype(), _random_states()
+    with transforms_restored(), torch._C._PreserveDispatchKeyGuard():
+        try:
+            yield
+        finally:
+            if torch.is_inference_mode_enabled() != inference:
+                torch.autograd.grad_mode._enter_inference_mode(inference)
+            torch._C._set_grad_enabled(grad)
+            torch._C._set_fwd_grad_enabled(forward)
+            for kind, enabled, lower in autocasts:
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, lower)
+            torch.set_default_dtype(dtype)
+            for restore, state in random:
+                restore(state)
+
+
+@contextmanager
+def transforms_restored() -> Iterator[None]:
+    """Levels of torch.func and of forward mode that the inside opened are closed, and saved-tensor hooks are allowed,
+    or forbidden, as before."""
+    depth, level = torch._C._functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    finally:
+        while forward_ad._current_level > level:
+            forward_ad.exit_dual_level()
+        if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if message is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(message)
+
+
+class Restoring:
+    """A function that opens and closes torch.func's levels itself, and leaves none open where it raises."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with transforms_restored():
+            return self.function(*args, **kwargs)
+
+
+def _forward_grad_enabled() -> bool:
+    return torch._C._is_fwd_grad_enabled()
+
+
+def _random_states() -> list[tuple[Callable, torch.Tensor]]:
+    """How to restore each generator, and its state."""
+    states: list[tuple[Callable, Any]] = [(torch.random.set_rng_state, torch.random.get_rng_state())]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return states
