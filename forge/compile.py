@@ -219,14 +219,15 @@ def _unless_overlapping(call: Callable, mutated: list[int], eager: Callable) -> 
 
     def checked(*inputs: Any) -> Any:
         storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
-        if len(set(storages)) < len(storages) and _overlap(inputs, mutated):
+        if len(set(storages)) < len(storages) and overlap(inputs, mutated):
             return eager(*inputs)
         return call(*inputs)
 
     return checked
 
 
-def _overlap(inputs: tuple, mutated: list[int]) -> bool:
+def overlap(inputs: Sequence[Any], mutated: list[int]) -> bool:
+    """Whether an input that a program changes shares memory with another one."""
     changed = {inputs[i].untyped_storage()._cdata for i in mutated}
     found = [
         value.untyped_storage()._cdata

@@ -1,24 +1,29 @@
 """forge.trace, forge.vjp, forge.grad, forge.value_and_grad: functions traced directly, without Dynamo.
 
-A function is called once with proxies for each new set of argument metadata (shapes, dtypes, devices, requires_grad)
-and of other arguments; Python's control flow is followed as it runs, and what else the function reads is not guarded.
+forge.vjp and forge.grad call the function with proxies each time, as torch.func's call it with tensors: Python's
+control flow is followed as it runs, and nothing that the function reads (a module's mode, a closure, a global) has to
+be guarded. What was compiled for a program of the same structure before is used again.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from forge.compile import Compiled, Options, compile_program
+from forge.compile import Compiled, Options, compile_program, overlap
 from forge.executors.executor import Executor
 from forge.frontend import direct
-from forge.frontend.program import inline_epilogue
+from forge.frontend.ambient import restored, uncaptured
+from forge.frontend.program import Program, inline_epilogue
 from forge.ir import Trace, check
+from forge.ir.structure import structure
 from forge.torchlang import autocast
 
 
+@uncaptured
 def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
     """The trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
 
@@ -28,13 +33,78 @@ def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
     return inline_epilogue(program, program.trace)
 
 
-class Direct:
-    """`function`, compiled through the direct front end for each new metadata of its arguments."""
+class Programs:
+    """The programs compiled last, by their structure; at most `size` of them."""
 
-    def __init__(self, function: Callable, executors: Sequence[str | Executor] | None = None) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._compiled: dict[tuple, Compiled] = {}
+        self._lock = threading.Lock()
+
+    def compile(self, program: Program, options: Options) -> Compiled:
+        """What runs for a program, compiled unless one of the same structure was."""
+        parts = [structure(trace) for trace in (program.trace, program.epilogue) if trace is not None]
+        key = (*parts, program.grad, tuple(program.mutated), tuple(options.executors), *_ambient())
+        try:
+            hash(key)
+        except TypeError:  # the program names an object that has no hash
+            return _compile(program, options)
+        with self._lock:
+            compiled = self._compiled.pop(key, None)
+        compiled = compiled or _compile(program, options)
+        with self._lock:
+            self._compiled[key] = compiled  # the last used stands last
+            while len(self._compiled) > self.size:
+                del self._compiled[next(iter(self._compiled))]
+        return compiled
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+
+_programs = Programs(256)
+
+
+def _ambient() -> tuple:
+    """What else decides what a program compiles to."""
+    return (
+        torch.is_grad_enabled(),
+        autocast.state(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+    )
+
+
+def _compile(program: Program, options: Options) -> Compiled:
+    with restored():
+        return compile_program(program, options)
+
+
+def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What the function returns, computed by its compiled program. The tensors that it closes over are constants."""
+    with restored():
+        recorded = direct.Recorded(function, args, kwargs)
+    mutated = recorded.program.mutated
+    if mutated and overlap(recorded.inputs, mutated):
+        return function(*args, **kwargs)
+    compiled = _programs.compile(recorded.program, Options(None))
+    return recorded.result(compiled.call(*recorded.inputs))
+
+
+class Direct:
+    """`function`, which reads nothing but its arguments, compiled through the direct front end for each new metadata of
+    them (the `size` last)."""
+
+    def __init__(
+        self, function: Callable, executors: Sequence[str | Executor] | None = None, *, size: int = 256
+    ) -> None:
         self.function = function
         self.options = Options(executors, (), strict=False)
         self.compiled: dict[tuple, Compiled] = {}
+        self.size = size
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,10 +114,14 @@ class Direct:
         """What runs for these arguments."""
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         key = (spec, torch.is_grad_enabled(), autocast.state(), *[_metadata(leaf) for leaf in leaves])
-        if key not in self.compiled:
-            program = direct.record(self.function, args, kwargs)
-            self.compiled[key] = compile_program(program, self.options)
-        return self.compiled[key]
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            with restored():
+                compiled = _compile(direct.record(self.function, args, kwargs), self.options)
+            self.compiled[key] = compiled
+            while len(self.compiled) > self.size:
+                del self.compiled[next(iter(self.compiled))]
+        return compiled
 
 
 def _metadata(leaf: Any) -> Any:
@@ -60,6 +134,7 @@ def _metadata(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
+@uncaptured
 def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     """(outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
 
@@ -75,9 +150,10 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         )
     inputs = [leaf.detach().requires_grad_() for leaf in leaves]
     with torch.enable_grad():
-        result = Direct(function)(*_pytree.tree_unflatten(inputs, spec))
+        result = _call(function, _pytree.tree_unflatten(inputs, spec), {})
     outputs, *aux = result if has_aux else (result,)
 
+    @uncaptured
     def pullback(*cotangents: Any) -> Any:
         given = [(o, c) for o, c in zip(_tensors(outputs), _tensors(cotangents), strict=True) if o.requires_grad]
         if not given:
@@ -92,16 +168,17 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     return (_detached(outputs), pullback, *_detached(aux))
 
 
+@uncaptured
 def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
     """A function that returns (value, gradients) of a scalar-valued `function`.
 
     The gradients are of argument `argnums` (or a tuple of them), in its structure. With `has_aux`, function returns
     (value, aux) and the result is ((value, aux), gradients). Raises RuntimeError when the value is no scalar.
     """
-    direct_function = Direct(function)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    @functools.wraps(function)
+    @uncaptured
+    @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         for position in positions:
             check(
@@ -115,7 +192,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
         for position, value in zip(positions, _pytree.tree_unflatten(inputs, spec), strict=True):
             given[position] = value
         with torch.enable_grad():
-            result = direct_function(*given, **kwargs)
+            result = _call(function, tuple(given), kwargs)
         value, *aux = result if has_aux else (result,)
         check(
             isinstance(value, torch.Tensor) and value.ndim == 0,
@@ -133,6 +210,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
     return run
 
 
+@uncaptured
 def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
     """A function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
 
@@ -140,7 +218,8 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
     """
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
-    @functools.wraps(function)
+    @uncaptured
+    @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         value, gradients = both(*args, **kwargs)
         return (gradients, *value[1:]) if has_aux else gradients

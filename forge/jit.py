@@ -18,8 +18,9 @@ from forge.compile import Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import Source, kernel_executor
 from forge.frontend import dynamo
-from forge.frontend.ambient import restored
+from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.entry import History, enter
+from forge.frontend.higher_order import runnable
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
 from forge.ir.collection import paused_gc
@@ -62,6 +63,7 @@ class Record:
         return [graph for graph in self._graphs.values() if isinstance(graph, str)]
 
 
+@uncaptured
 def jit(
     target: Callable | torch.nn.Module | None = None,
     *,
@@ -213,7 +215,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
 
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
     warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
-    call = graph.forward
+    call = runnable(graph)
     record.add(call, reason)
     return call
 

@@ -1,12 +1,18 @@
 """forge.trace, forge.vjp, forge.grad, forge.value_and_grad, against torch.func."""
 
+import gc
+import linecache
+import tracemalloc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import forge
+from forge import functional
 from forge.functional import Direct
 
 
@@ -226,14 +232,157 @@ def test_a_gradient_of_an_integer_is_an_error() -> None:
         forge.grad(lambda x: x.sum())(torch.ones(2, dtype=torch.int64))
 
 
-def test_a_function_is_compiled_once_for_many_steps() -> None:
-    calls: list[None] = []
+# what a function reads beside its arguments
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The programs that forge.grad and forge.vjp compile."""
+    seen: list[Any] = []
+    compile_program = functional.compile_program
+
+    def spy(program: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(program)
+        return compile_program(program, *args, **kwargs)
+
+    monkeypatch.setattr(functional, "compile_program", spy)
+    monkeypatch.setattr(functional, "_programs", functional.Programs(8))
+    return seen
+
+
+def test_a_function_is_compiled_once_for_many_steps(compilations: list[Any]) -> None:
+    step = forge.value_and_grad(lambda x: (x * x).sum())
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.testing.assert_close(step(x)[1], x * 2)
+    assert len(compilations) == 1
+
+
+def test_a_function_made_again_is_not_compiled_again(compilations: list[Any]) -> None:
+    x = torch.randn(3)
+    for scale in (torch.tensor(2.0), torch.tensor(5.0)):
+        torch.testing.assert_close(forge.grad(lambda x, scale=scale: (x * scale).sum())(x), scale.expand(3))
+        torch.testing.assert_close(forge.vjp(lambda x, scale=scale: x * scale, x)[0], x * scale)
+    assert len(compilations) == 2
+
+
+def test_grad_sees_a_modules_mode() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.BatchNorm1d(3)).double()
+    net[2].track_running_stats = False
+    x = torch.randn(4, 3, dtype=torch.float64)
+    ours = forge.grad(lambda x: net(x).pow(2).sum())
+    theirs = torch.func.grad(lambda x: net(x).pow(2).sum())
+    for training in (True, False, True):
+        net.train(training)
+        torch.manual_seed(1)
+        expected = theirs(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(ours(x), expected)
+
+
+def test_grad_sees_a_changed_closure_and_a_changed_global() -> None:
+    power, scope = 2, {"torch": torch, "scale": 1.0}
+    exec("def scaled(x):\n    return (x.sin() * scale).sum()", scope)
+    ours = forge.grad(lambda x: (x**power).sum() + scope["scaled"](x))
+    x = torch.rand(3)
+    for power, scope["scale"] in ((2, 1.0), (3, 1.0), (3, -2.0)):
+        torch.testing.assert_close(ours(x), power * x ** (power - 1) + x.cos() * scope["scale"])
+
+
+def test_grad_sees_parameters_that_an_optimizer_changed_or_a_user_replaced() -> None:
+    net, x = nn.Linear(3, 2), torch.randn(4, 3)
+    ours = forge.grad(lambda x: net(x).t().pow(2).sum())
+    for change in (lambda: None, lambda: net.weight.data.mul_(2), lambda: setattr(net, "weight", nn.Parameter(x[:2]))):
+        change()
+        torch.testing.assert_close(ours(x), 2 * net(x).detach() @ net.weight.detach())
+
+
+def test_what_a_function_returns_beside_tensors_is_this_calls() -> None:
+    calls: list[int] = []
+
+    def function(x: torch.Tensor) -> Any:
+        calls.append(len(calls))
+        return (x * x).sum(), {"step": calls[-1], "x": x * 2, "calls": calls}
+
+    step = forge.value_and_grad(function, has_aux=True)
+    for number in range(3):
+        (_, aux), _ = step(torch.ones(2))
+        assert aux["step"] == number and torch.equal(aux["x"], torch.full((2,), 2.0))
+
+
+def test_a_buffer_that_a_function_changes_is_changed_each_time() -> None:
+    total = torch.zeros(3)
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        calls.append(None)
-        return (x * x).sum()
+        total.add_(x.detach())
+        return (x * total).sum()
 
-    step = forge.value_and_grad(function)
-    for _ in range(3):
-        step(torch.randn(3))
-    assert len(calls) == 1
+    step, x = forge.grad(function), torch.ones(3)
+    for number in (1.0, 2.0, 3.0):
+        torch.testing.assert_close(step(x), torch.full((3,), number))
+        assert torch.equal(total, torch.full((3,), number))
+
+
+def test_what_was_random_is_drawn_again() -> None:
+    step, x = forge.grad(lambda x: (torch.nn.functional.dropout(x, 0.5) * torch.rand(64)).sum()), torch.ones(64)
+    assert not torch.equal(step(x), step(x))
+
+
+# memory
+
+
+def _sizes() -> tuple[int, int, int]:
+    gc.collect()
+    gc.collect()
+    return len(gc.get_objects()), len(linecache.cache), tracemalloc.get_traced_memory()[0]
+
+
+def test_a_thousand_vjps_leave_nothing_behind() -> None:
+    x = torch.randn(3)
+
+    def run(times: int) -> None:
+        for i in range(times):
+            scale = torch.full((3,), float(i))
+            out, pullback = forge.vjp(lambda x, scale=scale: (x * scale).sin(), x)
+            pullback(out)
+            forge.grad(lambda x, scale=scale: (x * scale).sum())(x)
+
+    tracemalloc.start()
+    try:
+        run(500)  # the interpreter's free lists fill, too
+        before = _sizes()
+        run(500)
+        after = _sizes()
+    finally:
+        tracemalloc.stop()
+    assert after[0] - before[0] < 200 and after[1] == before[1] and after[2] - before[2] < 60_000
+
+
+def test_a_thousand_different_functions_leave_a_number_of_programs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = functional.Programs(4)
+    monkeypatch.setattr(functional, "_programs", programs)
+    texts = len([path for path in linecache.cache if path.startswith("<forge")])
+    for i in range(20):
+        forge.grad(lambda x, i=i: (x * i).sum())(torch.ones(2))
+    gc.collect()
+    assert len(programs) == 4
+    assert len([path for path in linecache.cache if path.startswith("<forge")]) <= texts + 2 * 4
+
+
+def test_what_a_differentiated_function_closed_over_is_freed() -> None:
+    def use() -> weakref.ref:
+        weight = torch.randn(3)
+        forge.grad(lambda x: (x * weight).sum())(torch.ones(3))
+        forge.vjp(lambda x: x * weight, torch.ones(3))[1](torch.ones(3))
+        return weakref.ref(weight)
+
+    seen = use()
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_direct_functions_programs_are_kept_up_to_a_number() -> None:
+    direct = Direct(lambda x: x * 2, size=3)
+    for length in range(1, 8):
+        assert torch.equal(direct(torch.ones(length)), torch.full((length,), 2.0))
+    assert len(direct.compiled) == 3

@@ -1,13 +1,30 @@
-"""What torch keeps for the thread or for the process, left as it was found whatever fails."""
+"""What torch keeps for the thread or for the process: left as it was found whatever fails; and Dynamo, kept away from
+what forge itself runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 
 _DEVICES = ("cpu", "cuda")
+
+
+def unconverted(function: Callable) -> Callable:
+    """Decorator: Dynamo compiles neither the function's frames nor those of what it calls, where it finds them between
+    two graphs (a backward, say)."""
+    set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+    return function
+
+
+def uncaptured(function: Callable) -> Callable:
+    """Decorator: as `unconverted`, and a graph that calls the function breaks there."""
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = f"forge.{function.__name__} runs between graphs"
+    return unconverted(function)
 
 
 @contextmanager

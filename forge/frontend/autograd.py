@@ -1,10 +1,12 @@
 """One torch.autograd.Function for a differentiated region."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from forge.frontend.ambient import unconverted
 from forge.torchlang import autocast
 
 _TWICE = (
@@ -27,9 +29,11 @@ class Region:
         non_differentiable: list[int],
     ) -> None:
         backwards: dict[tuple[bool, ...], Callable] = {}
+        lock = threading.RLock()
 
         class ForgeFunction(torch.autograd.Function):
             @staticmethod
+            @unconverted
             def forward(ctx: Any, *inputs: Any) -> Any:
                 outputs, tensors, numbers = forward(*inputs)
                 ctx.save_for_backward(*tensors)
@@ -40,6 +44,7 @@ class Region:
                 return outputs
 
             @staticmethod
+            @unconverted
             def backward(ctx: Any, *gradients: Any) -> Any:
                 if autocast.is_enabled():
                     with autocast.disabled():
@@ -47,7 +52,8 @@ class Region:
                 present = tuple([gradient is not None for gradient in gradients])
                 function = backwards.get(present)
                 if function is None:
-                    function = backwards[present] = backward_for(present)
+                    with lock:  # threads may meet here
+                        function = backwards.get(present) or backwards.setdefault(present, backward_for(present))
                 given = [gradient for gradient in gradients if gradient is not None]
                 boxed = [*ctx.saved_tensors, *ctx.numbers, *given]
                 recorded = torch.is_grad_enabled()

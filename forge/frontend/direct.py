@@ -1,7 +1,8 @@
 """The direct front end: a function is called with proxies, and torch calls on them are recorded."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -9,39 +10,95 @@ from torch.utils import _pytree
 from forge import torchlang
 from forge.frontend import functions
 from forge.frontend.program import Program, finish
-from forge.ir import Trace, recording
+from forge.ir import TensorProxy, Trace, recording
+from forge.ir.pytree import tree_map
 from forge.torchlang import grad_mode
 
 
 def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "computation") -> Program:
     """The program that `function(*args, **kwargs)` runs. Tensors among the arguments become inputs, in pytree order;
-    numbers and other arguments are part of the program.
+    numbers and other arguments are part of the program, as are the tensors that the function closes over.
 
     Raises TypeError for a branch on a tensor's value; NotImplementedError naming a torch function without a symbol.
     """
+    trace = _started(name)
+    grad = torch.is_grad_enabled()
+    with recording(trace, torchlang.language), grad_mode.kept():
+        result = _run(trace, function, args, kwargs)
+        return finish(trace, result, grad=grad)
+
+
+class Recorded:
+    """One call of a function as a program that nothing else than its inputs decides.
+
+    `program` maps `inputs`, the tensors among the arguments and then those that the function closes over, to the
+    tensors of its result; `result` puts them where they were in it.
+    """
+
+    def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
+        trace = _started("computation")
+        grad = torch.is_grad_enabled()
+        tensors: list[TensorProxy] = []
+
+        def place(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorProxy):
+                return leaf
+            tensors.append(leaf)
+            return _Place(len(tensors) - 1)
+
+        with recording(trace, torchlang.language), grad_mode.kept():
+            self._tree = tree_map(place, _run(trace, function, args, kwargs))
+            captured = [_as_input(trace, name) for name in list(trace.constants)]
+            self.program = finish(trace, tuple(tensors), grad=grad)
+        self.inputs = [*input_tensors(args, kwargs), *captured]
+
+    def result(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """What the function returned, with the tensors that the program gave."""
+        return tree_map(lambda leaf: outputs[leaf.position] if isinstance(leaf, _Place) else leaf, self._tree)
+
+
+class _Place:
+    """Where a tensor stood in a result."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+def _started(name: str) -> Trace:
     trace = Trace(name, stage="recorded")
+    trace.follows_grad_mode = True
+    return trace
+
+
+def _as_input(trace: Trace, name: str) -> torch.Tensor:
+    """Makes a tensor that the trace closed over an input, under its name, and returns it."""
+    value = trace.constants.pop(name)
+    trace.add_input(
+        TensorProxy(name, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
+    )
+    return value.detach()
+
+
+def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What the function returns for proxies in the place of the tensors among its arguments, which become inputs."""
     leaves, spec = _pytree.tree_flatten((args, kwargs))
     names = _argument_names(function, args, kwargs)
     stand_ins = []
-    trace.follows_grad_mode = True
-    grad = torch.is_grad_enabled()
-    with recording(trace, torchlang.language), grad_mode.kept():
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
-                proxy = trace.tensor(
-                    leaf.shape,
-                    leaf.dtype,
-                    leaf.device,
-                    name=names[i] if i < len(names) else f"x{i}",
-                    requires_grad=leaf.requires_grad,
-                    strides=tuple(leaf.stride()),
-                )
-                leaf = trace.add_input(proxy)
-            stand_ins.append(leaf)
-        proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
-        with functions.traced_directly():
-            result = function(*proxy_args, **proxy_kwargs)
-        return finish(trace, result, grad=grad)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            proxy = trace.tensor(
+                leaf.shape,
+                leaf.dtype,
+                leaf.device,
+                name=names[i] if i < len(names) else f"x{i}",
+                requires_grad=leaf.requires_grad,
+                strides=tuple(leaf.stride()),
+            )
+            leaf = trace.add_input(proxy)
+        stand_ins.append(leaf)
+    proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
+    with functions.traced_directly():
+        return function(*proxy_args, **proxy_kwargs)
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:

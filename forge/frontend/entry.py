@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import config, eval_frame
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
 from torch._dynamo.utils import counters
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from forge.frontend import functions
+from forge.frontend.ambient import transforms_restored, unconverted
 from forge.ir.collection import paused_gc
 
 _KEPT = 256  # reasons of each kind
@@ -39,7 +41,9 @@ class History:
 
 
 class _Configured:
-    """Dynamo's frame callback under forge's settings; what it counts as graph breaks goes to `history`."""
+    """Dynamo's frame callback under forge's settings; what it counts as graph breaks goes to `history`.
+
+    Dynamo compiles one frame at a time; the settings, which are the process's, and its counts are the frame's."""
 
     def __init__(self, callback: Callable, dynamic: bool | None, history: History) -> None:
         self._torchdynamo_orig_backend = callback  # the chain by which Dynamo finds the backend of a cache entry
@@ -48,12 +52,12 @@ class _Configured:
         self._settings = {name: value for name, value in wanted.items() if hasattr(config, name)}
 
     def __call__(self, *frame: Any) -> Any:
-        before = counters["graph_break"].copy()
-        try:
-            with paused_gc(), config.patch(self._settings), functions.captured:
+        with compile_lock, paused_gc(), transforms_restored(), config.patch(self._settings), functions.captured:
+            before = counters["graph_break"].copy()
+            try:
                 return self._torchdynamo_orig_backend(*frame)
-        finally:
-            self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
+            finally:
+                self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
 
 
 def enter(
@@ -71,23 +75,23 @@ def enter(
     )
     callback = context.callback = _Configured(context.callback, dynamic, history)
     compiled = context(function)
-    stance = eval_frame._stance
     compiling, tracing = torch._C._functorch.maybe_current_level, torch.fx._symbolic_trace.is_fx_symbolic_tracing
-    ready = False
+    plain = None  # the stance in which a call may go the short way, once one went the long way
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal ready
+        nonlocal plain
         if has_global_hooks():
             return function(*args, **kwargs)
-        if not ready or eval_frame._stance is not stance or compiling() is not None or tracing():
+        if eval_frame._stance is not plain or compiling() is not None or tracing():
             try:
                 result = compiled(*args, **kwargs)
             except BackendCompilerFailed as failure:
                 raise failure.inner_exception from None
             except TorchRuntimeError as failure:
                 raise _as_torch_raises(failure) from None
-            ready = True
+            if eval_frame._stance == eval_frame.DynamoStance():
+                plain = eval_frame._stance
             return result
         before = set_eval_frame(callback)
         try:
@@ -100,7 +104,7 @@ def enter(
             set_eval_frame(before)
 
     call._torchdynamo_inline = function
-    return call
+    return unconverted(call)
 
 
 def _as_torch_raises(failure: TorchRuntimeError) -> Exception:

@@ -59,7 +59,7 @@ def hooks_first(graph: Graph) -> None:
 
 
 class Region:
-    """Neighbouring nodes as a function of their own: `function(*inputs)` returns the values of `outputs`."""
+    """Neighbouring nodes as a function of their own: `function(*inputs)` returns the values of `outputs`, a tuple."""
 
     def __init__(self, name: str, function: Callable, inputs: list[Node], outputs: list[Node]) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class Region:
 
 def transform_region(graph: GraphModule, start: Node, following: Iterator[Node]) -> Region:
     """The nodes from the start of a torch.func transform to the end of all that are open then: inside, values are of a
-    level that only functorch knows. Where one outlives its level (torch.func.vjp's), the region goes on to its last
+    level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the region goes on to its last
     use.
 
     Raises Unsupported where the region changes what it was given, or gives a view of it.
@@ -95,6 +95,12 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
             _check_memory(region, inside)
             return region
     raise Unsupported("a torch.func transform, or a value of one, outlives the graph")
+
+
+def runnable(graph: GraphModule) -> Callable:
+    """The graph as torch runs it; where it fails, no level that it opened stays open."""
+    opens = any(node.target in STARTS for node in graph.graph.nodes)
+    return Restoring(graph.forward) if opens else graph.forward
 
 
 def _is_wrapped(value: Any) -> bool:

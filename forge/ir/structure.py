@@ -1,0 +1,58 @@
+"""What a trace is, as a key: two traces of one structure are one program."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from forge.ir.proxies import Proxy, TensorProxy
+from forge.ir.symbol import BoundSymbol
+
+if TYPE_CHECKING:
+    from forge.ir.trace import Trace
+
+
+def structure(trace: "Trace") -> tuple:
+    """Inputs with their metadata, calls with their arguments and the metadata of what they give, output, constants by
+    identity; neither where in the user's code a call stands nor what it calls itself, which its arguments decide.
+    Hashable unless the program names an object that is not."""
+    return (
+        tuple([_declared(proxy) for proxy in trace.inputs]),
+        tuple([_call(bound) for bound in trace.bound_symbols]),
+        _value(trace.output),
+        tuple([(name, id(value)) for name, value in trace.constants.items()]),
+    )
+
+
+def _call(bound: BoundSymbol) -> tuple:
+    return (
+        bound.symbol,
+        bound.tags,
+        *[_value(each) for each in bound.args],
+        _value(bound.kwargs) if bound.kwargs else None,
+        _value(bound.output, _declared),
+    )
+
+
+def _declared(proxy: Proxy) -> tuple:
+    if isinstance(proxy, TensorProxy):
+        return (proxy.name, proxy.shape, proxy.dtype, proxy.device, proxy.requires_grad, proxy.strides)
+    return (proxy.name, type(proxy))
+
+
+def _named(proxy: Proxy) -> tuple:
+    return (proxy.name,)
+
+
+def _value(value: Any, shown: Callable[[Proxy], tuple] = _named) -> Any:
+    """A value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0."""
+    kind = type(value)
+    if kind is TensorProxy or isinstance(value, Proxy):
+        return shown(value)
+    if kind is float or kind is complex:
+        return (kind, repr(value))
+    if isinstance(value, (tuple, list)):
+        return (kind, *[_value(item, shown) for item in value])
+    if isinstance(value, dict):
+        return (kind, *[(key, _value(item, shown)) for key, item in value.items()])
+    if kind is slice:
+        return (kind, _value(value.start), _value(value.stop), _value(value.step))
+    return (kind, value)
