@@ -2,9 +2,16 @@
 
 import copy
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    """Whether a parameter or buffer waits for the first call to learn its shape."""
+    return any(map(is_lazy, chain(module.parameters(), module.buffers())))
 
 
 def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) -> torch.nn.Module:
@@ -13,10 +20,16 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
     `rejit` is forge.jit with the options given: deep copies and unpickled modules are jitted again with it.
     """
     original = type(module)
+    lazy = _is_lazy(module)
 
     def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal lazy
         if torch.compiler.is_compiling():  # inside a larger compiled program: part of that one
             return module(*args, **kwargs)
+        if lazy:  # tracing would initialise it with other random numbers
+            result = module(*args, **kwargs)
+            lazy = _is_lazy(module)
+            return result
         return compiled(module, *args, **kwargs)
 
     def __deepcopy__(self: torch.nn.Module, memo: dict) -> torch.nn.Module:

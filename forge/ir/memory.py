@@ -21,17 +21,29 @@ class Ambiguous(NotImplementedError):
 
 
 class ViewStep:
-    """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`. `grad` says
-    whether grad was enabled where the view was made."""
+    """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`.
 
-    __slots__ = ("args", "grad", "index", "invert", "kwargs", "symbol")
+    `hides_history`: autograd does not see a write through it (x.data, x.detach()). `grad` says whether grad was enabled
+    where the view was made.
+    """
 
-    def __init__(self, symbol: Any, args: tuple, kwargs: dict, index: int | None, invert: Callable) -> None:
+    __slots__ = ("args", "grad", "hides_history", "index", "invert", "kwargs", "symbol")
+
+    def __init__(
+        self,
+        symbol: Any,
+        args: tuple,
+        kwargs: dict,
+        index: int | None,
+        invert: Callable,
+        hides_history: bool = False,
+    ) -> None:
         self.symbol = symbol
         self.args = args
         self.kwargs = kwargs
         self.index = index
         self.invert = invert
+        self.hides_history = hides_history
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -144,10 +156,18 @@ class Memory:
         storage.ambiguous = call
         self.ref(handle).storage.ambiguous = call
 
-    def write(self, handle: TensorProxy, new: TensorProxy, *, silently: bool = False) -> None:
+    def write(
+        self,
+        handle: TensorProxy,
+        new: TensorProxy,
+        *,
+        silently: bool = False,
+        keep_history: Callable[[TensorProxy, TensorProxy], TensorProxy] | None = None,
+    ) -> None:
         """Gives the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
 
-        `silently`: autograd does not see the write, which ran under torch.no_grad or through x.detach().
+        `silently`: the write ran under torch.no_grad, as one through a view that hides history does for what is below
+        it. `keep_history(old, new)` is `new`, whose gradients still flow to what was there.
         """
         ref = self.ref(handle)
         storage = ref.storage
@@ -159,14 +179,19 @@ class Memory:
             ),
             Ambiguous,
         )
+        if keep_history is not None:
+            new = keep_history(self.read(handle), new)
         bases = [storage.value]
         for step in ref.chain[:-1]:
             bases.append(step.show(bases[-1]))
         value = new
         for step, base in zip(reversed(ref.chain), reversed(bases), strict=True) if ref.chain else ():
             value = step.invert(base, value)
+        if keep_history is not None and ref.chain:
+            value = keep_history(storage.value, value)
         storage.value = value
         storage.version += 1
+        silently = silently or any(step.hides_history for step in ref.chain)
         storage.silently = storage.silently and silently
         ref.value, ref.seen = new, storage.version
         if storage not in self.written:

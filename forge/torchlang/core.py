@@ -307,18 +307,20 @@ def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> Vie
     """How to show and how to invert one view."""
     symbol = entry.symbol
     if entry.invert is not None and index is None:
-        return ViewStep(symbol, args, kwargs, None, lambda x, new: entry.invert(x, new, *args, **kwargs))
+        hides_history = Tag.NOT_DIFFERENTIABLE in symbol.tags
+        return ViewStep(symbol, args, kwargs, None, lambda x, new: entry.invert(x, new, *args, **kwargs), hides_history)
     return scatter_step(symbol, args, kwargs, index)
 
 
 def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
     """A view that is inverted by copying into a clone."""
+    hides_history = Tag.NOT_DIFFERENTIABLE in symbol.tags
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
         written = prims.view_scatter(x, new, symbol, args, kwargs, index)
-        return prims.with_data(x, written) if Tag.NOT_DIFFERENTIABLE in symbol.tags else written
+        return prims.with_data(x, written) if hides_history else written
 
-    return ViewStep(symbol, args, kwargs, index, invert)
+    return ViewStep(symbol, args, kwargs, index, invert, hides_history)
 
 
 def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
@@ -358,8 +360,5 @@ def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> Non
     new = clang.convert(new, target.dtype)
     trace = current_trace()
     silently = Tag.NO_GRAD in trace.tags
-    if silently:  # the tensor's history stays: gradients still flow to what it was
-        with trace.tagged(trace.tags - {Tag.NO_GRAD}):
-            new = prims.with_data(memory.read(target), new)
-    detached = any(Tag.NOT_DIFFERENTIABLE in step.symbol.tags for step in memory.ref(target).chain)
-    memory.write(target, new, silently=silently or detached)
+    with trace.tagged(trace.tags - {Tag.NO_GRAD}):
+        memory.write(target, new, silently=silently, keep_history=prims.with_data if silently else None)

@@ -123,12 +123,16 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     made: set[str] = set()
 
     def make(names: list[str]) -> None:
-        for name in names:
-            bound = makers.get(name)
-            if bound is not None and name not in made:
-                made.update(bound.outputs)
-                make(bound.inputs)
-                calls.append(bound)
+        waiting: list[tuple[BoundSymbol | None, Iterator[str]]] = [(None, iter(names))]  # not recursive: chains are long
+        while waiting:
+            bound, rest = waiting[-1]
+            name = next(rest, None)
+            if name is None:
+                waiting.pop()
+                calls.extend([bound] if bound is not None else ())
+            elif name in makers and name not in made:
+                made.update(makers[name].outputs)
+                waiting.append((makers[name], iter(makers[name].inputs)))
 
     for bound in backward.bound_symbols:
         make(bound.inputs)
