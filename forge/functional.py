@@ -6,7 +6,6 @@ be guarded. What was compiled for a program of the same structure before is used
 """
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from forge.frontend import direct
 from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import Trace, check
+from forge.ir.bounded import Bounded
 from forge.ir.structure import structure
 from forge.torchlang import autocast
 
@@ -37,9 +37,7 @@ class Programs:
     """The programs compiled last, by their structure; at most `size` of them."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._compiled: dict[tuple, Compiled] = {}
-        self._lock = threading.Lock()
+        self._compiled: Bounded = Bounded(size)
 
     def compile(self, program: Program, options: Options) -> Compiled:
         """What runs for a program, compiled unless one of the same structure was."""
@@ -49,13 +47,8 @@ class Programs:
             hash(key)
         except TypeError:  # the program names an object that has no hash
             return _compile(program, options)
-        with self._lock:
-            compiled = self._compiled.pop(key, None)
-        compiled = compiled or _compile(program, options)
-        with self._lock:
-            self._compiled[key] = compiled  # the last used stands last
-            while len(self._compiled) > self.size:
-                del self._compiled[next(iter(self._compiled))]
+        compiled = self._compiled.pop(key, None) or _compile(program, options)
+        self._compiled[key] = compiled  # the last used stands last
         return compiled
 
     def __len__(self) -> int:
@@ -103,8 +96,7 @@ class Direct:
     ) -> None:
         self.function = function
         self.options = Options(executors, (), strict=False)
-        self.compiled: dict[tuple, Compiled] = {}
-        self.size = size
+        self.compiled: dict[tuple, Compiled] = Bounded(size)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,8 +111,6 @@ class Direct:
             with restored():
                 compiled = _compile(direct.record(self.function, args, kwargs), self.options)
             self.compiled[key] = compiled
-            while len(self.compiled) > self.size:
-                del self.compiled[next(iter(self.compiled))]
         return compiled
 
 

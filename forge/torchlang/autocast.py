@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.ir import TensorProxy
+from forge.ir.bounded import Bounded
 from forge.ir.pytree import leaves, tree_map
 from forge.torchlang.trial import run_without_values
 
@@ -95,9 +96,9 @@ def converted(
         )
     widest = _widest(chosen)
     key = (function, state(), *map(_described, leaves((args, kwargs))), *kwargs)
-    if key not in _known:
-        _known[key] = _find(function, args, kwargs, widest)
-    way = _known[key]
+    way = _known.get(key, ...)
+    if way is ...:
+        way = _known[key] = _find(function, args, kwargs, widest)
     if way is None:
         return None
     if way == "dtype":
@@ -119,7 +120,7 @@ _WAYS: dict[str, Callable[[Any, torch.dtype], torch.dtype]] = {
     "float32": lambda tensor, widest: torch.float32,
     "widest": lambda tensor, widest: widest,
 }
-_known: dict[Any, str | None] = {}
+_known: dict[Any, str | None] = Bounded(4096)
 
 
 class ReachesInside(NotImplementedError):

@@ -19,6 +19,7 @@ import torch
 
 from forge import torchlang
 from forge.ir import NUMBER_TYPES, BoundSymbol, Symbol, TensorProxy, Trace, check, recording, speaking
+from forge.ir.bounded import Bounded
 from forge.ir.pytree import tensors
 from forge.transforms.canonical import BROADCAST, CAST, COMMUTATIVE, RESHAPE, Canonical, Node, relative_args, unshaped
 from forge.transforms.dce import live_calls
@@ -83,7 +84,7 @@ class Pattern:
         self.symbol.__doc__ = reference.__doc__
         self.skeleton = self._trace_skeleton()
         self.size = _count(self.skeleton)
-        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = {}
+        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = Bounded(256)
 
     def __reduce__(self) -> tuple:
         """Pickled as what it is made of."""
@@ -151,12 +152,14 @@ class Pattern:
         symbolic = any(not isinstance(dim, int) for shape in shapes for dim in shape)
         kept = graph.traced.setdefault(self, {}) if symbolic else self._exact
         key = tuple([str(metadata[name]) for name in self.parameters])
-        if key not in kept:
+        traced = kept.get(key, ...)
+        if traced is ...:
             try:
-                kept[key] = self._trace(metadata)
+                traced = self._trace(metadata)
             except (RuntimeError, ValueError, TypeError, IndexError):  # shapes that do not go together, say
-                kept[key] = None
-        return kept[key]
+                traced = None
+            kept[key] = traced
+        return traced
 
     def __repr__(self) -> str:
         return f"<pattern {self.name}({', '.join(self.parameters)})>"

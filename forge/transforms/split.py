@@ -122,8 +122,8 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     calls: list[BoundSymbol] = []
     made: set[str] = set()
 
-    def make(names: list[str]) -> None:
-        waiting: list[tuple[BoundSymbol | None, Iterator[str]]] = [(None, iter(names))]  # not recursive: chains are long
+    def make(names: list[str]) -> None:  # not recursive: chains are long
+        waiting: list[tuple[BoundSymbol | None, Iterator[str]]] = [(None, iter(names))]
         while waiting:
             bound, rest = waiting[-1]
             name = next(rest, None)

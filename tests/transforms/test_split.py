@@ -1,14 +1,17 @@
 """Splitting a joint program into forward and backward."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+import forge
 from forge import clang
 from forge.compile import Compiled
 from forge.functional import Direct
-from forge.ir import Symbol, Trace
+from forge.ir import Symbol, Tag, Trace
+from forge.transforms.split import recompute
 
 
 def trained(function: Callable, *inputs: torch.Tensor) -> tuple[Compiled, tuple]:
@@ -83,3 +86,18 @@ def test_calls_that_only_dead_values_need_are_dropped() -> None:
 
     compiled, _ = trained(function, torch.ones(2))
     assert [bound.symbol.name for bound in stage(compiled, "forward, split").bound_symbols] == ["mul"]
+
+
+def test_a_long_chain_is_computed_again_in_order() -> None:
+    length = sys.getrecursionlimit() * 2
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(length):
+            x = torch.sin(x)
+        return x
+
+    trace = forge.trace(chain, torch.ones(2))
+    calls = [bound.replace(tags=frozenset({Tag.RECOMPUTE})) for bound in trace.bound_symbols]
+    backward = trace.derive("backward", [])
+    found = recompute(calls, backward)
+    assert [bound.output.name for bound in found.bound_symbols] == [bound.output.name for bound in calls]

@@ -1,0 +1,19 @@
+"""A table that does not grow for ever."""
+
+import threading
+from typing import Any
+
+
+class Bounded(dict):
+    """A dict of at most `size` entries: a new one takes the place of the one that was set first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self._lock = threading.Lock()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        with self._lock:
+            super().__setitem__(key, value)
+            while len(self) > self.size:
+                del self[next(iter(self))]
