@@ -14,15 +14,18 @@ from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser
 from forge.executors.executor import Executor, resolve_executors
 from forge.frontend.ambient import restored
-from forge.frontend.autograd import Region
+from forge.frontend.autograd import Again, Region, Sources
 from forge.frontend.program import Program, inline_epilogue
 from forge.ir import Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
+from forge.ir.pytree import names
 from forge.torchlang import autocast, grad_mode
 from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
+from forge.transforms.dce import live_calls
+from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate
 from forge.transforms.patterns import replace_patterns
-from forge.transforms.split import Split, backward_of, backward_of_saved, split
+from forge.transforms.split import Split, backward_of, backward_of_saved, innermost, seeds_of, split
 
 Transform = Callable[[Trace], Trace]
 
@@ -33,6 +36,7 @@ class Compiled:
     `call(*inputs)` runs it. `traces` are the stages of the forward (or of the whole, where no gradient is needed),
     `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
     each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
+    `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
     """
 
     def __init__(self) -> None:
@@ -43,6 +47,7 @@ class Compiled:
         self.backward_claims: list[Claim] = []
         self.declined: dict[str, Reasons] = {}
         self.opaque_calls: list[str] = []
+        self.again: list[Compiled] = []
         self.seconds: dict[str, float] = {}
 
     def handed_over(self) -> Callable:
@@ -102,20 +107,28 @@ def _compile(program: Program, options: Options) -> Compiled:
     compiled = Compiled()
     with compiled.timed("optimize"):
         trace = _optimize(program.trace, options, compiled.traces)
+    _compile_optimized(trace, program, options, compiled)
+    return compiled
+
+
+def _compile_optimized(
+    trace: Trace, program: Program, options: Options, compiled: Compiled, *, again: bool = False
+) -> bool:
+    """Makes what `compiled` calls; whether gradients flow through it. again: the trace is a backward."""
     wanted = [proxy for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
     joint = None
     if wanted and any(Tag.NO_GRAD not in bound.tags for bound in trace.bound_symbols):
         with compiled.timed("gradients"):
-            joint = differentiate(
-                trace, [proxy.name for proxy in wanted], chooser(options.executors, compiled.declined)
-            )
-    if joint is not None and not joint.active.isdisjoint(trace.output_names):
-        compiled.call = _compile_training(joint, program, options, compiled)
+            choose = chooser(options.executors, compiled.declined)
+            joint = differentiate(trace, [proxy.name for proxy in wanted], choose, again=again)
+    flows = joint is not None and not joint.active.isdisjoint(trace.output_names)
+    if flows:
+        compiled.call = _compile_training(trace, joint, program, options, compiled)
     else:
         whole = dce(inline_epilogue(program, trace))
         with compiled.timed("claim and generate"):
             compiled.call = _kept_mode(_generate(whole, options, compiled.traces, compiled.claims), whole, program.grad)
-    return compiled
+    return flows
 
 
 def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
@@ -132,13 +145,12 @@ def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
         )
         stages.append(trace)
     run_now = partial(_run_now, options=options)
-    for transform in (
-        dce,
-        cse,
-        partial(attention_masks, run=run_now),
-        options.find_patterns,
-        partial(hoist, run=run_now),
-    ):
+    found = (partial(attention_masks, run=run_now), options.find_patterns)
+    return _apply((dce, cse, *found, partial(hoist, run=run_now)), trace, stages)
+
+
+def _apply(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:
+    for transform in transforms:
         trace = transform(trace)
         if trace is not stages[-1]:
             stages.append(trace)
@@ -168,13 +180,17 @@ def _generate(
     return final.python_callable()
 
 
-def _compile_training(joint: Joint, program: Program, options: Options, compiled: Compiled) -> Callable:
+def _compile_training(
+    trace: Trace, joint: Joint, program: Program, options: Options, compiled: Compiled
+) -> Callable:
     outputs: list[TensorProxy] = list(joint.forward.output)
     flowing = {i: output for i, output in enumerate(outputs) if output.name in joint.active}
+    given = given_calls(joint)
+    mutated = [program.trace.inputs[i].name for i in program.mutated]
     with compiled.timed("gradients"):
         full = backward_of(joint, list(flowing.values()), joint.forward.inputs, joint.forward.bound_symbols)
     with compiled.timed("split"):
-        parts = split(joint.forward, full, [program.trace.inputs[i].name for i in program.mutated])
+        parts = split(joint.forward, full, mutated, [value for each in given for value in each.values or ()])
     compiled.traces += [joint.forward, parts.forward]
     with compiled.timed("claim and generate"):
         forward = _generate(parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined)
@@ -184,7 +200,15 @@ def _compile_training(joint: Joint, program: Program, options: Options, compiled
         with paused_gc(), restored(), compiled.timed("backward"):
             return _compile_backward(joint, parts, chosen, options, compiled)
 
-    apply = Region(forward, backward_for, [i for i in range(len(outputs)) if i not in flowing]).apply
+    def again_for(present: tuple[bool, ...], recorded: tuple[bool, ...]) -> Again:
+        chosen = [output for i, output in enumerate(outputs) if present[i]]
+        with paused_gc(), restored(), compiled.timed("backward"):
+            seeds = seeds_of(trace, chosen, recorded)
+            return _differentiable_backward(trace, parts, given, seeds, options, compiled)
+
+    constants = [i for i in range(len(outputs)) if i not in flowing]
+    sources = _sources(trace, parts, program.mutated, list(flowing.values()))
+    apply = Region(forward, backward_for, constants, sources, again_for).apply
     if not program.grad:
         apply = grad_mode.enabled(apply)
     if program.epilogue is None:
@@ -201,6 +225,47 @@ def _kept_mode(call: Callable, trace: Trace, mode: bool) -> Callable:
     """Where a trace sets the grad mode, its function with the mode kept after an exception."""
     sets = any(bound.symbol is prims.set_grad_enabled for bound in trace.bound_symbols)
     return grad_mode.restored(call, mode) if sets else call
+
+
+def _sources(trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy]) -> Sources:
+    """Where a differentiable backward finds the inputs that it may read."""
+    saved = {proxy.name: place for place, proxy in enumerate(parts.saved_tensors)}
+    live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
+    read = {name for bound in live for name in bound.inputs}
+    sources = Sources({}, [], [], [])
+    for position, proxy in enumerate(trace.inputs):
+        if not isinstance(proxy, TensorProxy):
+            sources.numbers.append(position)
+        elif proxy.name in saved and position not in mutated:
+            sources.saved[position] = saved[proxy.name]
+        elif proxy.name in read:
+            (sources.mutated if position in mutated else sources.remembered).append(position)
+    return sources
+
+
+def _differentiable_backward(
+    trace: Trace,
+    parts: Split,
+    given: list[Given],
+    seeds: dict[str, TensorProxy],
+    options: Options,
+    compiled: Compiled,
+) -> Again:
+    """The backward as a program of the inputs, compiled as one."""
+    wanted = [proxy.name for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
+    backward = differentiable_backward(trace, wanted, seeds, chooser(options.executors, {}), given)
+    found = [i for i, gradient in enumerate(backward.output) if gradient is not None]
+    program = backward.derive(backward.stage, backward.bound_symbols, output=tuple(backward.output[i] for i in found))
+    again = Compiled()
+    compiled.again.append(again)
+    again.traces.append(program)
+    program = _apply((cse, partial(hoist, run=partial(_run_now, options=options))), program, again.traces)
+    differentiable = _compile_optimized(program, Program(program, None, [], grad=True), options, again, again=True)
+    read = {name for bound in program.bound_symbols for name in bound.inputs}
+    reads = [i for i, proxy in enumerate(trace.inputs) if proxy.name in read]
+    places = {proxy.name: place for place, proxy in enumerate([*parts.saved_tensors, *parts.saved_numbers])}
+    drawn = [places[value.name] for each in given for value in each.values]
+    return Again(again.call if differentiable else torch.no_grad()(again.call), reads, drawn, found)
 
 
 def _compile_backward(

@@ -14,11 +14,12 @@ from torch.utils import _pytree
 
 from forge.compile import Compiled, Options, compile_program, overlap
 from forge.executors.executor import Executor
-from forge.frontend import direct
+from forge.frontend import direct, nested
 from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.program import Program, inline_epilogue
-from forge.ir import Trace, check
+from forge.ir import TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
+from forge.ir.state import state
 from forge.ir.structure import structure
 from forge.torchlang import autocast
 
@@ -138,7 +139,8 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
             lambda i=i, leaf=leaf: f"forge.vjp: primal {i} is {_shown(leaf)}, but must be a floating point tensor",
             TypeError,
         )
-    inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+    again = _recorded(leaves)
+    inputs = [_input(leaf, again) for leaf in leaves]
     with torch.enable_grad():
         result = _call(function, _pytree.tree_unflatten(inputs, spec), {})
     outputs, *aux = result if has_aux else (result,)
@@ -151,11 +153,17 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         else:
             chosen, weights = zip(*given, strict=True)
             gradients = torch.autograd.grad(
-                chosen, inputs, weights, retain_graph=True, allow_unused=True, materialize_grads=True
+                chosen,
+                inputs,
+                weights,
+                retain_graph=True,
+                create_graph=again or _recorded(weights),
+                allow_unused=True,
+                materialize_grads=True,
             )
         return _pytree.tree_unflatten(list(gradients), spec)
 
-    return (_detached(outputs), pullback, *_detached(aux))
+    return (outputs, pullback, *aux) if again else (_detached(outputs), pullback, *_detached(aux))
 
 
 @uncaptured
@@ -167,6 +175,18 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
     """
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
+    def scalar(result: Any) -> Any:
+        value = result[0] if has_aux else result
+        check(
+            isinstance(value, (torch.Tensor, TensorProxy)) and value.ndim == 0,
+            lambda: (
+                f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
+                "use forge.vjp for other outputs"
+            ),
+            RuntimeError,
+        )
+        return value
+
     @uncaptured
     @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -175,26 +195,26 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
                 -len(args) <= position < len(args),
                 lambda position=position: f"forge.grad: argnums names argument {position}, but {len(args)} were given",
             )
+        if state.trace is not None:  # this function is being traced
+            result, found = nested.value_and_gradients(function, args, kwargs, positions, scalar)
+            return result, found[0] if isinstance(argnums, int) else tuple(found)
         chosen = [args[position] for position in positions]
         leaves, spec = _pytree.tree_flatten(chosen)
-        inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+        again = _recorded(leaves)
+        inputs = [_input(leaf, again) for leaf in leaves]
         given = list(args)
         for position, value in zip(positions, _pytree.tree_unflatten(inputs, spec), strict=True):
             given[position] = value
         with torch.enable_grad():
             result = _call(function, tuple(given), kwargs)
-        value, *aux = result if has_aux else (result,)
-        check(
-            isinstance(value, torch.Tensor) and value.ndim == 0,
-            lambda: (
-                f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
-                "use forge.vjp for other outputs"
-            ),
-            RuntimeError,
+        value, aux = scalar(result), result[1:] if has_aux else ()
+        gradients = torch.autograd.grad(
+            value, inputs, create_graph=again, allow_unused=True, materialize_grads=True
         )
-        gradients = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
         found = _pytree.tree_unflatten(list(gradients), spec)
-        shown = (value.detach(), *_detached(aux)) if has_aux else value.detach()
+        if not again:
+            value, aux = value.detach(), _detached(aux)
+        shown = (value, *aux) if has_aux else value
         return shown, found[0] if isinstance(argnums, int) else tuple(found)
 
     return run
@@ -215,6 +235,16 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
         return (gradients, *value[1:]) if has_aux else gradients
 
     return run
+
+
+def _recorded(leaves: Sequence[Any]) -> bool:
+    """Whether torch's autograd records what is done with these, so that gradients are differentiated again."""
+    return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
+    """A value of its own to differentiate by; with `again`, what is done with it flows on to the leaf."""
+    return leaf.view_as(leaf) if again and leaf.requires_grad else leaf.detach().requires_grad_()
 
 
 def _detached(tree: Any) -> Any:

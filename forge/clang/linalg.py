@@ -112,7 +112,7 @@ def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdi
 
 def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
     """torch's gradient of a norm: 0 where the norm is 0 and has no slope."""
-    if ord == 0:
+    if ord == 0 or prims.known(x.numel() == 0):
         return x * 0
     if not dims or ord == 1:
         return sgn(x) * g

@@ -94,7 +94,10 @@ def _mean_grad(
 ) -> TensorProxy:
     out = mean(x, dims, keepdim, dtype)
     dims = canonical_dims("mean", dims, x.ndim)
-    share = as_gradient(get_grad(out) / count(x, dims), x.dtype)  # before it is spread
+    share = get_grad(out)
+    if not known(x.numel() == 0):  # where no element takes a share, 0 / 0 is no second gradient
+        share = share / count(x, dims)
+    share = as_gradient(share, x.dtype)  # before it is spread
     put_grad(x, spread(share, x, dims, keepdim))
     return out
 

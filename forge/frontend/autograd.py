@@ -1,18 +1,51 @@
 """One torch.autograd.Function for a differentiated region."""
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
+from torch._C._functorch import is_legacy_batchedtensor as is_batched
 
 from forge.frontend.ambient import unconverted
+from forge.ir import check
+from forge.ir.printing import qualified_name
 from forge.torchlang import autocast
+from forge.transforms.opaque import OpaqueGraph
 
-_TWICE = (
-    "forge: this result was differentiated by forge's own backward, which has no gradient itself: double backward "
-    "(create_graph=True) is not supported; run this part in eager for it"
+_DREW = (
+    "double backward (create_graph=True) through {}: it draws random numbers, which cannot be drawn again; "
+    "run it in eager, or without its randomness"
 )
+
+
+class Sources(NamedTuple):
+    """Where a differentiable backward finds the region's inputs, each with its autograd history.
+
+    saved: places among the saved tensors, by the input's position. remembered: positions of the other tensors that it
+    may read; mutated: of those among them that the program changes. numbers: positions of inputs that are no tensors.
+    """
+
+    saved: dict[int, int]
+    remembered: list[int]
+    mutated: list[int]
+    numbers: list[int]
+
+
+class Again(NamedTuple):
+    """A backward as a program of a region's inputs, which is differentiated as any other.
+
+    function: takes all inputs (None for one that is not read), what was drawn, and the gradients that there are.
+    reads: the positions of the inputs that it reads. drawn: places of what it is given among the saved tensors and
+    numbers. wanted: which inputs' gradients it returns.
+    """
+
+    function: Callable
+    reads: list[int]
+    drawn: list[int]
+    wanted: list[int]
 
 
 class Region:
@@ -20,6 +53,8 @@ class Region:
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backward_for(present)` is compiled on first use
     for each set of outputs that have a gradient, so that an unused output costs nothing and leaves None.
+    `again_for(present, flowing)` is too: it gives the Again for gradients of which `flowing` have a history. It runs in
+    place of the backward under create_graph=True.
     """
 
     def __init__(
@@ -27,9 +62,13 @@ class Region:
         forward: Callable,
         backward_for: Callable[[tuple[bool, ...]], Callable],
         non_differentiable: list[int],
+        sources: Sources,
+        again_for: Callable[[tuple[bool, ...], tuple[bool, ...]], Again],
     ) -> None:
         backwards: dict[tuple[bool, ...], Callable] = {}
         lock = threading.RLock()
+        agains: dict[tuple, Again] = {}
+        remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
 
         class ForgeFunction(torch.autograd.Function):
             @staticmethod
@@ -38,6 +77,11 @@ class Region:
                 outputs, tensors, numbers = forward(*inputs)
                 ctx.save_for_backward(*tensors)
                 ctx.numbers = numbers
+                ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
+                if mutated:
+                    ctx.copies = _copy(inputs, mutated)
+                if numbered:
+                    ctx.lengths = [inputs[i] for i in numbered]
                 ctx.set_materialize_grads(False)
                 if non_differentiable:
                     ctx.mark_non_differentiable(*[outputs[i] for i in non_differentiable])
@@ -50,28 +94,124 @@ class Region:
                     with autocast.disabled():
                         return ForgeFunction.backward(ctx, *gradients)
                 present = tuple([gradient is not None for gradient in gradients])
+                given = [gradient for gradient in gradients if gradient is not None]
+                if not given:
+                    return (None,) * len(ctx.needs_input_grad)
+                if torch.is_grad_enabled():
+                    return ForgeFunction.backward_again(ctx, present, given)
                 function = backwards.get(present)
                 if function is None:
                     with lock:  # threads may meet here
                         function = backwards.get(present) or backwards.setdefault(present, backward_for(present))
-                given = [gradient for gradient in gradients if gradient is not None]
                 boxed = [*ctx.saved_tensors, *ctx.numbers, *given]
-                recorded = torch.is_grad_enabled()
                 ctx.maybe_clear_saved_tensors()
+                if not graph_is_kept():
+                    ctx.remembered = ctx.copies = None
                 del gradients, given
                 with torch.no_grad():
-                    results = function(boxed)
-                return _once(results) if recorded else results
+                    return function(boxed)
+
+            @staticmethod
+            def backward_again(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
+                """The gradients of the inputs, with a history."""
+                flowing = tuple([gradient.requires_grad for gradient in given])
+                again = agains.get((present, flowing))
+                if again is None:
+                    with lock:
+                        again = agains.get((present, flowing)) or agains.setdefault(
+                            (present, flowing), again_for(present, flowing)
+                        )
+                for number in ctx.numbers:
+                    if isinstance(number, OpaqueGraph) and number.random:
+                        raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
+                saved = [*ctx.saved_tensors, *ctx.numbers]
+                inputs = _inputs(ctx, saved, sources, again.reads)
+                ctx.maybe_clear_saved_tensors()
+                if not graph_is_kept():
+                    ctx.remembered = ctx.copies = None
+                results = again.function(*inputs, *[saved[i] for i in again.drawn], *given)
+                gradients = [None] * len(inputs)
+                for position, gradient in zip(again.wanted, results, strict=True):
+                    gradients[position] = gradient
+                return tuple(gradients)
 
         self.apply = ForgeFunction.apply
 
 
-def _once(results: tuple) -> tuple:
-    """Gradients that raise when they are differentiated again."""
-    tensors = [result for result in results if result is not None]
-    if not tensors:
-        return results
-    tracked = [tensor.detach().requires_grad_() for tensor in tensors]
-    guarded = torch._C._functions.DelayedError(_TWICE.encode(), len(tracked))(*tracked)
-    remaining = iter(guarded if isinstance(guarded, tuple) else (guarded,))
-    return tuple(None if result is None else next(remaining) for result in results)
+# inputs with their history: nothing that the forward does not save otherwise keeps a cycle alive
+
+
+class _Alias(torch.autograd.Function):
+    """A tensor's memory and its history up to now: what is done to the tensor later does not lead back to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+_IS_LEAF, _REQUIRES_GRAD, _VERSION = map(attrgetter, ("is_leaf", "requires_grad", "_version"))
+
+
+def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], list[int]]:
+    """The inputs at `positions`, and the versions that they have now."""
+    kept = [inputs[i] for i in positions]
+    if not (all(map(_IS_LEAF, kept)) and all(map(_REQUIRES_GRAD, kept))):  # parameters have no history
+        kept = [x if x.is_leaf and x.requires_grad else _alias(x) for x in kept]
+    try:
+        return kept, list(map(_VERSION, kept))
+    except RuntimeError:  # an inference tensor has none
+        return kept, [_version(x) for x in kept]
+
+
+def _copy(inputs: tuple, positions: list[int]) -> list[torch.Tensor]:
+    """The inputs at `positions` as they are now, with the history that they have now."""
+    with torch.enable_grad():
+        return [inputs[i].clone() for i in positions]
+
+
+def _alias(x: torch.Tensor) -> torch.Tensor:
+    if is_batched(x):  # torch.autograd.grad(is_grads_batched=True): nothing that it makes has an alias
+        return x
+    if not x.requires_grad:
+        return x.detach()
+    with torch.enable_grad():
+        return _Alias.apply(x)
+
+
+def _version(x: torch.Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) -> list[Any]:
+    """The region's inputs that are read, None for the others. Raises RuntimeError where one was changed or freed."""
+    check(
+        ctx.remembered is not None,
+        lambda: (
+            "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+            "already been freed); specify retain_graph=True if you need to backward through the graph a second time"
+        ),
+        RuntimeError,
+    )
+    found: dict[int, Any] = {position: saved[place] for position, place in sources.saved.items()}
+    wanted = set(reads)
+    for position, x, version in zip(sources.remembered, *ctx.remembered, strict=True):
+        check(
+            position not in wanted or _version(x) == version,
+            lambda x=x, version=version: (
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{x.dtype}, {list(x.shape)}] is at version {x._version}; expected version {version} instead; "
+                "under create_graph=True, the backward of a compiled program reads all inputs of the program"
+            ),
+            RuntimeError,
+        )
+        found[position] = x
+    for position, x in zip(sources.mutated, ctx.copies if sources.mutated else (), strict=True):
+        found[position] = x
+    for position, number in zip(sources.numbers, ctx.lengths if sources.numbers else (), strict=True):
+        found[position] = number
+    assert wanted.issubset(found), f"a differentiable backward reads inputs {wanted - set(found)}, which are not kept"
+    return [found.get(position) for position in range(len(ctx.needs_input_grad))]

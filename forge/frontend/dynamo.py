@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from forge import prims, torchlang
 from forge.frontend import higher_order
 from forge.frontend.aliasing import Pair, pairs, reconcile
-from forge.frontend.effects import Functional, effects
+from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.functions import from_graphs, run_alone
 from forge.frontend.program import Program, Unsupported, finish
 from forge.ir import (
@@ -75,6 +75,7 @@ class _Interpreter:
         self.regions: list[Any] = []
         self.numbers: set[str] = set()  # read from tensors so far
         self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
+        self.skipped: Collection[Node] = ()
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -94,6 +95,8 @@ class _Interpreter:
             self.trace.source = node.meta.get("stack_trace")
             if node.op == "output":
                 return self.look_up(node.args[0])
+            if node in self.skipped:
+                continue
             if node.target in higher_order.STARTS:
                 self.run_region(higher_order.transform_region(self.graph, node, nodes))
             else:
@@ -103,12 +106,14 @@ class _Interpreter:
     def run_region(self, region: higher_order.Region) -> None:
         """Nodes that only make sense together run as one opaque call."""
         args = self.look_up(tuple(region.inputs))
-        output = self.opaque(region.function, region.name, args, {}, [], region.example)
+        nothing = Effects([], frozenset())  # transform_region has looked
+        output = self.opaque(grad_mode.InMode(region.function), region.name, args, {}, [], region.example, nothing)
         self.env.update(zip(region.outputs, output, strict=True))
 
-    def inline(self, graph: GraphModule, args: tuple) -> Any:
+    def inline(self, graph: GraphModule, args: tuple, skipped: Collection[Node] = ()) -> Any:
         """Runs a nested graph on values of this one."""
         inner = _Interpreter(graph)
+        inner.skipped = skipped
         inner.trace, inner.regions, inner.held = current_trace(), self.regions, self.held
         if inner.trace is self.trace:  # else a gradient rule runs it once more
             inner.opaque_calls, inner.numbers = self.opaque_calls, self.numbers
@@ -201,7 +206,7 @@ class _Interpreter:
             raise Unsupported(str(reason)) from reason
         except NotImplementedError:
             function = getattr(torch.Tensor, target) if isinstance(target, str) else target
-            output = self.opaque(function, name, args, kwargs, given, example)
+            output = self.opaque(function, name, args, kwargs, given, example, effects(function, name, args, kwargs))
         output = reconcile(self.trace.memory, given, output, example, name)
         self.note(node, output, example)
         return output
@@ -243,10 +248,18 @@ class _Interpreter:
 
     # opaque calls
 
-    def opaque(self, function: Callable, name: str, args: tuple, kwargs: dict, given: list[Pair], example: Any) -> Any:
+    def opaque(
+        self,
+        function: Callable,
+        name: str,
+        args: tuple,
+        kwargs: dict,
+        given: list[Pair],
+        example: Any,
+        found: Effects,
+    ) -> Any:
         """Runs a function that torchlang does not have, by torch, on copies of what it changes."""
         grad_mode.note(self.trace)
-        found = effects(function, name, args, kwargs)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast.is_enabled() else name)
         if autocast.is_enabled():
             function = autocast.Under(function)
@@ -420,7 +433,6 @@ def _autograd_function(
 def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule) -> Any:
     """A hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook changes."""
     memory = interpreter.trace.memory
-
     def body(x: TensorProxy) -> TensorProxy:
         return prims.alias(x)
 

@@ -60,8 +60,8 @@ def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list
     if schema is not None:
         values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
         written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-        return positions([leaf for value, is_written in zip(values, written, strict=False) if is_written
-                          for leaf in leaves(value) if leaf is not None])
+        found = [value for value, is_written in zip(values, written, strict=False) if is_written]
+        return positions([leaf for leaf in leaves(found) if leaf is not None])
     in_place = name.endswith("_") and not name.endswith("__")
     return positions(list(args[:1])) if in_place else []
 

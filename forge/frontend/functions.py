@@ -5,21 +5,21 @@ Each body is recorded with a memory of its own, so that what it changes in place
 forward changes of its inputs comes out beside its results, and is written to them afterwards.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import FunctionCtx
-from torch.fx import GraphModule
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
 from forge.frontend.program import Unsupported
-from forge.ir import Symbol, TensorProxy, current_trace, get_grad, put_grad, speaking
+from forge.ir import Symbol, Tag, TensorProxy, current_trace, get_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.torchlang import grad_mode
 
 _NAME = "torch.autograd.Function.apply"
 _OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward_idx"})
@@ -44,14 +44,14 @@ class Run(NamedTuple):
     shared: list[int | None]
 
 
-def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tuple]) -> Run:
-    """Records a body with a memory of its own; the grad modes in it are its own business. `outputs` takes those from
-    its result."""
+def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tuple], *, follows: bool = False) -> Run:
+    """Records a body with a memory of its own. `outputs` takes those from its result; `follows`: a call in the body
+    that ran without grad has no gradient, as of a backward that is differentiated."""
     trace = current_trace()
     outer, trace.memory = trace.memory, Memory()
-    follows, trace.follows_grad_mode = trace.follows_grad_mode, False
+    before, trace.follows_grad_mode = trace.follows_grad_mode, follows
     try:
-        with grad_mode.kept():
+        with torch.enable_grad(), trace.tagged(trace.tags):
             result = body(*args)
         memory = trace.memory
         given = {id(memory.ref(arg).storage): i for i, arg in enumerate(args) if isinstance(arg, TensorProxy)}
@@ -61,7 +61,7 @@ def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tupl
         read = tree_map(lambda leaf: memory.read(leaf) if isinstance(leaf, TensorProxy) else leaf, result)
         return Run(read, written, shared)
     finally:
-        trace.memory, trace.follows_grad_mode = outer, follows
+        trace.memory, trace.follows_grad_mode = outer, before
 
 
 def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> int | None:
@@ -74,11 +74,18 @@ def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> 
 
 class FunctionCall:
     """One call of an autograd.Function: `forward(*inputs)` gives a Forward, `backward(kept, gradients)` the gradients
-    of the inputs."""
+    of the inputs; `once` says that the backward cannot be differentiated."""
 
-    def __init__(self, forward: Callable[..., Forward], backward: Callable[[Any, tuple], Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Forward],
+        backward: Callable[[Any, tuple], Sequence[Any]],
+        *,
+        once: bool,
+    ) -> None:
         self.forward = forward
         self.backward = backward
+        self.tags = {Tag.ONCE_DIFFERENTIABLE} if once else set()
         self.made = Forward((), None, (), ())  # by the last run
         self.written: list[int] = []
         self.shared: list[int | None] = []
@@ -101,9 +108,8 @@ class FunctionCall:
         outputs, written = self.body(*inputs)
         gradients = tuple(self._gradient(i, output) for i, output in enumerate(outputs))
         kept = list(leaves(self.made.kept))
-        run = run_alone(
-            lambda *args: self.backward(self.made.kept, gradients), (*gradients, *kept), lambda result: ()
-        )
+        backward = lambda *args: self.backward(self.made.kept, gradients)
+        run = run_alone(backward, (*gradients, *kept), lambda result: (), follows=True)
         if any(position >= len(gradients) for position in run.written):
             raise Unsupported("the backward of a torch.autograd.Function changes a tensor that it did not make")
         for argument, gradient in zip(inputs, run.result, strict=True):
@@ -121,7 +127,7 @@ class FunctionCall:
         """The outputs of the call: what it changed is written, what shares memory may not be changed later."""
         memory = current_trace().memory
         values = memory.read_all(args)
-        symbol = Symbol("autograd_function", _NAME, body=self.body, rule=self.rule)
+        symbol = Symbol("autograd_function", _NAME, body=self.body, rule=self.rule, tags=self.tags)
         outputs, written = symbol(*values)
         dirty = {self.shared[i]: i for i in self.made.dirty}
         for position, new in zip(self.written, written, strict=True):
@@ -140,8 +146,25 @@ class FunctionCall:
         return tuple(handles)
 
 
+def _outer_mode(graph: GraphModule) -> list[Node]:
+    """The nodes by which Dynamo turns gradients off for all of a backward: in torch they are on under create_graph."""
+    modes = [node for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled]
+    return [modes[0], modes[-1]] if modes and modes[0].args[0] is False else []
+
+
+_ONCE = next(code for code in once_differentiable.__code__.co_consts if getattr(code, "co_name", "") == "wrapper")
+_ONCE_LINES = re.compile(
+    rf'File "{re.escape(_ONCE.co_filename)}", line ({"|".join(str(line) for *_, line in _ONCE.co_lines() if line)}),'
+)
+
+
+def _once_differentiable(backward: GraphModule) -> bool:
+    """Whether a backward was recorded through @once_differentiable, of which only the lines that ran are left."""
+    return any(_ONCE_LINES.search(node.meta.get("stack_trace") or "") for node in backward.graph.nodes)
+
+
 def from_graphs(
-    inline: Callable[[GraphModule, tuple], Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
+    inline: Callable[..., Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
 ) -> FunctionCall:
     """A call as Dynamo hands it over. Raises Unsupported for options that another torch has."""
     if not options.keys() <= _OPTIONS:
@@ -151,7 +174,10 @@ def from_graphs(
         outputs, kept = inline(forward, inputs)
         return Forward(outputs, kept, tuple(options.get("dirty_idx", ())), tuple(options["non_differentiable_idx"]))
 
-    return FunctionCall(run_forward, lambda kept, gradients: inline(backward, (*gradients, *kept)))
+    def run_backward(kept: tuple, gradients: tuple) -> Any:
+        return inline(backward, (*gradients, *kept), _outer_mode(backward))
+
+    return FunctionCall(run_forward, run_backward, once=_once_differentiable(backward))
 
 
 # traced directly
@@ -208,7 +234,8 @@ def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
             found = function.backward(ctx, *gradients)
         return found if isinstance(found, tuple) else (found,)
 
-    outputs = FunctionCall(forward, backward).record(args)
+    once = getattr(function.backward, "__code__", None) is _ONCE
+    outputs = FunctionCall(forward, backward, once=once).record(args)
     return outputs[0] if single else outputs
 
 

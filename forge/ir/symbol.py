@@ -18,6 +18,8 @@ class Tag(Enum):
     UNINITIALIZED = auto()  # two calls give different memory: never merged or hoisted
     SYNCHRONIZING = auto()  # reads a tensor's data back to Python
     NOT_DIFFERENTIABLE = auto()  # no gradient flows through it, as in eager
+    ZERO_GRAD = auto()  # the gradients of its arguments are zeros, and its result a constant, as in eager
+    ONCE_DIFFERENTIABLE = auto()  # a user's backward says that it cannot be differentiated
     NO_GRAD = auto()  # this call ran under torch.no_grad
     RECOMPUTE = auto()  # this call belongs to a checkpointed region
     DIFFERENTIATED = auto()  # gradients flow through this call

@@ -2,6 +2,7 @@
 
 from forge.ir import Dim, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.elementwise import zeros_like
 
 Lengths = tuple[Dim, ...]
 
@@ -139,6 +140,31 @@ def _convolution_backward_meta(
 
 
 convolution_backward = make_prim("convolution_backward", "convolution_backward", meta=_convolution_backward_meta)
+
+
+@register_grad(convolution_backward)
+def _convolution_backward_grad(
+    g: TensorProxy,
+    x: TensorProxy,
+    weight: TensorProxy,
+    bias_sizes: Lengths | None,
+    *how: object,
+) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
+    """The gradients are linear in g, and of x and weight each is linear in the other."""
+    options = how[:-1]
+    out = convolution_backward(g, x, weight, bias_sizes, *how)
+    of_x, of_weight, of_bias = [None if gradient is None else get_grad(gradient) for gradient in out]
+    if needs_grad(g):
+        if of_x is not None or of_bias is not None:
+            along = zeros_like(x) if of_x is None else of_x
+            put_grad(g, convolution(along, weight, of_bias, *options))
+        if of_weight is not None:
+            put_grad(g, convolution(x, of_weight, None, *options))
+    if needs_grad(x) and of_weight is not None:
+        put_grad(x, convolution_backward(g, x, of_weight, None, *options, (True, False, False))[0])
+    if needs_grad(weight) and of_x is not None:
+        put_grad(weight, convolution_backward(g, of_x, weight, None, *options, (False, True, False))[1])
+    return out
 
 
 @register_grad(convolution)

@@ -465,6 +465,13 @@ def _masked_scatter_grad(x: TensorProxy, mask: TensorProxy, source: TensorProxy)
     return out
 
 
+@register_grad(masked_scatter_backward)
+def _masked_scatter_backward_grad(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
+    out = masked_scatter_backward(g, mask, shape)
+    put_grad(g, masked_scatter(_zeros(g.shape, g), mask, get_grad(out)))
+    return out
+
+
 @register_grad(embedding)
 def _embedding_grad(
     weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool

@@ -9,6 +9,9 @@ import torch
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, known, like, make_prim
+from forge.prims.creation import full
+from forge.prims.indexing import gather
+from forge.prims.shape import reshape
 
 Lengths = tuple[Dim, ...]
 
@@ -116,6 +119,37 @@ def _max_pool_backward_meta(
 max_pool_backward = make_prim("max_pool_backward", "max_pool_backward", meta=_max_pool_backward_meta)
 
 
+def _taken(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
+    """The elements of x at places in its last `count` dims laid out as one."""
+    if known(indices.numel() == 0):
+        return full(indices.shape, 0, x.dtype, x.device)
+    before = x.shape[: x.ndim - count]
+    return reshape(gather(_flat(x, before), len(before), _flat(indices, before)), indices.shape)
+
+
+def _flat(x: TensorProxy, before: Lengths) -> TensorProxy:
+    length: Dim = 1
+    for each in x.shape[len(before) :]:
+        length = length * each
+    return reshape(x, (*before, length))
+
+
+@register_grad(max_pool_backward)
+def _max_pool_backward_grad(
+    g: TensorProxy,
+    x: TensorProxy,
+    kernel_size: Lengths,
+    stride: Lengths,
+    padding: Lengths,
+    dilation: Lengths,
+    ceil_mode: bool,
+    indices: TensorProxy,
+) -> TensorProxy:
+    out = max_pool_backward(g, x, kernel_size, stride, padding, dilation, ceil_mode, indices)
+    put_grad(g, _taken(get_grad(out), indices, len(kernel_size)))
+    return out
+
+
 @register_grad(max_pool)
 def _max_pool_grad(x: TensorProxy, *how: object) -> tuple[TensorProxy, TensorProxy]:
     out, indices = max_pool(x, *how)
@@ -165,6 +199,13 @@ def _avg_pool_backward_meta(
 avg_pool_backward = make_prim("avg_pool_backward", "avg_pool_backward", meta=_avg_pool_backward_meta)
 
 
+@register_grad(avg_pool_backward)
+def _avg_pool_backward_grad(g: TensorProxy, x: TensorProxy, *how: object) -> TensorProxy:
+    out = avg_pool_backward(g, x, *how)
+    put_grad(g, avg_pool(get_grad(out), *how))
+    return out
+
+
 @register_grad(avg_pool)
 def _avg_pool_grad(x: TensorProxy, *how: object) -> TensorProxy:
     out = avg_pool(x, *how)
@@ -201,6 +242,13 @@ adaptive_avg_pool_backward = make_prim(
 )
 
 
+@register_grad(adaptive_avg_pool_backward)
+def _adaptive_avg_pool_backward_grad(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
+    out = adaptive_avg_pool_backward(g, x, output_size)
+    put_grad(g, adaptive_avg_pool(get_grad(out), output_size))
+    return out
+
+
 @register_grad(adaptive_avg_pool)
 def _adaptive_avg_pool_grad(x: TensorProxy, output_size: Lengths) -> TensorProxy:
     out = adaptive_avg_pool(x, output_size)
@@ -231,6 +279,15 @@ def _adaptive_max_pool_backward_meta(
 adaptive_max_pool_backward = make_prim(
     "adaptive_max_pool_backward", "adaptive_max_pool_backward", meta=_adaptive_max_pool_backward_meta
 )
+
+
+@register_grad(adaptive_max_pool_backward)
+def _adaptive_max_pool_backward_grad(
+    g: TensorProxy, x: TensorProxy, output_size: Lengths, indices: TensorProxy
+) -> TensorProxy:
+    out = adaptive_max_pool_backward(g, x, output_size, indices)
+    put_grad(g, _taken(get_grad(out), indices, len(output_size)))
+    return out
 
 
 @register_grad(adaptive_max_pool)

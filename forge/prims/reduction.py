@@ -4,7 +4,7 @@ import torch
 
 from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_dim, check_dims, check_tensor, known, like, make_prim
-from forge.prims.creation import full
+from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
 from forge.prims.indexing import scatter_reduce
 from forge.prims.shape import broadcast_in_dim, flip, pad, reshape, slice
@@ -91,9 +91,7 @@ def _cumprod_backward_meta(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
     return like(x)
 
 
-cumprod_backward = make_prim(
-    "cumprod_backward", "cumprod_backward", meta=_cumprod_backward_meta, tags=[Tag.NOT_DIFFERENTIABLE]
-)
+cumprod_backward = make_prim("cumprod_backward", "cumprod_backward", meta=_cumprod_backward_meta)
 
 # values with their indices
 
@@ -318,6 +316,37 @@ def _cumprod_grad(x: TensorProxy, dim: int) -> TensorProxy:
     return out
 
 
+@register_grad(cumprod_backward)
+def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
+    """Of the products without each element in turn: of as many rows as there are elements, without division."""
+    result = cumprod_backward(g, x, dim, out)
+    h = get_grad(result)
+    if not x.ndim:  # the gradient is g itself
+        put_grad(g, h)
+        return result
+    length, last = x.shape[dim], x.ndim
+    shape = (*[n for i, n in enumerate(x.shape) if i != dim], length, length)
+    ends, rows = (*range(last - 1), last), tuple(range(last))
+
+    def moved(value: TensorProxy) -> TensorProxy:
+        return value.permute([*[i for i in range(last) if i != dim], dim])
+
+    def back(value: TensorProxy) -> TensorProxy:
+        return value.permute([*range(dim), last - 1, *range(dim, last - 1)])
+
+    # row i is x with 1 in the place of element i, which out's elements from i on have as a factor
+    position = iota(length, 0, 1, torch.int64, x.device)
+    row = broadcast_in_dim(position, shape, (last - 1,))
+    column = broadcast_in_dim(position, shape, (last,))
+    others = (row == column).where(1, broadcast_in_dim(moved(x), shape, ends))
+    products = cumprod(others, last)
+    along = (column >= row).where(broadcast_in_dim(moved(h), shape, rows), 0)
+    put_grad(g, back(sum(along * products, (last - 1,))))
+    slopes = cumprod_backward(along * broadcast_in_dim(moved(g), shape, ends), others, last, products)
+    put_grad(x, back(sum((row == column).where(0, slopes), (last - 1,))))
+    return result
+
+
 @register_grad(logcumsumexp)
 def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
     """In logarithms; positive and negative gradients apart where they are real."""
@@ -327,10 +356,10 @@ def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
         put_grad(x, conjugate((_reversed_scan(logcumsumexp, conjugate(g).log() - out, dim) + x).exp()))
         return out
     log_of_size = g.abs().log()
-    infinity = float("inf")
+    lowest = torch.finfo(x.dtype).min  # as torch: infinity would be nan where the gradient is differentiated
 
     def part(chosen: TensorProxy) -> TensorProxy:
-        return (_reversed_scan(logcumsumexp, chosen.where(log_of_size, -infinity) - out, dim) + x).exp()
+        return (_reversed_scan(logcumsumexp, chosen.where(log_of_size, lowest) - out, dim) + x).exp()
 
     put_grad(x, part(g > 0) - part(g < 0))
     return out

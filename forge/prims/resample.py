@@ -61,6 +61,15 @@ def _upsample_backward_meta(
 upsample_backward = make_prim("upsample_backward", "upsample_backward", meta=_upsample_backward_meta)
 
 
+@register_grad(upsample_backward)
+def _upsample_backward_grad(
+    g: TensorProxy, mode: str, input_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
+) -> TensorProxy:
+    out = upsample_backward(g, mode, input_size, align_corners, scales)
+    put_grad(g, upsample(get_grad(out), mode, g.shape[2:], align_corners, scales))
+    return out
+
+
 @register_grad(upsample)
 def _upsample_grad(
     x: TensorProxy, mode: str, output_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
@@ -121,6 +130,13 @@ def _pad_edges_backward_meta(g: TensorProxy, x: TensorProxy, padding: Lengths, m
 
 
 pad_edges_backward = make_prim("pad_edges_backward", "pad_edges_backward", meta=_pad_edges_backward_meta)
+
+
+@register_grad(pad_edges_backward)
+def _pad_edges_backward_grad(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
+    out = pad_edges_backward(g, x, padding, mode)
+    put_grad(g, pad_edges(get_grad(out), padding, mode))
+    return out
 
 
 @register_grad(pad_edges)
@@ -222,6 +238,13 @@ def _affine_grid_backward_meta(g: TensorProxy, size: Lengths, align_corners: boo
 
 
 affine_grid_backward = make_prim("affine_grid_backward", "affine_grid_backward", meta=_affine_grid_backward_meta)
+
+
+@register_grad(affine_grid_backward)
+def _affine_grid_backward_grad(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
+    out = affine_grid_backward(g, size, align_corners)
+    put_grad(g, affine_grid(get_grad(out), size, align_corners))
+    return out
 
 
 @register_grad(affine_grid)

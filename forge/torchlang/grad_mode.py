@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forge.ir import Tag, Trace
+from forge.ir.pytree import tree_map
 
 
 @contextmanager
@@ -53,3 +54,22 @@ def enabled(call: Callable) -> Callable:
             return call(*args)
 
     return run
+
+
+class InMode:
+    """A function that differentiates inside of itself (torch.func.grad), in the grad mode in which the program calls
+    it: values are computed without grad, where it would find zeros."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+        self.mode = torch.is_grad_enabled()
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.is_grad_enabled() == self.mode:
+            return self.function(*args)
+        with torch.set_grad_enabled(self.mode):
+            return tree_map(_detached, self.function(*tree_map(_detached, args)))
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

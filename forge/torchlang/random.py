@@ -21,6 +21,7 @@ Dtype = torch.dtype | None
 Device = torch.device | str | None
 Layout = torch.layout | None
 RANDOM = (Tag.RANDOM,)
+RANDOM_CONSTANT = (Tag.RANDOM, Tag.ZERO_GRAD)
 
 # tensors of random numbers
 
@@ -163,7 +164,7 @@ def randperm(
     return prims.randperm(n, dtype or torch.int64, canonical_device(device))
 
 
-@torchsymbol(torch.normal, tags=RANDOM, factory=True)
+@torchsymbol(torch.normal, tags=RANDOM_CONSTANT, factory=True)
 def normal(
     mean: TensorProxy | float = 0.0,
     std: TensorProxy | float = 1.0,
@@ -196,7 +197,7 @@ def multinomial(
     return prims.multinomial(input, num_samples, replacement)
 
 
-@torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=RANDOM)
+@torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=RANDOM_CONSTANT)
 def bernoulli(input: TensorProxy, p: float | None = None, *, generator: torch.Generator | None = None) -> TensorProxy:
     """1 with probability `p`, or input's elements, else 0. Shapes and dtypes: input's."""
     check_supported("bernoulli", generator=generator)
@@ -247,7 +248,7 @@ def _fills(name: str) -> Callable[[Callable], Symbol]:
     run.__name__ = name.rstrip("_")
 
     def decorate(body: Callable) -> Symbol:
-        symbol = torchsymbol(run, id=f"torch.Tensor.{name}", inplace=method, tags=RANDOM)(body)
+        symbol = torchsymbol(run, id=f"torch.Tensor.{name}", inplace=method, tags=RANDOM_CONSTANT)(body)
 
         @register_grad(symbol)
         def rule(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:

@@ -48,7 +48,7 @@ def _hint(length: Any) -> int:
     return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
 
 
-class Effects(TorchDispatchMode):
+class Seen(TorchDispatchMode):
     """What the operators that run do besides returning tensors.
 
     `written` holds the memory that they change; `random` says whether they draw random numbers, `acts` whether one of
@@ -86,10 +86,10 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def try_without_values(function: Callable, args: tuple, kwargs: dict) -> tuple[Effects, list[int]] | None:
+def try_without_values(function: Callable, args: tuple, kwargs: dict) -> tuple[Seen, list[int]] | None:
     """What a call does besides returning tensors, and which leaves of its arguments it changes; None where that cannot
     be seen without values."""
-    seen = Effects()
+    seen = Seen()
     given = run_without_values(function, args, kwargs, seen)
     if given is None:
         return None

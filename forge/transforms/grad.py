@@ -51,13 +51,18 @@ class Joint:
         self.active = active
 
 
-def differentiate(trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound: Choice()) -> Joint:
+def differentiate(
+    trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound: Choice(), *, again: bool = False
+) -> Joint:
     """Runs the gradient rules of every call on a path from the inputs `wanted`.
 
+    again: the backward will be differentiated, or the trace is such a backward. A backward may read any value, so that
+    gradients flow to an output that the call's own rule takes none of (the statistics of a norm): there the
+    decomposition's rules run.
     Raises NotImplementedError naming a prim that has no rule.
     """
     new = trace.derive("forward")
-    walker = _Forward(new, set(wanted), choose)
+    walker = _Forward(new, set(wanted), choose, again)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             new.bound_symbols.extend(walker.visit(bound))
@@ -65,10 +70,11 @@ def differentiate(trace: Trace, wanted: Sequence[str], choose: Choose = lambda b
 
 
 class _Forward:
-    def __init__(self, trace: Trace, active: set[str], choose: Choose) -> None:
+    def __init__(self, trace: Trace, active: set[str], choose: Choose, again: bool) -> None:
         self.trace = trace
         self.active = active
         self.choose = choose
+        self.again = again
         self.runs: list[RuleRun] = []
 
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
@@ -91,8 +97,9 @@ class _Forward:
 
     def differentiate(self, bound: BoundSymbol, rule: Callable | None) -> list[BoundSymbol]:
         """By a rule, or by the decomposition's."""
-        if rule is not None:
-            return self.apply(rule, bound)
+        calls = None if rule is None else self.apply(rule, bound)
+        if calls is not None:
+            return calls
         check(
             bool(bound.subsymbols),
             lambda: (
@@ -105,7 +112,8 @@ class _Forward:
         return [bound.replace(subsymbols=children)]
 
     def apply(self, rule: Callable, bound: BoundSymbol) -> list[BoundSymbol] | None:
-        """By a rule; None where it returns NotImplemented: it has no gradient of an argument that needs one."""
+        """By a rule; None where it returns NotImplemented: it has no gradient of an argument that needs one, or where
+        it cannot be differentiated again."""
         call = RuleCall(lambda argument: argument.name in self.active)
         with self.trace.collecting() as recorded, self.trace.tagged(bound.tags, bound.source):
             output = run_rule(rule, call, bound.args, bound.kwargs)
@@ -117,6 +125,8 @@ class _Forward:
             lambda: f"the gradient rule of {bound.symbol.id} returned {len(made)} tensors, but it has {len(kept)}",
             RuntimeError,
         )
+        if self.again and bound.subsymbols and rule is not bound.symbol.rule and _ignores_an_output(made, call):
+            return None
         for new, old in zip(made, kept, strict=True):
             self.trace.names.discard(new.name)
             new.name = old.name
@@ -127,6 +137,11 @@ class _Forward:
         if len(forward) == 1 and forward[0].symbol is bound.symbol:
             return [bound]
         return [bound.replace(subsymbols=forward)] if bound.symbol.body is not None else forward
+
+
+def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
+    known = {output.name for output, _ in call.gets}
+    return any(_differentiable(output) and output.name not in known for output in outputs)
 
 
 def _tagged(bound: BoundSymbol, tag: Tag) -> BoundSymbol:

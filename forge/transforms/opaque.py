@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
-from forge.ir.pytree import leaves, tensors, tree_map
+from forge.ir.pytree import leaves, proxies, tensors, tree_map
 
 
 def opaque_symbol(
@@ -39,6 +39,64 @@ def opaque_rule(bound: BoundSymbol) -> Callable | None:
         return output
 
     return rule
+
+
+def repeated_rule(bound: BoundSymbol) -> Callable | None:
+    """The gradient rule of an opaque call that runs again where its gradient is taken; None for other calls.
+
+    Its backward is a function of the call's arguments and of gradients, run by torch.autograd.grad: an opaque call too.
+    """
+    if Tag.OPAQUE not in bound.symbol.tags:
+        return None
+    symbol = bound.symbol
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        trace = current_trace()
+        wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
+        output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
+        trace.record(BoundSymbol(symbol, args, kwargs, output))
+        positions = {name: i for i, name in enumerate(getattr(leaf, "name", None) for leaf in leaves([args, kwargs]))}
+        pullback = Pullback(symbol.op, tuple(positions[name] for name in wanted))
+        results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in wanted.values())
+        gradients = tuple(get_grad(leaf) for leaf in tensors(output) if _differentiable(leaf))
+        backward = opaque_symbol(pullback, f"gradient of {symbol.id.removeprefix('opaque.')}")
+        trace.record(BoundSymbol(backward, (gradients, args, kwargs), {}, results))
+        for argument, gradient in zip(wanted.values(), results, strict=True):
+            put_grad(argument, gradient)
+        return output
+
+    return rule
+
+
+class Pullback:
+    """The gradients of the leaves at `positions` of a function's arguments, as a function of the gradients of its
+    outputs and of the arguments, which torch's autograd differentiates again."""
+
+    def __init__(self, function: Callable, positions: tuple[int, ...]) -> None:
+        self.function = function
+        self.positions = positions
+        self.__name__ = "gradient"
+
+    def __call__(self, gradients: tuple, args: tuple, kwargs: dict) -> tuple:
+        again = torch.is_grad_enabled()
+        flat = list(leaves([args, kwargs]))
+        with torch.enable_grad():
+            # each position is a value of its own, through which gradients flow on to the argument where it has any
+            fresh = {i: _tracked(flat[i]) for i in self.positions}
+            by_id = {id(flat[i]): value for i, value in fresh.items()}
+            args, kwargs = tree_map(lambda leaf: by_id.get(id(leaf), leaf), (args, kwargs))
+            output = self.function(*args, **kwargs)
+        outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and _differentiable(leaf)]
+        return _gradients(outputs, list(fresh.values()), gradients, create_graph=again)
+
+
+def _tracked(value: torch.Tensor) -> torch.Tensor:
+    return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+
+
+def keeps_graph(bound: BoundSymbol) -> bool:
+    """Whether a call of a forward keeps torch's graph for its backward."""
+    return any(type(proxy) is Proxy for proxy in proxies(bound.output))
 
 
 def record_with_graph(
@@ -73,13 +131,26 @@ def _fresh(trace: Any, leaf: Any) -> Any:
 
 
 class OpaqueGraph:
-    """What the backward of an opaque call needs: its detached inputs and its outputs, with torch's graph between."""
+    """What the backward of an opaque call needs: its detached inputs and its outputs, with torch's graph between.
 
-    __slots__ = ("inputs", "outputs")
+    random: whether the call drew random numbers, so that it cannot run again.
+    """
 
-    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+    __slots__ = ("function", "inputs", "outputs", "random")
+
+    def __init__(
+        self, function: Callable, inputs: list[torch.Tensor], outputs: list[torch.Tensor], random: bool
+    ) -> None:
+        self.function = function
         self.inputs = inputs
         self.outputs = outputs
+        self.random = random
+
+
+def _generators(device: torch.device) -> list[torch.Tensor]:
+    """The states of torch's own generators that a call on a device may draw from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
@@ -91,26 +162,29 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
         if id(value) not in fresh:
             fresh[id(value)] = value.detach().requires_grad_()
     args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (args, kwargs))
+    device = flat[positions[0]].device
+    before = _generators(device)
     with torch.enable_grad():
         output = function(*args, **kwargs)
+    random = not all(map(torch.equal, before, _generators(device)))
     outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and _differentiable(leaf)]
     detached = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, output)
-    return detached, OpaqueGraph(list(fresh.values()), outputs)
+    return detached, OpaqueGraph(function, list(fresh.values()), outputs, random)
 
 
 def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
     """The gradients of the inputs; zeros for one that no output depends on."""
-    pairs = [
-        (output, gradient) for output, gradient in zip(graph.outputs, gradients, strict=True) if output.requires_grad
-    ]
+    return _gradients(graph.outputs, graph.inputs, gradients, retain_graph=True)
+
+
+def _gradients(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], gradients: tuple, **how: bool
+) -> tuple[torch.Tensor, ...]:
+    pairs = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if output.requires_grad]
     if not pairs:
-        return tuple(torch.zeros_like(value) for value in graph.inputs)
-    outputs, incoming = zip(*pairs, strict=True)
-    found = torch.autograd.grad(outputs, graph.inputs, incoming, allow_unused=True, retain_graph=True)
-    return tuple(
-        torch.zeros_like(value) if gradient is None else gradient
-        for value, gradient in zip(graph.inputs, found, strict=True)
-    )
+        return tuple(torch.zeros_like(value) for value in inputs)
+    flowing, incoming = zip(*pairs, strict=True)
+    return torch.autograd.grad(flowing, inputs, incoming, allow_unused=True, materialize_grads=True, **how)
 
 
 _forward = Symbol(

@@ -1,6 +1,7 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 from forge import prims
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
@@ -19,6 +20,19 @@ class Split:
         self.saved_numbers = saved_numbers
 
 
+def seeds_of(
+    trace: Trace, outputs: Sequence[TensorProxy], requires_grad: Iterable[bool] = repeat(False)
+) -> dict[str, TensorProxy]:
+    """The gradients of outputs of a trace, as inputs of its backward, by the output's name."""
+    seeds = {}
+    for output, required in zip(outputs, requires_grad, strict=False):
+        name = f"grad_{output.name}"
+        while name in trace.names:  # a differentiable backward has gradients among its own inputs
+            name = f"{name}_"
+        seeds[output.name] = TensorProxy(name, output.shape, output.dtype, output.device, requires_grad=required)
+    return seeds
+
+
 def backward_of(
     joint: Joint, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy], visible: list[BoundSymbol]
 ) -> Trace:
@@ -26,10 +40,7 @@ def backward_of(
 
     What the `visible` calls of the forward compute is not computed again.
     """
-    seeds = {
-        output.name: TensorProxy(f"grad_{output.name}", output.shape, output.dtype, output.device) for output in outputs
-    }
-    trace = backward(joint, seeds, wanted)
+    trace = backward(joint, seeds_of(joint.forward, outputs), wanted)
     seen: dict[tuple, BoundSymbol] = {}
     merge_calls(visible, protected=set(), seen=seen)
     calls, renamed = merge_calls(trace.bound_symbols, protected=set(), seen=seen)
@@ -40,8 +51,15 @@ def backward_of(
 def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy]) -> Trace:
     """The backward of a forward that was split: it is given the saved tensors, the saved numbers, and the gradients."""
     saved = {proxy.name for proxy in parts.saved_tensors}
-    visible = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
-    trace = recompute(parts.forward.bound_symbols, backward_of(joint, outputs, wanted, visible))
+    shown = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
+    visible = [*joint.forward.bound_symbols, *shown]
+    while True:  # what was saved is a value of others that were not: these are seen, but cannot be read
+        trace = recompute(parts.forward.bound_symbols, backward_of(joint, outputs, wanted, visible))
+        missing = {name for name in free_names(trace, set()) if name not in saved}
+        known = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
+        if len(known) == len(visible):
+            break
+        visible = known
     given = [*parts.saved_tensors, *parts.saved_numbers, *trace.inputs]
     return trace.derive(trace.stage, trace.bound_symbols, inputs=given)
 
@@ -61,17 +79,18 @@ def free_names(trace: Trace, lengths: set[str]) -> list[str]:
     return list(read)
 
 
-def split(forward: Trace, backward: Trace, mutated: Iterable[str] = ()) -> Split:
+def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Sequence[Proxy] = ()) -> Split:
     """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
 
     A composite of the forward stays whole unless the backward reads a value from inside it. What a checkpointed call
     made is not saved: `recompute` makes it again. The inputs `mutated` are written to after the forward: what the
-    backward reads of their memory is saved as a copy.
+    backward reads of their memory is saved as a copy. The values `also` are saved in any case.
     """
     lengths = {proxy.name for proxy in forward.inputs if isinstance(proxy, NumberProxy)}
-    wanted = {*free_names(backward, lengths), *forward.output_names}
+    more = [proxy.name for proxy in also]
+    wanted = {*free_names(backward, lengths), *more, *forward.output_names}
     calls = unfold(forward.bound_symbols, wanted)
-    needed = free_names(recompute(calls, backward), lengths)
+    needed = list(dict.fromkeys([*free_names(recompute(calls, backward), lengths), *more]))
     wanted = {*needed, *forward.output_names}
     calls = live_calls(unfold(calls, wanted), wanted)
     defined = {proxy.name: proxy for proxy in forward.inputs}
@@ -113,7 +132,7 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     makers = {
         name: bound
         for call in forward
-        for bound in (_flat(call.subsymbols) if Tag.WHOLE in call.tags else [call])
+        for bound in (innermost(call.subsymbols) if Tag.WHOLE in call.tags else [call])
         if Tag.RECOMPUTE in bound.tags and KEPT.isdisjoint(bound.all_tags)
         for name in bound.outputs
     }
@@ -141,10 +160,10 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     return backward.derive(f"{backward.stage}, recompute", calls)
 
 
-def _flat(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+def innermost(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
     """The innermost calls."""
     for bound in calls:
-        yield from _flat(bound.subsymbols) if bound.subsymbols else (bound,)
+        yield from innermost(bound.subsymbols) if bound.subsymbols else (bound,)
 
 
 def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:

@@ -6,6 +6,8 @@ import torch
 import forge
 from forge import torchlang
 from forge.executors import OperatorExecutor
+from forge.ir import TensorProxy, get_grad, put_grad
+from forge.prims.core import like
 
 
 def log_softmax_like(x):
@@ -69,3 +71,20 @@ def test_the_reason_is_told_where_a_gradient_is_missing(composite):
 def test_an_unknown_way_is_refused():
     with pytest.raises(ValueError, match="grad is 'maybe', but must be one of decompose, recompute, none"):
         OperatorExecutor("mine").register_implementation(torchlang.find(torch.tanh), torch.tanh, grad="maybe")
+
+
+def test_double_backward_differentiates_by_the_symbols_own_rule_where_the_executors_has_none() -> None:
+    mine = OperatorExecutor("mine")
+    forward = mine.register_operator("forward", like=torchlang.silu, fn=torch.nn.functional.silu)
+    backward = mine.register_operator("backward", meta=lambda g, x: like(x), fn=torch.ops.aten.silu_backward.default)
+
+    def rule(input: TensorProxy) -> TensorProxy:
+        out = forward(input)
+        put_grad(input, backward(get_grad(out), input))
+        return out
+
+    mine.register_implementation(torchlang.silu, forward, grad_transform=rule)
+    x = torch.randn(3, dtype=torch.float64)
+    ours = forge.jit(lambda x: torch.nn.functional.silu(x).sum(), executors=[mine, "torch"])
+    found = torch.autograd.functional.hessian(ours, x)
+    torch.testing.assert_close(found, torch.autograd.functional.hessian(lambda x: torch.nn.functional.silu(x).sum(), x))

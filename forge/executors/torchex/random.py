@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from forge import prims, torchlang
+from forge import clang, prims, torchlang
 from forge.executors.torchex.core import run_prim, run_prims, run_torchlang, torchex
-from forge.ir import Tag, TensorProxy, get_grad, put_grad
+from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import like
+from forge.transforms.double import register_redraw
 
 run_prims({prims.multinomial: torch.multinomial})
 
@@ -104,14 +105,13 @@ run_torchlang(torchlang.uniform, uniform_like)
 Pair = tuple[TensorProxy, TensorProxy]
 
 
-def _dropout_meta(x: TensorProxy, p: float) -> Pair:
-    """(x dropped out, the scaled mask)."""
-    return like(x), like(x)
+def _mask_meta(x: TensorProxy, p: float) -> TensorProxy:
+    """What x is multiplied by."""
+    return like(x)
 
 
-def _masked_dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
-    return x * mask, mask
+def _dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
 
 
 def _native_dropout_meta(x: TensorProxy, p: float, train: bool) -> Pair:
@@ -119,17 +119,21 @@ def _native_dropout_meta(x: TensorProxy, p: float, train: bool) -> Pair:
     return like(x), like(x, dtype=torch.bool)
 
 
-def _alpha_dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _alpha_dropout_meta(x: TensorProxy, p: float) -> Pair:
+    """(what x is multiplied by, what is added to it)."""
+    return like(x), like(x)
+
+
+def _alpha_dropout_mask(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.empty_like(x).bernoulli_(1 - p)
     scale = 1 / math.sqrt((torchlang.ALPHA**2 * p + 1) * (1 - p))
     shift = mask.add(-1).mul_(torchlang.ALPHA * scale).add_(torchlang.ALPHA * scale * p)
-    mask.mul_(scale)
-    return x * mask + shift, mask
+    return mask.mul_(scale), shift
 
 
-masked_dropout = torchex.register_operator("masked_dropout", meta=_dropout_meta, fn=_masked_dropout, tags=[Tag.RANDOM])
-masked_alpha_dropout = torchex.register_operator(
-    "masked_alpha_dropout", meta=_dropout_meta, fn=_alpha_dropout, tags=[Tag.RANDOM]
+dropout_mask = torchex.register_operator("dropout_mask", meta=_mask_meta, fn=_dropout_mask, tags=prims.random.RANDOM)
+alpha_dropout_mask = torchex.register_operator(
+    "alpha_dropout_mask", meta=_alpha_dropout_meta, fn=_alpha_dropout_mask, tags=prims.random.RANDOM
 )
 native_dropout = torchex.register_operator(
     "native_dropout", meta=_native_dropout_meta, fn=torch.native_dropout, tags=[Tag.RANDOM]
@@ -139,6 +143,21 @@ native_dropout_backward = torchex.register_operator(
     meta=lambda g, mask, scale: like(g),
     fn=torch.ops.aten.native_dropout_backward.default,
 )
+
+
+@register_grad(native_dropout_backward)
+def _native_dropout_backward_grad(g: TensorProxy, mask: TensorProxy, scale: float) -> TensorProxy:
+    out = native_dropout_backward(g, mask, scale)
+    put_grad(g, native_dropout_backward(get_grad(out), mask, scale))
+    return out
+
+
+@register_redraw(native_dropout)
+@register_redraw(torchlang.native_dropout)
+def _native_dropout_again(drawn: Pair, input: TensorProxy, p: float, train: bool | None) -> Pair:
+    """From which elements were kept."""
+    scale = (0.0 if p == 1 else 1 / (1 - p)) if train is not False else 1.0
+    return native_dropout_backward(input, drawn[1], scale), drawn[1]
 
 
 def _dropout_grad(input: TensorProxy, p: float, training: bool) -> TensorProxy:
@@ -154,7 +173,8 @@ def _dropout_grad(input: TensorProxy, p: float, training: bool) -> TensorProxy:
 
 
 def _masked_dropout_grad(input: TensorProxy, p: float) -> TensorProxy:
-    out, mask = masked_dropout(input, p)
+    mask = dropout_mask(input, p)
+    out = clang.mul(input, mask)
     put_grad(input, get_grad(out) * mask)
     return out
 
@@ -183,7 +203,8 @@ def _alpha_dropout_grad(input: TensorProxy, p: float) -> TensorProxy:
         out = torchlang.alpha_dropout(input, p, True)
         put_grad(input, get_grad(out) * 0)
         return out
-    out, mask = masked_alpha_dropout(input, p)
+    mask, shift = alpha_dropout_mask(input, p)
+    out = clang.add(clang.mul(input, mask), shift)
     put_grad(input, get_grad(out) * mask)
     return out
 

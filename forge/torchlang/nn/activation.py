@@ -225,7 +225,10 @@ def elu_backward(
     """The gradient of the exponential units, of their input or of their result."""
     g, x = _backward_wide(grad_output, self_or_result)
     factor = alpha * scale
-    slope = (x + factor) * input_scale if is_result else clang.exp(x * input_scale) * (factor * input_scale)
+    if is_result:
+        slope = (x + factor) * input_scale
+    else:  # of negative numbers: e^x overflows, and 0 times infinity is no second gradient
+        slope = clang.exp(clang.where(x < 0, x, 0) * input_scale) * (factor * input_scale)
     return clang.convert(clang.where(x <= 0, g * slope, g * scale), self_or_result.dtype)
 
 

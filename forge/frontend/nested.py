@@ -1,0 +1,101 @@
+"""forge.grad of a function inside a function that is being traced: its gradients become part of the trace."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge import clang, prims, torchlang
+from forge.ir import TensorProxy, Trace, check, current_trace, recording
+from forge.ir.pytree import rename, tensors
+from forge.ir.symbol import substitute
+from forge.transforms.double import show_inside
+from forge.transforms.grad import backward, differentiate
+from forge.transforms.split import free_names
+
+
+def value_and_gradients(
+    function: Callable, args: Sequence[Any], kwargs: dict, positions: Sequence[int], scalar: Callable[[Any], Any]
+) -> tuple[Any, list[Any]]:
+    """(what function(*args, **kwargs) returns, the gradients of the arguments at `positions`), recorded.
+
+    scalar: the value to differentiate, of what the function returned. Raises NotImplementedError where the function
+    changes its arguments, or a call has no gradient rule.
+    """
+    outer = current_trace()
+    trace = Trace("computation", stage="recorded")
+    trace.names, trace._counter, trace.source = set(outer.names), outer._counter, outer.source
+    trace.memory = outer.memory  # what the function closes over
+    given: dict[str, TensorProxy] = {}
+    with recording(trace, torchlang.language):
+        stand_ins, named = _stand_ins((tuple(args), kwargs), outer, trace, given)
+        result = function(*stand_ins, **named)
+        changed = [storage.root for storage in trace.memory.written if storage.root.name in given]
+        check(
+            not changed,
+            lambda: f"forge.grad: inside of a traced function, {function} changes its argument {changed[0]} in place",
+            NotImplementedError,
+        )
+        value = trace.memory.read(scalar(result))
+    wanted = [tensors(_pytree.tree_leaves(stand_ins[position])) for position in positions]
+    _join(outer, trace)
+    with recording(outer, clang.language):
+        seed = prims.full((), 1, value.dtype, value.device)
+    trace.names.add(seed.name)
+    gradients = _inline(outer, trace, {value.name: seed}, given, wanted)
+    spec = [_pytree.tree_structure(args[position]) for position in positions]
+    return rename(result, given), [_pytree.tree_unflatten(*pair) for pair in zip(gradients, spec, strict=True)]
+
+
+def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorProxy]) -> Any:
+    """The arguments as inputs of the inner trace; `given` says what each stands for."""
+
+    def make(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            leaf = outer.add_constant(leaf)
+            trace.names.add(leaf.name)
+        if not isinstance(leaf, TensorProxy):
+            return leaf
+        with recording(outer):
+            value = outer.memory.read(leaf)
+        trace.names |= outer.names
+        fresh = trace.add_input(trace.tensor(value.shape, value.dtype, value.device, strides=value.strides))
+        given[fresh.name] = value
+        return fresh
+
+    return _pytree.tree_map(make, tree)
+
+
+def _join(outer: Trace, inner: Trace) -> None:
+    """What the inner trace has becomes the outer one's."""
+    outer.names |= inner.names
+    outer._counter = max(outer._counter, inner._counter)
+    outer.constants.update(inner.constants)
+
+
+def _inline(
+    outer: Trace,
+    trace: Trace,
+    seeds: dict[str, TensorProxy],
+    given: dict[str, TensorProxy],
+    wanted: Sequence[Sequence[TensorProxy]],
+) -> list[list[TensorProxy]]:
+    """Records the inner trace's calls and those of its backward in the outer one."""
+    flat = [proxy for each in wanted for proxy in each]
+    joint = differentiate(trace, [proxy.name for proxy in flat], again=True)
+    back = backward(joint, seeds, flat)
+    calls, copied = show_inside(back, joint.forward.bound_symbols, set(free_names(back, set())))
+    calls += [substitute(bound, copied) for bound in back.bound_symbols]
+    _join(outer, back)
+    with recording(outer, clang.language):
+        for bound in calls:
+            outer.record(substitute(bound, given))
+        found = iter(rename(back.output, copied))
+        return [[_own(next(found), proxy, given) for proxy in each] for each in wanted]
+
+
+def _own(gradient: TensorProxy | None, argument: TensorProxy, given: dict[str, TensorProxy]) -> TensorProxy:
+    if gradient is None:
+        return prims.full(argument.shape, 0, argument.dtype, argument.device)
+    return prims.clone(given[gradient.name]) if gradient.name in given else gradient

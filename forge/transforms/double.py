@@ -1,0 +1,221 @@
+"""The backward as a program of the forward's own inputs, so that it can be differentiated again: double backward.
+
+An ordinary backward reads what the forward saved, which has no history. `differentiable_backward` is the backward that
+computes it again: one pure trace from a program's inputs and the gradients of its outputs to the gradients of the
+inputs. Every call's own gradient rule (or its decomposition's) makes it, none of an executor's, so that all of its
+calls have rules; it is compiled and differentiated as any program is, to any order.
+
+What must not run again is given to it: what random calls drew in the forward, and results of opaque calls without a
+gradient.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from forge import clang, prims
+from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check, recording
+from forge.ir.pytree import proxies, rename, tensors
+from forge.ir.symbol import substitute
+from forge.transforms.dce import dce
+from forge.transforms.grad import Choice, Choose, Joint, backward, differentiate
+from forge.transforms.opaque import keeps_graph, repeated_rule
+from forge.transforms.split import free_names, unfold
+
+_redraws: dict[Symbol, Callable] = {}
+
+
+def register_redraw(symbol: Symbol) -> Callable[[Callable], Callable]:
+    """Declares what a random call through which gradients flow gives, from what it drew.
+
+    The decorated function is called with the call's output, of which only tensors that are not floating point are
+    known, and its arguments; it returns the output.
+    """
+
+    def register(function: Callable) -> Callable:
+        check(symbol not in _redraws, lambda: f"register_redraw: {symbol.id} is registered already")
+        _redraws[symbol] = function
+        return function
+
+    return register
+
+
+class Given:
+    """A call that runs once, in the forward, and what of its output a differentiable backward is given.
+
+    values: None where its result depends on its arguments in a way that is not known.
+    """
+
+    __slots__ = ("bound", "values")
+
+    def __init__(self, bound: BoundSymbol, active: set[str]) -> None:
+        self.bound = bound
+        found = [proxy for proxy in proxies(bound.output) if proxy.name in bound.outputs]
+        self.values: list[Proxy] | None = found
+        if Tag.ZERO_GRAD not in bound.symbol.tags and not active.isdisjoint(bound.outputs):
+            redrawn = bound.symbol in _redraws
+            self.values = [proxy for proxy in found if not _floating(proxy)] if redrawn else None
+
+
+def _floating(proxy: Proxy) -> bool:
+    return isinstance(proxy, TensorProxy) and (proxy.dtype.is_floating_point or proxy.dtype.is_complex)
+
+
+def given_calls(joint: Joint, repeated: Collection[str] = ()) -> list[Given]:
+    """The calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
+
+    repeated: names of results of opaque calls that do run again.
+    """
+    return [Given(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
+
+
+def _run_once(calls: Iterable[BoundSymbol], repeated: Collection[str]) -> Iterator[BoundSymbol]:
+    for bound in calls:
+        if _runs_once(bound, repeated):
+            yield bound
+        elif _holds_one(bound):
+            yield from _run_once(bound.subsymbols, repeated)
+
+
+def _runs_once(bound: BoundSymbol, repeated: Collection[str]) -> bool:
+    if Tag.OPAQUE in bound.symbol.tags:
+        return not keeps_graph(bound) and not any(name in repeated for name in bound.outputs)
+    if bound.symbol.rule is not None and not bound.all_tags.isdisjoint((Tag.RANDOM, Tag.OPAQUE)):
+        return True
+    if Tag.RANDOM not in bound.all_tags:
+        return False
+    if Tag.DIFFERENTIATED not in bound.tags or Tag.ZERO_GRAD in bound.symbol.tags:
+        return True
+    return not bound.subsymbols or Tag.WHOLE in bound.tags or bound.symbol in _redraws
+
+
+def _holds_one(bound: BoundSymbol) -> bool:
+    return bool(bound.subsymbols) and not bound.all_tags.isdisjoint((Tag.RANDOM, Tag.OPAQUE))
+
+
+def differentiable_backward(
+    trace: Trace, wanted: Sequence[str], seeds: dict[str, TensorProxy], choose: Choose, given: Sequence[Given]
+) -> Trace:
+    """The backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of outputs
+    (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
+
+    choose: the executors' choices, which hold for random calls. given: those of the forward that ran.
+    Raises NotImplementedError naming a call that has no gradient rule, or one that would have to draw again.
+    """
+
+    repeated: set[str] = set()
+
+    def choice(bound: BoundSymbol) -> Choice:
+        check(
+            Tag.ONCE_DIFFERENTIABLE not in bound.symbol.tags,
+            lambda: f"trying to differentiate twice a function that was marked with @once_differentiable ({bound})",
+            RuntimeError,
+        )
+        rule = repeated_rule(bound)
+        if rule is not None:
+            repeated.update(bound.outputs)
+            return Choice(rule)
+        return choose(bound) if Tag.RANDOM in bound.all_tags else Choice()
+
+    joint = differentiate(trace, wanted, choice, again=True)
+    back = backward(joint, seeds, trace.inputs)
+    program = back.derive("differentiable backward", name="backward", inputs=[], output=None)
+    replacer = _Replacer(program, given_calls(joint, repeated), given, repeated)
+    with recording(program, clang.language):
+        forward = list(replacer.replace(joint.forward.bound_symbols))
+    forward, copied = show_inside(program, forward, {*free_names(back, set())})
+    program.bound_symbols.extend([*forward, *[substitute(bound, copied) for bound in back.bound_symbols]])
+    program.inputs = [*trace.inputs, *replacer.inputs, *seeds.values()]
+    with recording(program):
+        program.output = _own_values(program, rename(back.output, copied))
+    return dce(program)
+
+
+def show_inside(
+    trace: Trace, calls: Iterable[BoundSymbol], wanted: set[str]
+) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
+    """The calls with what is wanted from inside composites in sight, and what it is called now.
+
+    A call whose rule is a user's (torch.autograd.Function) stays whole, since its decomposition has another gradient:
+    what its backward reads from inside is computed beside it, and is a constant, as in eager.
+    """
+    shown: list[BoundSymbol] = []
+    copied: dict[str, TensorProxy] = {}
+    for bound in calls:
+        parts = unfold([bound], wanted)
+        if parts == [bound]:
+            shown.append(bound)
+        elif bound.symbol.rule is None:
+            more, renamed = show_inside(trace, bound.subsymbols, wanted)
+            shown += more
+            copied.update(renamed)
+        else:
+            inside = {proxy.name: proxy for part in parts for proxy in tensors(part.output)}
+            fresh = {
+                name: trace.tensor(proxy.shape, proxy.dtype, proxy.device)
+                for name, proxy in inside.items()
+                if name not in bound.inputs
+            }
+            copied.update((name, proxy) for name, proxy in fresh.items() if name not in bound.outputs)
+            shown += [bound, *[_constant(substitute(part, fresh)) for part in parts]]
+    return shown, copied
+
+
+def _constant(bound: BoundSymbol) -> BoundSymbol:
+    return bound.replace(tags=bound.tags | {Tag.NO_GRAD})
+
+
+class _Replacer:
+    """Puts what the forward drew in the place of the calls that drew it."""
+
+    def __init__(self, trace: Trace, own: Sequence[Given], given: Sequence[Given], repeated: Collection[str]) -> None:
+        ids = [[each.bound.symbol.id for each in calls] for calls in (own, given)]
+        assert ids[0] == ids[1], f"the forward's calls and those of its differentiable backward differ: {ids}"
+        self.trace = trace
+        self.repeated = repeated
+        self.partner = {id(ours.bound): theirs for ours, theirs in zip(own, given, strict=True)}
+        self.inputs: list[Proxy] = []
+
+    def replace(self, calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+        for bound in calls:
+            if _runs_once(bound, self.repeated):
+                yield from self.known(bound, self.partner[id(bound)])
+            elif _holds_one(bound):
+                yield from self.replace(bound.subsymbols)
+            else:
+                yield bound
+
+    def known(self, bound: BoundSymbol, theirs: Given) -> list[BoundSymbol]:
+        """What stands for a call: nothing where all it gives is an input."""
+        check(
+            theirs.values is not None,
+            lambda: (
+                f"double backward (create_graph=True) through {bound.symbol.id}: it draws random numbers, or may, "
+                "which cannot be drawn again; run it in eager, or without its randomness"
+            ),
+            NotImplementedError,
+        )
+        names = {proxy.name for proxy in theirs.values}
+        pairs = zip(proxies(bound.output), proxies(theirs.bound.output), strict=True)
+        self.inputs += [ours for ours, other in pairs if other.name in names]
+        redraw = _redraws.get(bound.symbol)
+        if redraw is None or len(names) == len(bound.outputs):
+            return []
+        known = {proxy.name for proxy in self.inputs}
+        with self.trace.collecting() as calls, self.trace.tagged(bound.tags, bound.source):
+            output = redraw(bound.output, *bound.args, **bound.kwargs)
+        for new, old in zip(tensors(output), tensors(bound.output), strict=True):
+            if old.name not in known:
+                new.name = old.name
+        return calls
+
+
+def _own_values(program: Trace, output: Sequence[TensorProxy | None]) -> tuple[TensorProxy | None, ...]:
+    """The output with a copy of each value that is an input, a constant, or there twice."""
+    taken = set(program.input_names) | set(program.constants)
+    values: list[TensorProxy | None] = []
+    for value in output:
+        if value is not None and value.name in taken:
+            value = prims.clone(value)
+        if value is not None:
+            taken.add(value.name)
+        values.append(value)
+    return tuple(values)

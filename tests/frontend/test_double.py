@@ -1,0 +1,425 @@
+"""Double backward through forge.jit, against eager: gradients of gradients, as their users take them."""
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.functional import hessian, hvp, jacobian, jvp, vhp
+from torch.utils.checkpoint import checkpoint
+
+import forge
+
+Function = Callable[..., Any]
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def orders(function: Function, x: torch.Tensor, count: int = 2, seed: int = 3) -> list[torch.Tensor]:
+    """The gradient of a sum of the outputs, that of its squares, and so on."""
+    torch.manual_seed(seed)
+    outputs = function(x)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    value = sum(out.sin().sum() for out in outputs if out.requires_grad)
+    found = []
+    for _ in range(count):
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        found.append(gradient.detach().clone())
+        value = (gradient * gradient).sum()
+    return [*found, torch.get_rng_state()]
+
+
+def assert_as_eager(function: Function, x: torch.Tensor, count: int = 2, **options: Any) -> None:
+    torch.testing.assert_close(orders(forge.jit(function, **options), x, count), orders(function, x, count))
+
+
+# torch.autograd.functional
+
+
+def energy(x: torch.Tensor) -> torch.Tensor:
+    return (x.exp() * x.sin() + x.prod()).sum()
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_hessian(vectorize: bool) -> None:
+    x = leaf(4)
+    torch.testing.assert_close(hessian(forge.jit(energy), x, vectorize=vectorize), hessian(energy, x))
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_jacobian(vectorize: bool, create_graph: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.tanh() * x.flip(0)
+
+    x = leaf(4)
+    how = {"vectorize": vectorize, "create_graph": create_graph}
+    torch.testing.assert_close(jacobian(forge.jit(function), x, **how), jacobian(function, x, **how))
+
+
+@pytest.mark.parametrize("product", [hvp, vhp, jvp])
+def test_products_with_a_vector(product: Callable) -> None:
+    x, v = leaf(4), leaf(4)
+    torch.testing.assert_close(product(forge.jit(energy), x, v), product(energy, x, v))
+
+
+def test_a_hessian_of_several_arguments() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).tanh().square().sum()
+
+    inputs = (leaf(2, 3), leaf(3))
+    torch.testing.assert_close(hessian(forge.jit(function), inputs), hessian(function, inputs))
+
+
+def test_any_order() -> None:
+    assert_as_eager(energy, leaf(3), count=4)
+
+
+# training with gradients of gradients
+
+
+def critic() -> nn.Module:
+    layers = (nn.Conv2d(1, 4, 3), nn.LeakyReLU(0.2), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8))
+    return nn.Sequential(*layers, nn.SiLU(), nn.Dropout(0.2), nn.Linear(8, 1)).double()
+
+
+def test_a_critic_trained_with_a_gradient_penalty() -> None:
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Unflatten(1, (1, 8, 8))).double()
+    module = critic()
+    trained = [(forge.jit(module, fullgraph=True), module), (other := copy.deepcopy(module), other)]
+    losses: list[list[float]] = []
+    for run, owner in trained:
+        torch.manual_seed(1)
+        optimizer = torch.optim.Adam(owner.parameters(), lr=1e-2)
+        losses.append([])
+        for _ in range(4):
+            real = torch.randn(6, 1, 8, 8, dtype=torch.float64)
+            fake = generator(torch.randn(6, 5, dtype=torch.float64)).detach()
+            mixed = torch.lerp(real, fake, torch.rand(6, 1, 1, 1, dtype=torch.float64)).requires_grad_()
+            (slope,) = torch.autograd.grad(run(mixed).sum(), mixed, create_graph=True)
+            penalty = (slope.flatten(1).norm(dim=1) - 1).square().mean()
+            loss = run(fake).mean() - run(real).mean() + 10 * penalty
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(trained[0][1].state_dict(), trained[1][1].state_dict())
+
+
+def test_hessian_vector_products_of_a_network() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    x, target = torch.randn(5, 4, dtype=torch.float64), torch.randint(3, (5,))
+    parameters = list(net.parameters())
+    vectors = [torch.randn_like(p) for p in parameters]
+    found = []
+    for run in (forge.jit(net), net):
+        gradients = torch.autograd.grad(F.cross_entropy(run(x), target), parameters, create_graph=True)
+        along = sum((g * v).sum() for g, v in zip(gradients, vectors, strict=True))
+        found.append(torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_maml_with_one_inner_step() -> None:
+    def loss(w: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(torch.tanh(F.linear(x, w, b)), y)
+
+    start = [leaf(2, 3), leaf(2)]
+    tasks = [[torch.randn(4, n, dtype=torch.float64) for n in (3, 2, 3, 2)] for _ in range(3)]
+    found = []
+    for run in (forge.jit(loss), loss):
+        w, b = (p.detach().clone().requires_grad_() for p in start)
+        optimizer = torch.optim.SGD([w, b], lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for x, y, x_query, y_query in tasks:
+                inner = torch.autograd.grad(run(w, b, x, y), (w, b), create_graph=True)
+                adapted = [p - 0.5 * g for p, g in zip((w, b), inner, strict=True)]
+                run(*adapted, x_query, y_query).backward()
+            optimizer.step()
+        found.append([w.detach(), b.detach()])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_backward_with_create_graph_accumulates() -> None:
+    found = []
+    for run in (forge.jit(energy), energy):
+        x = torch.arange(3, dtype=torch.float64, requires_grad=True)
+        run(x).backward(create_graph=True)
+        run(x).backward(create_graph=True)
+        found += [x.grad.detach().clone(), *torch.autograd.grad(x.grad.sum(), x)]
+        x.grad = None
+    torch.testing.assert_close(found[:2], found[2:])
+
+
+# programs of all kinds
+
+
+def writes(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[0].mul_(x[1])
+    return y.exp_()
+
+
+def quiet(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = x.sin()
+    return x.exp() * scale
+
+
+PROGRAMS = {
+    "writes": writes,
+    "views": lambda x: (x.exp()[0], x.t(), x * 2),
+    "no_grad": quiet,
+    "unused and integer outputs": lambda x: (x.exp(), x.detach() * 2, x.argmax()),
+    "linear": lambda x: x * 2,
+    "scans": lambda x: x.cumprod(0).cumsum(1).logcumsumexp(0),
+    "norms": lambda x: F.layer_norm(F.normalize(x), (3,)),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None].exp(), x[None]),
+    "pooling": lambda x: F.max_pool1d(x[None], 2) + F.adaptive_avg_pool1d(x[None], 1),
+    "opaque": lambda x: torch.linalg.qr(x)[1] * x[:3],
+    "opaque without a gradient": lambda x: x.exp() * torch.linalg.matrix_rank(x.detach()),
+    "checkpoint": lambda x: checkpoint(lambda y: F.dropout(y.exp(), 0.5).tanh(), x.cos(), use_reentrant=False),
+    "a vmap": lambda x: torch.vmap(lambda row: row.exp().sum() * row)(x),
+    "dropout": lambda x: F.dropout(x.exp(), 0.4) * x,
+    "dropout of channels": lambda x: F.dropout2d(x.exp()[None, :, :, None], 0.4),
+    "alpha dropout": lambda x: F.alpha_dropout(x.exp(), 0.4, True),
+    "native dropout": lambda x: torch.native_dropout(x.exp(), 0.4, True)[0],
+    "noise": lambda x: (x + torch.randn_like(x)).exp(),
+    "scaled noise": lambda x: x.exp() * torch.rand(3, dtype=torch.float64),
+    "drawn with a probability": lambda x: torch.bernoulli(x.sigmoid()) * x.exp(),
+    "drawn around a mean": lambda x: torch.normal(x.exp(), x.sigmoid()) * x,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program(name: str) -> None:
+    """Equal to eager, and random numbers are drawn once, in the forward."""
+    assert_as_eager(PROGRAMS[name], leaf(4, 3))
+
+
+def test_symbolic_shapes() -> None:
+    jitted = forge.jit(lambda x: x.exp().sum(0) / x.shape[0] * x, dynamic=True)
+    for rows in (4, 5):
+        x = leaf(rows, 3)
+        expected = orders(lambda x: x.exp().sum(0) / x.shape[0] * x, x)
+        torch.testing.assert_close(orders(jitted, x), expected)
+
+
+def test_autocast() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (x @ x.t()).tanh().float()
+
+    x = torch.randn(3, 3, requires_grad=True)
+    ours, eager = orders(forge.jit(function), x), orders(function, x)
+    torch.testing.assert_close(ours, eager, rtol=2e-2, atol=2e-2)  # bfloat16 has 8 bits
+
+
+def test_a_program_that_changes_its_input() -> None:
+    def change(y: torch.Tensor) -> torch.Tensor:
+        return y.mul_(3).exp_() * 2
+
+    x, jitted = leaf(3), forge.jit(change)
+    torch.testing.assert_close(orders(lambda x: jitted(x.sin()), x), orders(lambda x: change(x.sin()), x))
+
+
+def test_a_gradient_that_is_not_needed_is_none() -> None:
+    a, b = leaf(3), leaf(3)
+    first, _ = forge.jit(lambda a, b: (a.exp(), b * 3))(a, b)
+    gradients = torch.autograd.grad(first.sum(), (a, b), create_graph=True, allow_unused=True)
+    assert gradients[0] is not None and gradients[1] is None
+
+
+def test_all_gradients_undefined() -> None:
+    x = leaf(3)
+    out = torch._C._functions.UndefinedGrad()(forge.jit(lambda x: x.exp())(x))
+    for create_graph in (False, True):
+        how = {"create_graph": create_graph, "retain_graph": True, "allow_unused": True}
+        assert torch.autograd.grad(out.sum(), x, **how) == (None,)
+
+
+# a user's torch.autograd.Function
+
+
+class Straight(torch.autograd.Function):
+    """The backward reads an intermediate of the forward, and is not the forward's derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        tripled = x * 3
+        ctx.save_for_backward(tripled)
+        return tripled.round()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (tripled,) = ctx.saved_tensors
+        return g * tripled
+
+
+class Exp(torch.autograd.Function):
+    """The backward reads the output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        out = x.exp()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (out,) = ctx.saved_tensors
+        return g * out
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+@pytest.mark.parametrize("function", [Straight, Exp])
+def test_a_users_function(function: Any) -> None:
+    assert_as_eager(lambda x: function.apply(x * 2) * x, leaf(3), count=3)
+
+
+def test_a_function_marked_once_differentiable() -> None:
+    x = leaf(3)
+    out = forge.jit(lambda x: Once.apply(x * 2))(x).sum()
+    torch.testing.assert_close(torch.autograd.grad(out, x, retain_graph=True)[0], 8 * x.detach())
+    with pytest.raises(RuntimeError, match="marked with @once_differentiable"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+# what has no second gradient
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda x: F.grid_sample(x[None, None], x[None, :, None, :2]), "grid_sampler_backward"),
+        (lambda x: F.embedding(torch.tensor([0, 1, 1]), x, scale_grad_by_freq=True), "scale_grad_by_freq"),
+        (lambda x: F.rrelu(x, training=True), "rrelu.* draws random numbers"),
+        (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5), "draws random numbers"),
+    ],
+)
+def test_it_is_refused_by_name_before_any_number(function: Function, named: str) -> None:
+    x = leaf(4, 3)
+    with pytest.raises(NotImplementedError, match=named):
+        gradients = torch.autograd.grad(forge.jit(function)(x).exp().sum(), x, create_graph=True)
+        torch.autograd.grad(gradients[0].sum(), x)
+
+
+# memory
+
+
+def test_an_input_that_changed_since_is_an_error() -> None:
+    x, bias = leaf(3), leaf(3)
+    out = forge.jit(lambda x, bias: (x + bias).relu().sum())(x, bias)
+    with torch.no_grad():
+        bias.add_(1)
+    torch.autograd.grad(out, x, retain_graph=True)  # the ordinary backward does not read it
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_input_that_its_result_is_added_to_does_not_leak(recorded: bool) -> None:
+    jitted = forge.jit(lambda x, w: x.relu() + w)
+    w = leaf(3)
+    x = w * 2 if recorded else torch.ones(3, dtype=torch.float64)
+    out = jitted(x, w)
+    x.add_(out)
+    alive = weakref.ref(x)
+    del x, out
+    gc.collect()
+    assert alive() is None
+
+
+def test_inputs_are_freed_with_the_graph() -> None:
+    x = leaf(3) * 2
+    alive = weakref.ref(x)
+    out = forge.jit(lambda x: x.relu())(x).sum()
+    del x
+    assert alive() is not None or out.grad_fn is not None
+    out.backward()
+    gc.collect()
+    assert alive() is None
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward(create_graph=True)
+
+
+# forge.grad, forge.vjp
+
+
+def test_torchs_autograd_over_forge_grad() -> None:
+    x = leaf(3)
+    (ours,) = torch.autograd.grad(forge.grad(energy)(x).square().sum(), x)
+    (slope,) = torch.autograd.grad(energy(x), x, create_graph=True)
+    torch.testing.assert_close(ours, torch.autograd.grad(slope.square().sum(), x)[0])
+
+
+def test_torchs_autograd_over_forge_vjp() -> None:
+    x, cotangent = leaf(3), leaf(3)
+    _, pullback = forge.vjp(lambda x: x.exp() * x, x)
+    (gradient,) = pullback(cotangent)
+    found = torch.autograd.grad(gradient.sum(), (x, cotangent))
+    slope = x.exp() * (x + 1)
+    expected = torch.autograd.grad((slope * cotangent).sum(), (x, cotangent))
+    torch.testing.assert_close(found, expected)
+
+
+NESTED: dict[str, Callable] = {
+    "thrice": lambda grad: grad(grad(grad(lambda x: (x**3).sin()))),
+    "of a value closed over": lambda grad: grad(lambda x: grad(lambda y: (y * x).exp() * y)(x) * x),
+    "of a nest": lambda grad: grad(lambda x: grad(lambda p: (p["a"] * x).sin() * p["b"])({"a": x, "b": x * 2})["a"]),
+    "of several arguments": lambda grad: grad(lambda x: sum(grad(lambda y, z: y.exp() * z, (0, 1))(x, x * x))),
+    "of views changed in place": lambda grad: grad(lambda x: grad(_changes)(x.expand(3)).prod()),
+    "unused": lambda grad: grad(lambda x: grad(lambda y: x.exp())(x) + x * x),
+}
+
+
+def _changes(y: torch.Tensor) -> torch.Tensor:
+    z = y.clone()
+    z[0].mul_(2)
+    return z.exp().sum()
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_forge_grad_of_forge_grad(name: str) -> None:
+    x = torch.tensor(0.7, dtype=torch.float64)
+    torch.testing.assert_close(NESTED[name](forge.grad)(x), NESTED[name](torch.func.grad)(x))
+
+
+def test_forge_grad_inside_of_a_traced_function_draws_once() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x.exp(), 0.5).sum()
+
+    x = torch.randn(50, dtype=torch.float64)
+    torch.manual_seed(0)
+    ours = forge.grad(lambda x: forge.grad(loss)(x).sum())(x)
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    torch.testing.assert_close(ours, x.exp() * 2 * torch.empty_like(x).bernoulli_(0.5))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_function_inside_that_changes_its_argument_is_an_error() -> None:
+    with pytest.raises(NotImplementedError, match="changes its argument"):
+        forge.grad(lambda x: forge.grad(lambda y: y.mul_(2).sum())(x * 1).sum())(torch.ones(3))

@@ -1,0 +1,104 @@
+"""Double backward of every OpInfo: torch.autograd.gradgradcheck in float64, and eager's own second gradients.
+
+Every op for which eager's gradgradcheck passes is checked; a few of them by default, all under the `slow` marker.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import assert_same, chosen_opinfos, copy_of, map_tensors, samples, tensors_in
+from torch.autograd import gradgradcheck
+
+from forge.functional import Direct
+from forge.testing import OpInfo, Sample
+
+EACH = 16  # one op of so many is checked by default
+WITHIN = (1e-5, 1e-6)
+
+# torch's own second gradient is another than the function's, and its gradgradcheck does not see it
+EAGER_IS_WRONG = ("embedding", "nn.functional.embedding")  # scale_grad_by_freq is forgotten
+
+# what forge says has no second gradient
+REFUSED = {
+    "nn.functional.grid_sample": "prims.grid_sampler_backward has no gradient rule",
+    "nn.functional.scaled_dot_product_attention": "draws random numbers",
+    "nn.functional.embedding": "no second gradient with scale_grad_by_freq",
+    "embedding": "no second gradient with scale_grad_by_freq",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "info" not in metafunc.fixturenames:
+        return
+    infos = [info for info in chosen_opinfos(metafunc.config) if info.gradient]
+    slow = pytest.mark.slow
+    metafunc.parametrize(
+        "info", [pytest.param(info, id=info.name, marks=[slow] if i % EACH else []) for i, info in enumerate(infos)]
+    )
+
+
+def test_second_gradients(info: OpInfo) -> None:
+    """As eager's, and as finite differences say, for every sample whose second gradients eager has."""
+    for sample in samples(info, "cpu", torch.float64):
+        call = _Call(info, sample)
+        if not call.inputs or not call.passes(info.reference or info.op):
+            continue
+        jitted = Direct(info.op, executors=["torch"])
+        try:
+            found = call.second(jitted)
+        except NotImplementedError as error:
+            assert REFUSED.get(info.name, "nothing") in str(error)
+            continue
+        assert_same(found, call.second(info.reference or info.op), within=WITHIN)
+        assert call.passes(jitted), "gradgradcheck, which passes in eager"
+
+
+class _Call:
+    """A sample as a function of its float inputs, which is given clones of them: an op may change its arguments."""
+
+    def __init__(self, info: OpInfo, sample: Sample) -> None:
+        self.sample = copy_of(sample)
+        found = tensors_in((self.sample.args, self.sample.kwargs))
+        self.places = [i for i, x in enumerate(found) if x.is_floating_point()]
+        self.inputs = [found[i].clone().requires_grad_() for i in self.places]
+
+    def run(self, function: Callable, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        fresh = copy_of(self.sample)
+        found = tensors_in((fresh.args, fresh.kwargs))
+        given = {id(found[place]): x.clone() for place, x in zip(self.places, inputs, strict=True)}
+        args, kwargs = map_tensors(lambda x: given.get(id(x), x), (fresh.args, fresh.kwargs))
+        torch.manual_seed(1)
+        outputs = tensors_in(function(*args, **kwargs))
+        return tuple(out for out in outputs if out.requires_grad and out.is_floating_point())
+
+    def passes(self, function: Callable) -> bool:
+        """Whether gradgradcheck passes; eager raises where it has no second gradient."""
+        try:
+            if not self.run(function, *self.inputs):
+                return False
+            return gradgradcheck(
+                lambda *inputs: self.run(function, *inputs), self.inputs, fast_mode=True, raise_exception=False
+            )
+        except (RuntimeError, NotImplementedError, IndexError):
+            return False
+
+    def second(self, function: Callable) -> list[torch.Tensor]:
+        """Gradients of a sum of the gradients, with random weights, zeros where there are none."""
+        outputs = self.run(function, *self.inputs)
+        weights = _random(outputs, 2)
+        gradients = torch.autograd.grad(
+            outputs, self.inputs, weights, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        flowing = [(g, w) for g, w in zip(gradients, _random(gradients, 3), strict=True) if g.requires_grad]
+        if not flowing:
+            return [torch.zeros_like(x) for x in (*self.inputs, *weights)]
+        chosen, theirs = zip(*flowing, strict=True)
+        inputs = [*self.inputs, *weights]
+        return list(torch.autograd.grad(chosen, inputs, theirs, allow_unused=True, materialize_grads=True))
+
+
+def _random(like: Any, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(x.shape, dtype=x.dtype, generator=generator).requires_grad_() for x in like]
