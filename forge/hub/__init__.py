@@ -19,7 +19,7 @@ from forge.hub.errors import (
     RefusedError,
     UnreachableError,
 )
-from forge.hub.loader import Loaded, Verified, load, loaded, verify
+from forge.hub.loader import Loaded, Verified, content_of, load, loaded, verify
 from forge.hub.lock import lock_kernels
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.metadata import Metadata
@@ -49,6 +49,7 @@ __all__ = [
     "Verified",
     "available",
     "build_kernels",
+    "content_of",
     "fetch",
     "load",
     "load_built",

@@ -83,6 +83,12 @@ def loaded() -> tuple[Loaded, ...]:
     return tuple(_loaded.values())
 
 
+def content_of(module: str) -> str | None:
+    """The hash of the loaded kernel that a module is a part of; None for every other module."""
+    verified = _packages.get(module.partition(".")[0])
+    return None if verified is None else verified.content
+
+
 def verify(resolved: Resolved) -> Verified:
     """Every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id."""
     place, metadata = resolved.place(), resolved.metadata

@@ -83,9 +83,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     questions: list[Question] = []
     ask = verify.worker.ask
 
-    def counted(kernel: Any, question: Question, seconds: float) -> Answer:
+    def counted(kernel: Any, question: Question, *rest: Any) -> Answer | None:
         questions.append(question)
-        return ask(kernel, question, seconds)
+        return ask(kernel, question, *rest)
 
     monkeypatch.setattr(verify.worker, "ask", counted)
     return questions

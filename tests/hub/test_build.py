@@ -454,7 +454,7 @@ def test_a_model_uses_what_was_built_where_it_is_right(unary: Sources, capfd: py
     assert relu.origin.content == square.origin.content == unary.key()
     shutil.rmtree(build.builds())
     with pytest.raises(hub.BuildError, match="build: the policy does not allow it"):  # verification never compiles
-        worker.find(process._request(relu, Question(x.device, x.dtype), 1))
+        worker.find(process._request(relu, Question(x.device, x.dtype), 1, ""))
 
 
 def test_the_command_builds_and_prints_the_place(

@@ -42,7 +42,7 @@ def test_a_worker_chooses_the_variant_that_was_asked_for(tmp_path: Path, monkeyp
     asked = []
     monkeypatch.setattr("forge.executors.hubex.worker.gather", lambda sources, **options: asked.append(options) or [])
     with pytest.raises(hub.IntegrityError):
-        worker.find(process._request(kernel, None, 1.0))
+        worker.find(process._request(kernel, None, 1.0, ""))
     assert asked[0]["backend"] == "cpu"
     assert claimed(run(torch.nn.functional.gelu, torch.randn(4), by=kernel_executor([kernel])), made) == 1
 

@@ -19,6 +19,7 @@ from forge import cli
 from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators, process, verify
 from forge.executors.hubex.process import can_fork
+from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.hub import HubNotice
 from forge.hub.manifest import kernel
 from tests.hub.repositories import (
@@ -249,9 +250,10 @@ def test_an_answer_is_of_one_kind_of_device(repository: Callable, monkeypatch: p
     names = {0: "small", 1: "large", 2: "small"}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    small, large, same = (verify._identity(kernel, torch.device("cuda", index)) for index in range(3))
+    judged = fingerprint(kernel)
+    small, large, same = (verify._identity(kernel, judged, torch.device("cuda", index)) for index in range(3))
     assert small == same != large
-    assert len({small, large, verify._identity(kernel, torch.device("cpu"))}) == 3
+    assert len({small, large, verify._identity(kernel, judged, torch.device("cpu"))}) == 3
 
 
 def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> None:

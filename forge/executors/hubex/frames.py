@@ -39,7 +39,7 @@ class Answer:
 @dataclass(frozen=True)
 class Request:
     """A question to a process that must find the kernel first: gather() of its origin, then its operator and name; or
-    what forge.kernel was given, pickled."""
+    what forge.kernel was given, pickled. digest: of the kernel that is meant (verification/fingerprint.py)."""
 
     origin: Origin
     op: str
@@ -49,6 +49,7 @@ class Request:
     environment: dict[str, str]
     seconds: float
     question: Question
+    digest: str
     said: bytes | None = None
 
 

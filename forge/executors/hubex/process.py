@@ -1,9 +1,11 @@
-"""Asking another process whether a kernel is right: a worker that finds it or is sent it, or a fork of this one."""
+"""Asking another process whether a kernel is right: a worker that finds it or is sent it, or a fork of this one.
+
+Either belongs to the process that started it: a fork of that one neither asks nor ends it. What ended a process without
+the kernel's doing (the system, a person) says nothing of the kernel.
+"""
 
 import faulthandler
-import hashlib
 import importlib
-import inspect
 import io
 import os
 import select
@@ -15,7 +17,6 @@ import threading
 import warnings
 from collections import ChainMap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,24 +42,12 @@ class Judging(threading.local):
 
 judging = Judging()
 
-_codes: dict[int, tuple[Kernel, str]] = {}
+class _AskAgain(Exception):
+    """Another process must be asked. answer: what is to be said where that one cannot answer either; None where what it
+    finds is another kernel."""
 
-
-def code_of(kernel: Kernel) -> str:
-    """A hash of the code that a kernel is: its repository's files, and the files of its Python functions."""
-    if id(kernel) not in _codes:
-        _codes[id(kernel)] = kernel, _code(kernel)
-    return _codes[id(kernel)][1]
-
-
-def _code(kernel: Kernel) -> str:
-    parts = [kernel.origin.content]
-    for function in (kernel.function, kernel.backward):
-        try:
-            parts.append(Path(inspect.getsourcefile(inspect.unwrap(function))).read_text())
-        except (TypeError, OSError):  # not written in Python
-            parts.append(str(function))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    def __init__(self, answer: Answer | None) -> None:
+        self.answer = answer
 
 
 class Worker:
@@ -69,22 +58,44 @@ class Worker:
         self._process: subprocess.Popen | None = None
         self._child: int | None = None
         self._errors: Any = None
-        self._codes: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
 
-    def ask(self, kernel: Kernel, question: Question, seconds: float, said: bytes | None = None) -> Answer:
-        """What the worker answers, or how the kernel ended it. said: as of `pickled`, for a kernel said in Python."""
+    def ask(
+        self, kernel: Kernel, question: Question, seconds: float, digest: str, said: bytes | None = None
+    ) -> Answer | None:
+        """What the worker answers, or how the kernel ended it; None where what it finds is not the kernel of this
+        process. digest: the kernel's fingerprint. said: as of `pickled`, for a kernel said in Python."""
+        self.disown_a_parents()
+        request = _request(kernel, question, seconds, digest, said)
+        with self._lock:
+            try:
+                return self._ask(request)
+            except _AskAgain:  # a child that imported something else by the same name, or that somebody ended
+                pass
+            try:
+                return self._ask(request)
+            except _AskAgain as again:
+                return again.answer
+
+    def _ask(self, request: Request) -> Answer:
         try:
             self._start()
-            self._forget_other_code(kernel)
-            send(self._process.stdin.fileno(), _request(kernel, question, seconds, said))
-            return self._listen(seconds)
-        except (Ended, Silent, OSError):
+            send(self._process.stdin.fileno(), request)
+            return self._listen(request.seconds)
+        except (Ended, Silent, OSError) as error:
             answer = Answer(f"the process that verifies kernels ended{self._last_error()}", lasting=False)
             self.stop()
-            return answer
+            raise _AskAgain(answer) from error
+        except _AskAgain:
+            raise
+        except BaseException:  # an interrupt, say: its answer must not be taken for that to another question
+            self.stop()
+            raise
 
     def stop(self) -> None:
-        """Ends the worker."""
+        """Ends the worker, where it is this process's own."""
+        self.disown_a_parents()
         if self._process is None:
             return
         self._process.stdin.close()
@@ -94,7 +105,19 @@ class Worker:
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()
-        self._process, self._child, self._codes = None, None, {}
+        self._process, self._child = None, None
+
+    def disown_a_parents(self) -> None:
+        """In a fork of the process that started the worker: forgets it, and leaves it to its owner."""
+        if self._owner == os.getpid():
+            return
+        process, errors = self._process, self._errors
+        self._process, self._child, self._errors = None, None, None
+        self._owner, self._lock, self.starts = os.getpid(), threading.RLock(), 0
+        if process is not None:
+            process.returncode = 0  # it is no child of this process, which has nobody to wait for
+            for file in (process.stdin, process.stdout, errors):
+                file.close()  # else the worker would not see the end of its owner
 
     def _start(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -116,17 +139,7 @@ class Worker:
     def _catch_up(self) -> None:
         """Reads what was said since the last answer: a child that ended, and the one in its place."""
         while select.select([self._process.stdout], [], [], 0)[0]:
-            self._codes = {}
             self._receive("ready")
-
-    def _forget_other_code(self, kernel: Kernel) -> None:
-        """A child that imported something else by the same name is replaced by a new one."""
-        if kernel.origin.source is None:
-            return
-        code = code_of(kernel)
-        if self._codes.get(kernel.origin.source, code) != code:
-            self._renew()
-        self._codes[kernel.origin.source] = code
 
     def _listen(self, seconds: float) -> Answer:
         sample = None
@@ -140,15 +153,19 @@ class Worker:
                 if value.reason is not None:  # a wrong kernel may have left anything behind
                     self._renew()
                 return value
+            if kind == "differs":
+                self._renew()
+                raise _AskAgain(None)
             if kind == "died":
-                self._codes = {}
                 self._receive("ready")
-                return _death(value, sample)
+                answer = _death(value, sample)
+                if sample is None:  # it may not have begun
+                    raise _AskAgain(answer)
+                return answer
             sample = value
 
     def _renew(self) -> None:
         _kill(self._child)
-        self._codes = {}
         self._receive("died")
         self._receive("ready")
 
@@ -165,10 +182,12 @@ class Worker:
         return f": {lines[-1]}" if lines else ""
 
 
-def _request(kernel: Kernel, question: Question, seconds: float, said: bytes | None = None) -> Request:
+def _request(
+    kernel: Kernel, question: Question, seconds: float, digest: str, said: bytes | None = None
+) -> Request:
     path, environment = tuple(sys.path), {**os.environ, **ENVIRONMENT}
     place = (os.getcwd(), path, environment)
-    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, said)
+    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, digest, said)
 
 
 def pickled(kernel: Kernel) -> bytes | None:
@@ -228,14 +247,24 @@ def _no_answer(seconds: float, sample: str | None) -> Answer:
 
 
 def _death(status: int, sample: str | None) -> Answer:
+    """Lasting where the kernel's own code did it while it ran: others send other signals, as a system without memory
+    does, and an import fails for reasons of the machine's."""
     code = os.waitstatus_to_exitcode(status)
-    how = f"crashed (signal {-code})" if code < 0 else f"ended the process with status {code}"
-    return Answer(f"{how} on {sample or 'its import'}")
+    its_own = code >= 0 or -code in _FAULTS
+    if code >= 0:
+        how = f"ended the process with status {code}"
+    else:
+        how = f"{'crashed' if its_own else 'was ended'} (signal {-code})"
+    return Answer(f"{how} on {sample or 'its import'}", lasting=its_own and sample is not None)
+
+
+_FAULTS = frozenset(getattr(signal, f"SIG{name}", None) for name in "SEGV BUS ILL FPE ABRT TRAP SYS".split())
 
 
 def become_expendable() -> None:
     """Before kernels run in this process: should they end it, it leaves no core and no stack trace."""
     faulthandler.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is for the program, which ends it
     torch.set_num_threads(1)
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -272,11 +301,21 @@ def _listen_to_fork(reading: int, child: int, seconds: float) -> Answer:
                 return value
             sample = value
     except Silent:
-        _kill(child)
-        os.waitpid(child, 0)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:  # and another fork of this process holds the pipe
+            return _death(status, sample)
+        _end(child)
         return _no_answer(seconds, sample)
     except Ended:
         return _death(os.waitpid(child, 0)[1], sample)
+    except BaseException:
+        _end(child)
+        raise
+
+
+def _end(child: int) -> None:
+    _kill(child)
+    os.waitpid(child, 0)
 
 
 def _answer_and_exit(kernel: Kernel, question: Question, writing: int, judge: Callable[..., Answer]) -> None:

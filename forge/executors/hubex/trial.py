@@ -203,8 +203,15 @@ def _attempt(run: Callable[[], Any]) -> Any:
             torch.cuda.synchronize()
         return result
     except Exception as error:
+        if _is_out_of_memory(error):  # of the machine's doing, now
+            raise
         text = str(error).strip().splitlines()
         raise Failed(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was wanting: as Python, as a device and as torch's allocator on the CPU say it."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def _leaves(tree: Any) -> list[torch.Tensor]:
@@ -291,6 +298,8 @@ class _Expected:
             with torch.enable_grad():
                 return inputs, self.function(inputs)
         except Exception as error:
+            if _is_out_of_memory(error):
+                raise
             raise Rejected(f"the reference raises {type(error).__name__}: {error}") from error
 
     @cached_property

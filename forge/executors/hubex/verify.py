@@ -1,7 +1,8 @@
 """A kernel is verified before it is trusted: it is compared with its reference, in a process of its own.
 
 A crash, a hang, an exception or a wrong value costs the kernel its place, and the program runs on without it. What was
-answered is kept in memory and, for kernels that come from files, on disk.
+answered holds for what was judged (verification/fingerprint.py): it is kept in memory and, where another process can
+know that it has the same kernel, on disk.
 """
 
 import atexit
@@ -9,13 +10,12 @@ import hashlib
 import json
 import os
 import platform
-import sys
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
-from functools import cache
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,22 @@ from forge.executors.executor import Decision, decline
 from forge.executors.hubex.calls import Undescribed, call_of
 from forge.executors.hubex.frames import Answer, Question
 from forge.executors.hubex.kernels import Kernel, compares_values
-from forge.executors.hubex.process import Worker, ask_fork, can_fork, code_of, judging, pickled
+from forge.executors.hubex.process import Worker, ask_fork, can_fork, judging, pickled
+from forge.executors.hubex.verification.fingerprint import Fingerprint, fingerprint
+from forge.executors.hubex.verification.owners import here
 from forge.hub.compat import user_cache
 from forge.hub.errors import HubNotice, MissingExtraError
-from forge.hub.manifest import KernelEntry
 from forge.hub.manifest.dtypes import dtype_name
 
-FORMAT = 1
+FORMAT = 2
 SECONDS = 60.0
 OK = "ok"
 NO_VALUES = "its values were not compared: the operator has no reference"
 
 worker = Worker()
 atexit.register(worker.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=worker.disown_a_parents)
 
 
 class Verifier:
@@ -53,6 +56,7 @@ class Verifier:
         self._failed: dict[str, str] = {}
         self._uncompared: set[str] = set()
         self._lock = threading.RLock()
+        _verifiers.add(self)
 
     def trust(self, kernels: Iterable[Kernel]) -> None:
         """These are right without asking."""
@@ -75,13 +79,14 @@ class Verifier:
             return self._decide(kernel, Question(first.device, first.dtype), Question(first.device, first.dtype, call))
 
     def _decide(self, kernel: Kernel, general: Question, particular: Question) -> Decision:
-        identity = _identity(kernel, general.device)
+        judged = fingerprint(kernel)
+        identity = _identity(kernel, judged, general.device)
         reason = self._failed.get(identity)
         if reason is not None:
             return decline(reason)
-        reason = self.answer(kernel, general).reason
+        reason = self._answer(kernel, judged, general).reason
         if reason is None:
-            answer = self.answer(kernel, particular)
+            answer = self._answer(kernel, judged, particular)
             reason = answer.reason or zero_accepted(answer)
         if reason is not None:
             self._failed[identity] = reason
@@ -96,8 +101,10 @@ class Verifier:
         """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
         if any(kernel is each for each in self._trusted):
             return "trusted", "used without verification"
-        known = {dtype: self._known(kernel, _key(kernel, Question(device, dtype))) for dtype in kernel.dtypes}
-        reasons = [self._failed.get(_identity(kernel, device)), *[answer.reason for answer in known.values() if answer]]
+        judged = fingerprint(kernel)
+        known = {dtype: self._known(judged, _key(kernel, judged, Question(device, dtype))) for dtype in kernel.dtypes}
+        failed = self._failed.get(_identity(kernel, judged, device))
+        reasons = [failed, *[answer.reason for answer in known.values() if answer]]
         reason = next(filter(None, reasons), None)
         if reason is not None:
             return "declined", reason
@@ -109,31 +116,49 @@ class Verifier:
 
     def answer(self, kernel: Kernel, question: Question) -> Answer:
         """From memory, from disk, or from a process."""
-        key = _key(kernel, question)
-        return self._known(kernel, key) or self._answers.setdefault(key, self._ask(kernel, question, key))
+        return self._answer(kernel, fingerprint(kernel), question)
 
-    def _known(self, kernel: Kernel, key: str) -> Answer | None:
+    def _answer(self, kernel: Kernel, judged: Fingerprint, question: Question) -> Answer:
+        key = _key(kernel, judged, question)
+        answer = self._known(judged, key)
+        if answer is None:
+            answer = self._answers[key] = self._ask(kernel, question, judged.digest)
+            if judged.is_lasting and answer.lasting:
+                _write(key, kernel, answer)
+        return answer
+
+    def _known(self, judged: Fingerprint, key: str) -> Answer | None:
         """From memory or from disk."""
         kept = self._answers.get(key)
-        if kept is None and kernel.origin.source is not None:
+        if kept is None and judged.is_lasting:
             kept = _read(key)
             if kept is not None:
                 self._answers[key] = kept
         return kept
 
-    def _ask(self, kernel: Kernel, question: Question, key: str) -> Answer:
-        if kernel.origin.source is not None:
-            answer = worker.ask(kernel, question, self.seconds)
-            if answer.lasting:
-                _write(key, kernel, answer)
-            return answer
+    def _ask(self, kernel: Kernel, question: Question, digest: str) -> Answer:
         fork = can_fork()
-        said = None if fork else pickled(kernel)
-        if said is not None:
-            return worker.ask(kernel, question, self.seconds, said)
+        said = None if fork or kernel.origin.source is not None else pickled(kernel)
+        if kernel.origin.source is not None or said is not None:
+            answer = worker.ask(kernel, question, self.seconds, digest, said)
+            if answer is not None:
+                return answer
         from forge.executors.hubex.judge import judge  # brings the OpInfos, which a program needs nowhere else
 
         return ask_fork(kernel, question, self.seconds, judge) if fork else judge(kernel, question, lambda text: None)
+
+
+_verifiers: weakref.WeakSet[Verifier] = weakref.WeakSet()
+
+
+def _unlock() -> None:
+    """In a fork of this process: the thread that held a lock is not there."""
+    for each in _verifiers:
+        each._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
 
 
 def _notice(text: str) -> None:
@@ -162,56 +187,19 @@ def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
 # keys and files
 
 
-_identities: dict[tuple[int, torch.device], tuple[Kernel, str]] = {}
-
-
-def _identity(kernel: Kernel, device: torch.device) -> str:
+def _identity(kernel: Kernel, judged: Fingerprint, device: torch.device) -> str:
     """What a kernel is, and where it runs."""
-    key = (id(kernel), device)
-    if key not in _identities:
-        _identities[key] = kernel, _new_identity(kernel, device)
-    return _identities[key][1]
+    return repr((FORMAT, *here(), _device_name(device), kernel.name, judged))
 
 
-def _new_identity(kernel: Kernel, device: torch.device) -> str:
-    code = code_of(kernel) if kernel.origin.source is not None else str(id(kernel))
-    parts = (
-        FORMAT,
-        _judge(),
-        torch.__version__,
-        _device_name(device),
-        code,
-        kernel.name,
-        _text(kernel.entry),
-    )
-    return repr(parts)
-
-
-def _key(kernel: Kernel, question: Question) -> str:
-    return hashlib.sha256(f"{_identity(kernel, question.device)}{question!r}".encode()).hexdigest()
-
-
-@cache
-def _judge() -> str:
-    """Which forge answered: its version, and when the files that decide were last changed."""
-    forge = sys.modules["forge"]
-    root = Path(forge.__file__).parent
-    files = sorted(file for folder in ("executors/hubex", "testing") for file in (root / folder).rglob("*.py"))
-    return f"{forge.__version__} {[file.stat().st_mtime_ns for file in files]}"
+def _key(kernel: Kernel, judged: Fingerprint, question: Question) -> str:
+    return hashlib.sha256(f"{_identity(kernel, judged, question.device)}{question!r}".encode()).hexdigest()
 
 
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _text(entry: KernelEntry) -> str:
-    """An entry without the place where it was read; the same text in every process."""
-    values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name not in ("fn", "mark")}
-    values["optional"] = sorted(entry.optional)
-    values["where"] = [condition.text for condition in entry.where]
-    return repr(values)
 
 
 def _folder() -> Path | None:

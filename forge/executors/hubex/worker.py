@@ -20,6 +20,7 @@ from forge.executors.hubex.judge import judge
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.process import become_expendable
 from forge.executors.hubex.said import kernel
+from forge.executors.hubex.verification.fingerprint import fingerprint
 
 FINISHED = 3
 
@@ -51,7 +52,7 @@ def _serve(answers: int) -> None:
         except Ended:
             return
         _end_after(100 * request.seconds + 600)
-        send(answers, ("answer", _answer(request, lambda text: send(answers, ("sample", text)))))
+        send(answers, _answer(request, lambda text: send(answers, ("sample", text))))
         _end_after(0)
 
 
@@ -61,7 +62,8 @@ def _end_after(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _answer(request: Request, report: Callable[[str], None]) -> Answer:
+def _answer(request: Request, report: Callable[[str], None]) -> tuple[str, Answer | None]:
+    """("answer", Answer), or ("differs", None) where what is found here is not the kernel that was asked about."""
     os.chdir(request.folder)
     sys.path[:] = request.path
     os.environ.clear()
@@ -69,8 +71,10 @@ def _answer(request: Request, report: Callable[[str], None]) -> Answer:
     try:
         kernel = find(request)
     except Exception as error:
-        return Answer(f"cannot be verified: {type(error).__name__}: {error}", lasting=False)
-    return judge(kernel, request.question, report)
+        return "answer", Answer(f"cannot be verified: {type(error).__name__}: {error}", lasting=False)
+    if fingerprint(kernel).digest != request.digest:
+        return "differs", None
+    return "answer", judge(kernel, request.question, report)
 
 
 _known: dict[Any, list[Kernel]] = {}

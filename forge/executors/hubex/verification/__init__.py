@@ -1,0 +1,1 @@
+"""Verification of kernels: what is judged, and by whom."""

@@ -1,0 +1,85 @@
+"""The shared objects that hold native code: which they are, and a hash of their bytes."""
+
+import hashlib
+import mmap
+import os
+import re
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_MAPS = Path("/proc/self/maps")
+_LIBRARY = re.compile(r"\.(so(\.[\d.]+)?|dylib|pyd|dll)$")
+_PYTHON = re.compile(r"registered at (<|/dev/null|.*\.py:)")
+_SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
+
+
+def file_hash(path: str) -> str | None:
+    """A hash of a loaded file's bytes; None where they are not to be had, or no longer those that were loaded."""
+    real = os.path.realpath(path)
+    try:
+        return _hash(real, *_state(real)) if real in loaded_files() else None
+    except OSError:
+        return None
+
+
+def operator_hashes(namespace: str, name: str) -> list[str]:
+    """Hashes of all that may hold the code of an operator: the shared objects that mention its name, a user's own or
+    else those of installed packages. None are known of an operator whose code is registered from Python."""
+    if any(_PYTHON.search(line) for line in _registrations(f"{namespace}::{name}")):
+        return []
+    libraries = sorted(path for path in loaded_files() if _LIBRARY.search(path) and not path.startswith(_theirs()))
+    installed = tuple(f"{sysconfig.get_path(each)}{os.sep}" for each in ("purelib", "platlib"))
+    own = [path for path in libraries if not path.startswith(installed)]
+    for group in (own, [path for path in libraries if path not in own]):
+        found = [path for path in group if _mentions(path, *_state(path), name.encode())]
+        if found:
+            return sorted(_hash(path, *_state(path)) for path in found)
+    return []
+
+
+def _registrations(operator: str) -> list[str]:
+    """What torch knows of where an operator's kernels come from; its metadata aside, which computes no values."""
+    lines = torch._C._dispatch_dump(operator).splitlines()
+    return [line for line in lines if ": registered at " in line and not line.startswith(("Meta", "debug"))]
+
+
+def loaded_files() -> frozenset[str]:
+    """The files that this process has mapped and that are still there: by the system's word, else by torch's."""
+    if not _MAPS.exists():
+        known = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        return frozenset(os.path.realpath(path) for path in (*torch.ops.loaded_libraries, *known) if path)
+    lines = _MAPS.read_text().splitlines()
+    paths = {line.split(maxsplit=5)[-1] for line in lines if line.count("/")}
+    return frozenset(path for path in paths if os.path.isfile(path))  # what was replaced ends with "(deleted)"
+
+
+@cache
+def _theirs() -> tuple[str, ...]:
+    """Where the system's, Python's and torch's own shared objects lie."""
+    torchs = os.path.dirname(os.path.realpath(torch.__file__))
+    pythons = [os.path.realpath(sysconfig.get_config_var(each) or "/lib") for each in ("LIBDIR", "DESTSHARED")]
+    return (*_SYSTEM, *(f"{each}{os.sep}" for each in (torchs, *pythons)))
+
+
+def _state(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@cache
+def _hash(path: str, *state: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _mentions(path: str, inode: int, size: int, changed: int, name: bytes) -> bool:
+    """Whether a name stands in a shared object's constants, as a schema or a registration has it."""
+    if not size:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        return any(memory.find(name + end) >= 0 for end in (b"\0", b"(", b"."))
