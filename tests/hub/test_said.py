@@ -225,3 +225,16 @@ def test_a_declined_kernel_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     explained = run(norm, torch.randn(3, 8, requires_grad=True), torch.randn(8), by=executor(made))
     assert declined(explained, made) == "it has no gradient, and one is needed"
+
+
+def test_two_functions_of_one_name_are_told_apart() -> None:
+    grad = {
+        "kernel_name": lambda grad, x, saved: grad * 2,
+        "forward": lambda x: (x * 2, x),
+        "saves": {"saved": ["T", "[...]"]},
+    }
+    twice = forge.pattern(lambda x: torch.relu(x) + x)
+    twice.name = "twice"
+    shape = {"arg_meta": {"x": "T"}, "type_alias": {"T": [torch.float32]}, "shape": {"x": "[..., H]"}}
+    kernel = forge.kernel(twice, lambda x: torch.relu(x) + x, name="twice", grad=grad, **shape)
+    assert kernel.forward is grad["forward"] and kernel.backward is grad["kernel_name"]

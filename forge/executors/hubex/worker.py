@@ -7,6 +7,7 @@ prints goes to standard error.
 
 import os
 import pickle
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -22,8 +23,6 @@ from forge.executors.hubex.process import become_expendable
 from forge.executors.hubex.said import kernel
 from forge.executors.hubex.verification.fingerprint import fingerprint
 
-FINISHED = 3
-
 
 def main() -> None:
     """Serves until standard input is closed."""
@@ -37,11 +36,18 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             _serve(answers)
-            os._exit(FINISHED)
+            os._exit(0)
         _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == FINISHED:
+        if _is_over():
             return
         send(answers, ("died", status))
+
+
+def _is_over() -> bool:
+    """Whether nobody will ask any more: standard input is closed, and empty."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
 
 
 def _serve(answers: int) -> None:

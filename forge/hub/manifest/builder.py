@@ -102,6 +102,8 @@ def _named(grad: Any) -> tuple[Any, dict[str, Callable]]:
     fields = {"kernel_name": "fn", "forward": "forward_fn"}
     functions = {key: grad[key] for key in fields if callable(grad.get(key))}
     names = {key: re.sub(r"\W", "_", getattr(each, "__name__", key)) for key, each in functions.items()}
+    if len(set(names.values())) < len(names):  # two lambdas, say
+        names = {key: f"{name}_{fields[key]}" for key, name in names.items()}
     return {**grad, **names}, {fields[key]: function for key, function in functions.items()}
 
 

@@ -1,0 +1,335 @@
+"""A kernel's fingerprint changes with all that can change its results, and says where it cannot know that."""
+
+import ctypes
+import importlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge.executors.hubex.verification.fingerprint import Fingerprint, fingerprint
+from tests.hub.kernels import native_module
+
+SCALE = 1.0
+TABLE = {"scale": 1.0}
+LOCK = threading.Lock()
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x)
+
+
+def of(function: Callable, **options: Any) -> Fingerprint:
+    """The fingerprint of a function as a kernel of gelu."""
+    return fingerprint(forge.kernel("torch.nn.functional.gelu", function, name="mine", args={"x": "input"}, **options))
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x) * SCALE
+
+
+def tabled(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x) * TABLE["scale"]
+
+
+def through_a_helper(x: torch.Tensor) -> torch.Tensor:
+    return helper(x)
+
+
+def test_it_is_the_same_for_the_same() -> None:
+    assert of(scaled) == of(scaled)
+    assert of(scaled).is_lasting
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (scaled, "SCALE", 2.0),
+        (tabled, "TABLE", {"scale": 2.0}),
+        (through_a_helper, "helper", lambda x: F.gelu(x) * 2),
+        (through_a_helper, "helper", F.relu),
+    ],
+)
+def test_a_global_that_it_reads_is_a_part_of_it(
+    function: Callable, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = of(function)
+    monkeypatch.setitem(globals(), name, value)
+    assert of(function) != before
+
+
+def test_a_value_that_is_changed_in_place_is_another() -> None:
+    before = of(tabled)
+    TABLE["scale"] = 2.0
+    try:
+        assert of(tabled) != before
+    finally:
+        TABLE["scale"] = 1.0
+    assert of(tabled) == before
+
+
+def test_closures_defaults_and_attributes_are_a_part_of_it() -> None:
+    def made(closed: float, default: float, attribute: float) -> Callable:
+        def function(x: torch.Tensor, factor: float = default) -> torch.Tensor:
+            return F.gelu(x) * closed * factor * function.attribute
+
+        function.attribute = attribute
+        return function
+
+    found = [of(made(*values)) for values in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))]
+    assert len(set(found)) == 4
+    assert of(made(1, 1, 1)) == found[0]
+
+
+def test_a_small_tensor_is_its_values() -> None:
+    def made(weight: torch.Tensor) -> Callable:
+        return lambda x: F.gelu(x) * weight
+
+    assert of(made(torch.ones(3))) == of(made(torch.ones(3))) != of(made(torch.zeros(3)))
+
+
+def test_a_large_tensor_is_known_in_this_process_until_it_is_written_to() -> None:
+    weight = torch.ones(1 << 20)
+
+    def weighted(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) * weight[0]
+
+    before = of(weighted)
+    assert not before.is_lasting and of(weighted) == before
+    weight[0] = 2
+    assert of(weighted) != before
+
+
+class Doubler:
+    factor = 2.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_an_object_is_its_class_and_its_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubler = Doubler()
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) * doubler(x)
+
+    before = of(called)
+    assert before.is_lasting
+    doubler.factor = 3.0
+    changed = of(called)
+    monkeypatch.setattr(Doubler, "__call__", lambda self, x: x)
+    assert len({before, changed, of(called)}) == 3
+
+
+def test_every_function_of_the_entry_is_a_part_of_it() -> None:
+    options = {"arg_meta": {"x": "T"}, "type_alias": {"T": [torch.float32]}, "shape": {"x": "[..., H]"}}
+    reference = forge.pattern(doubled)
+
+    def fingerprint_of(forward: Callable, backward: Callable, kernel: Callable = doubled) -> Fingerprint:
+        grad = {"kernel_name": backward, "forward": forward, "saves": {"saved": ["T", "[...]"]}}
+        return fingerprint(forge.kernel(reference, kernel, name="mine", grad=grad, **options))
+
+    forwards = (lambda x: (x + x, x), lambda x: (x * 2, x))
+    backwards = (lambda g, x, saved: g + g, lambda g, x, saved: g * 2)
+    found = {fingerprint_of(f, b, k) for f in forwards for b in backwards for k in (doubled, lambda x: x * 2)}
+    assert len(found) == 8
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x + x])
+
+
+def test_what_it_is_compared_with_is_a_part_of_it() -> None:
+    def of_pattern(reference: Callable) -> Fingerprint:
+        pattern = forge.pattern(reference)
+        pattern.name = "mine"
+        return fingerprint(forge.kernel(pattern, doubled, name="mine"))
+
+    assert of_pattern(lambda x: torch.relu(x) + x) != of_pattern(lambda x: torch.relu(x) - x)
+
+
+# modules
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes modules, which are imported anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def written(**modules: str) -> None:
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(f"import torch\nimport torch.nn.functional as F\n{text}\n")
+        importlib.invalidate_caches()
+        for name in [name for name in sys.modules if name.startswith("judged_")]:
+            del sys.modules[name]
+
+    yield written
+    written()
+
+
+def imported(name: str) -> Callable:
+    return importlib.import_module(name).f
+
+
+KERNELS = {
+    "a module's function": "import judged_helper\ndef f(x):\n    return judged_helper.g(x)",
+    "a name of a module": "from judged_helper import g\ndef f(x):\n    return g(x)",
+    "an import within": "def f(x):\n    from judged_helper import g\n    return g(x)",
+    "a module within": "def f(x):\n    import judged_helper\n    return judged_helper.g(x)",
+    "a module as a value": "import judged_helper\ndef f(x):\n    return getattr(judged_helper, 'g')(x)",
+    "a function within": "import judged_helper\ndef f(x):\n    return (lambda y: judged_helper.g(y))(x)",
+    "a decorator": "import judged_helper\n@judged_helper.decorated\ndef f(x):\n    return F.gelu(x)",
+    "a base class": "import judged_helper\nclass K(judged_helper.K):\n    pass\ndef f(x):\n    return K().g(x)",
+}
+HELPER = """
+def g(x):
+    return F.gelu(x) * {0}
+def decorated(function):
+    return lambda x: function(x) * {0}
+class K:
+    def g(self, x):
+        return F.gelu(x) * {0}
+"""
+
+
+@pytest.mark.parametrize("text", KERNELS.values(), ids=KERNELS)
+def test_helper_modules_are_a_part_of_it(text: str, write: Callable) -> None:
+    write(judged_kernel=text, judged_helper=HELPER.format(1.0))
+    importlib.import_module("judged_helper")
+    before = of(imported("judged_kernel"))
+    assert before.is_lasting
+    write(judged_helper=HELPER.format(2.0))
+    importlib.import_module("judged_helper")
+    assert of(imported("judged_kernel")) != before
+    write(judged_helper=HELPER.format(1.0))
+    importlib.import_module("judged_helper")
+    assert of(imported("judged_kernel")) == before
+
+
+def test_what_is_beside_what_it_reads_is_no_part_of_it(write: Callable) -> None:
+    write(judged_kernel=KERNELS["a module's function"], judged_helper=HELPER.format(1.0))
+    before = of(imported("judged_kernel"))
+    write(judged_helper=HELPER.format(1.0) + "OTHER = 1\n")
+    assert of(imported("judged_kernel")) == before
+
+
+def test_it_is_the_same_in_another_process(write: Callable, tmp_path: Path) -> None:
+    text = KERNELS["a base class"] + "\ng = f\nNAMES = {'a', 'b', 'c'}\ndef f(x):\n    return g(x) if NAMES else x"
+    write(judged_kernel=text, judged_helper=HELPER.format(1.0))
+    program = f"""
+import sys
+sys.path[:0] = {[str(tmp_path), *sys.path]!r}
+import forge, judged_kernel
+from forge.executors.hubex.verification.fingerprint import fingerprint
+made = forge.kernel("torch.nn.functional.gelu", judged_kernel.f, name="mine", args={{"x": "input"}})
+print(fingerprint(made).digest)
+"""
+    done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == of(imported("judged_kernel")).digest, done.stderr
+
+
+# what is not written in Python
+
+
+def test_a_native_module_is_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for returns in (1, 2, 1):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        (folder / "judged_native.so").write_bytes(native_module(tmp_path, "judged_native", returns))
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(sys.modules, "judged_native", raising=False)
+        module: ModuleType = importlib.import_module("judged_native")
+        value = module.value
+
+        def by_module(x: torch.Tensor, module: ModuleType = module) -> torch.Tensor:
+            return F.gelu(x) * module.value()
+
+        def by_function(x: torch.Tensor, value: Callable = value) -> torch.Tensor:
+            return F.gelu(x) * value()
+
+        found.append((of(by_module), of(by_function)))
+    assert all(each.is_lasting for pair in found for each in pair)
+    assert found[0] == found[2]
+    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
+
+
+def test_a_library_of_ctypes_is_its_bytes(tmp_path: Path) -> None:
+    def made(returns: int) -> Fingerprint:
+        path = tmp_path / f"lib{returns}.so"
+        path.write_bytes(native_module(tmp_path, f"lib{returns}", 7))
+        library = ctypes.CDLL(str(path))
+        return of(lambda x: F.gelu(x) * bool(library))
+
+    assert made(1).is_lasting
+    assert made(1) != made(2)
+
+
+def test_a_file_that_was_replaced_since_it_was_loaded_is_known_in_this_process_alone(tmp_path: Path) -> None:
+    path = tmp_path / "replaced.so"
+    path.write_bytes(native_module(tmp_path, "replaced", 1))
+    library = ctypes.CDLL(str(path))
+    path.unlink()
+    path.write_bytes(native_module(tmp_path, "replaced", 2))
+    assert not of(lambda x: F.gelu(x) * bool(library)).is_lasting
+
+
+def test_an_operator_of_python_is_its_functions() -> None:
+    def made(factor: float) -> Fingerprint:
+        @torch.library.custom_op("judged::scaled", mutates_args=())
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(x) * factor
+
+        return of(lambda x: torch.ops.judged.scaled(x))
+
+    first = made(1.0)
+    assert first.is_lasting and first == made(1.0) != made(2.0)
+
+
+def test_torchs_own_operators_are_torchs_version() -> None:
+    assert of(lambda x: torch.ops.aten.gelu.default(x)).is_lasting
+
+
+def test_an_operator_that_python_registers_is_known_in_this_process_alone() -> None:
+    library = torch.library.Library("judged_by_hand", "DEF")
+    library.define("f(Tensor x) -> Tensor")
+    library.impl("f", lambda x: F.gelu(x), "CPU")
+    found = of(lambda x: torch.ops.judged_by_hand.f(x))
+    assert not found.is_lasting
+
+
+def locked(x: torch.Tensor) -> torch.Tensor:
+    with LOCK:
+        return F.gelu(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        locked,
+        lambda x: eval("F.gelu(x)"),
+        lambda x: F.gelu(x) * float(open("factor").read()),  # noqa: SIM115
+        lambda x: F.gelu(x) * globals()["SCALE"],
+        lambda x: importlib.import_module("judged_helper").g(x),
+    ],
+)
+def test_what_cannot_be_read_off_is_known_in_this_process_alone(function: Callable) -> None:
+    found = of(function)
+    assert not found.is_lasting and of(function) == found
+
+
+def test_two_objects_that_cannot_be_known_are_two_kernels() -> None:
+    def made(lock: Any) -> Fingerprint:
+        return of(lambda x: F.gelu(x) * bool(lock))
+
+    lock = threading.Lock()
+    assert made(lock) == made(lock) != made(threading.Lock())

@@ -1,0 +1,342 @@
+"""Verdicts hold for what was judged; a judge belongs to one process; what is not the kernel's doing does not last."""
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge.executors.hubex import Kernel, Verifier, gather, process, verify
+from forge.executors.hubex.frames import Answer, Question
+from forge.executors.hubex.process import can_fork
+from tests.hub.kernels import native_module
+from tests.hub.repositories import GELU
+
+QUESTION = Question(torch.device("cpu"), torch.float32)
+SCALE = [1.0]
+MANIFEST = """
+forge_kernels: 1
+library: {name: acme}
+ops:
+- op: torch.nn.functional.gelu
+  kernels:
+  - {name: mine, kernel_name: "python:judged_kernel:f", args: {x: input}, where: ["approximate == 'none'"]}
+"""
+
+forks = pytest.mark.skipif(not can_fork(), reason="where torch has a GPU, no copy of the process can differentiate")
+
+
+def said(function: Callable, **options: Any) -> Kernel:
+    where = "approximate == 'none'"
+    return forge.kernel("torch.nn.functional.gelu", function, args={"x": "input"}, where=where, **options)
+
+
+def reason(kernel: Kernel) -> str | None:
+    return Verifier(20).answer(kernel, QUESTION).reason
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How kernels were judged: by the worker, or in a fork."""
+    found: list[str] = []
+    ask, ask_fork = verify.worker.ask, verify.ask_fork
+    monkeypatch.setattr(verify.worker, "ask", lambda *args: found.append("worker") or ask(*args))
+    monkeypatch.setattr(verify, "ask_fork", lambda *args: found.append("fork") or ask_fork(*args))
+    return found
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kernel]]:
+    """The kernel of a manifest that stands alone, its modules written and imported anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "kernels.yaml").write_text(MANIFEST)
+
+    def forget() -> None:
+        importlib.invalidate_caches()
+        for name in [name for name in sys.modules if name.startswith("judged_")]:
+            del sys.modules[name]
+
+    def write(**modules: str) -> Kernel:
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(f"import torch\nimport torch.nn.functional as F\n{text}\n")
+        forget()
+        (kernel,) = gather([tmp_path / "kernels.yaml"])
+        return kernel
+
+    yield write
+    forget()
+
+
+# what was judged
+
+
+def test_a_helper_module_that_changed_is_judged_again(manifest: Callable, asked: list) -> None:
+    kernel = "import judged_helper\ndef f(x):\n    return judged_helper.g(x)"
+    assert reason(manifest(judged_kernel=kernel, judged_helper="def g(x):\n    return F.gelu(x)")) is None
+    wrong = manifest(judged_helper="def g(x):\n    return F.gelu(x) + 0.25")
+    assert "values differ by up to 0.25" in reason(wrong)
+    assert reason(manifest(judged_helper="def g(x):\n    return F.gelu(x)")) is None
+    assert asked == ["worker"] * 2  # the last was known
+
+
+def test_a_constant_of_a_helpers_helper_that_changed_is_judged_again(manifest: Callable) -> None:
+    helper = "import judged_values\ndef g(x):\n    return F.gelu(x) * judged_values.SCALE"
+    kernel = "from judged_helper import g\ndef f(x):\n    return g(x)"
+    assert reason(manifest(judged_kernel=kernel, judged_helper=helper, judged_values="SCALE = 1.0")) is None
+    assert "values differ" in reason(manifest(judged_values="SCALE = 1.25"))
+
+
+def test_a_native_module_that_changed_is_judged_again(
+    manifest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = "import judged_native\ndef f(x):\n    return F.gelu(x) * judged_native.value()"
+    found = []
+    for returns in (1, 2):
+        folder = tmp_path / f"returns_{returns}"  # Python does not load one path twice
+        folder.mkdir()
+        (folder / "judged_native.so").write_bytes(native_module(tmp_path, "judged_native", returns))
+        monkeypatch.syspath_prepend(str(folder))
+        found.append(reason(manifest(judged_kernel=kernel)))
+    assert found[0] is None and "values differ" in found[1]
+
+
+def test_a_module_that_is_not_as_its_file_is_judged_as_it_is(manifest: Callable, asked: list) -> None:
+    """The worker would import the file, which is right; what runs here is not."""
+    kernel = manifest(judged_kernel="SCALE = 1.0\ndef f(x):\n    return F.gelu(x) * SCALE")
+    sys.modules["judged_kernel"].SCALE = 2.0
+    assert "values differ" in reason(kernel)
+    assert asked[0] == "worker"
+
+
+@forks
+def test_a_kernel_said_in_python_is_judged_again_where_what_it_reads_changed(asked: list) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) * SCALE[0]
+
+    kernel, verifier = said(scaled), Verifier(20)
+    assert verifier.answer(kernel, QUESTION).reason is None
+    SCALE[0] = 2.0
+    try:
+        assert "values differ" in verifier.answer(kernel, QUESTION).reason
+    finally:
+        SCALE[0] = 1.0
+    assert verifier.answer(kernel, QUESTION).reason is None
+    assert asked == ["fork"] * 2
+
+
+@forks
+def test_an_attribute_that_changed_is_judged_again() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) * scaled.factor
+
+    scaled.factor = 1.0
+    kernel, verifier = said(scaled), Verifier(20)
+    assert verifier.answer(kernel, QUESTION).reason is None
+    scaled.factor = 2.0
+    assert "values differ" in verifier.answer(kernel, QUESTION).reason
+
+
+@forks
+def test_a_forward_that_changed_is_judged_again() -> None:
+    def made(factor: float) -> Kernel:
+        grad = {
+            "kernel_name": lambda g, x, saved: torch.ops.aten.gelu_backward(g, saved),
+            "forward": lambda x: (F.gelu(x) * factor, x),
+            "saves": {"saved": ["T", "[...]"]},
+        }
+        shape = {"arg_meta": {"input": "T"}, "type_alias": {"T": [torch.float32]}, "shape": {"input": "[..., H]"}}
+        return said(lambda x: F.gelu(x), name="mine", grad=grad, **shape)
+
+    assert reason(made(1.0)) is None
+    assert reason(made(1.0)) is None
+    first, other = (verify._key(each, verify.fingerprint(each), QUESTION) for each in (made(1.0), made(2.0)))
+    assert first != other
+
+
+@forks
+def test_what_is_known_of_a_kernel_said_in_python_is_kept_on_disk(asked: list) -> None:
+    kernel = said(lambda x: F.gelu(x))
+    assert reason(kernel) is None and reason(kernel) is None
+    assert asked == ["fork"]
+
+
+@forks
+def test_what_cannot_be_known_elsewhere_is_kept_in_this_process_alone(asked: list) -> None:
+    lock = threading.Lock()
+
+    def locked(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return F.gelu(x)
+
+    kernel, verifier = said(locked), Verifier(20)
+    assert verifier.answer(kernel, QUESTION).reason is None
+    assert verifier.answer(kernel, QUESTION).reason is None
+    assert asked == ["fork"]
+    assert not on_disk()
+    assert reason(kernel) is None and len(asked) == 2
+
+
+# who judges
+
+
+def in_a_fork(run: Callable[[], Any]) -> int:
+    """The exit status of a copy of this process that runs something."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def right(repository: Callable) -> Kernel:
+    (kernel,) = gather([repository("right", "def f(x):\n    return F.gelu(x)", **GELU).folder])
+    return kernel
+
+
+@forks
+def test_the_exit_of_a_forked_child_leaves_the_judge_to_its_parent(repository: Callable) -> None:
+    assert reason(right(repository)) is None
+    before, starts = verify.worker._child, verify.worker.starts
+    assert in_a_fork(verify.worker.stop) == 0  # as atexit does
+    assert verify.worker._process.poll() is None
+    os.kill(before, 0)
+    (other,) = gather([repository("other", "def f(x):\n    return F.gelu(x) * 1", **GELU).folder])
+    assert reason(other) is None
+    assert (verify.worker._child, verify.worker.starts) == (before, starts)
+
+
+@forks
+def test_a_forked_child_has_a_judge_of_its_own(repository: Callable) -> None:
+    kernel = right(repository)
+    verify.worker._start()
+    theirs = verify.worker._process.pid
+
+    def ask() -> None:
+        assert verify.worker._process is None
+        assert reason(kernel) is None
+        assert verify.worker.starts == 1 and verify.worker._process.pid != theirs
+        verify.worker.stop()
+
+    assert in_a_fork(ask) == 0
+    assert verify.worker._process.poll() is None
+
+
+@forks
+def test_a_fork_while_a_thread_verifies_does_not_wait_for_it() -> None:
+    verifier = Verifier(20)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with verifier._lock, verify.worker._lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    def ask() -> None:
+        signal.alarm(60)
+        decision = verifier.verdict(said(lambda x: F.gelu(x)), (torch.randn(4),), {})
+        assert decision is True
+
+    try:
+        assert in_a_fork(ask) == 0
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_an_interrupted_question_is_not_answered_to_the_next(
+    repository: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = right(repository)
+    receive = process.receive
+
+    def interrupted(fd: int, seconds: float | None = None) -> Any:
+        kind, value = receive(fd, seconds)
+        if kind == "sample":
+            raise KeyboardInterrupt
+        return kind, value
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(process, "receive", interrupted)
+        reason(kernel)
+    assert not on_disk()
+    (wrong,) = gather([repository("wrong", "def f(x):\n    return F.gelu(x) + 1", **GELU).folder])
+    assert "values differ" in reason(wrong)
+    assert reason(kernel) is None
+
+
+def test_a_judge_that_somebody_ended_is_asked_again(repository: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = right(repository)
+    verify.worker._start()
+    send = process.send
+
+    def ended(fd: int, message: Any) -> None:
+        monkeypatch.setattr(process, "send", send)
+        os.kill(verify.worker._child, signal.SIGKILL)
+        send(fd, message)
+
+    monkeypatch.setattr(process, "send", ended)
+    assert reason(kernel) is None
+
+
+# what lasts
+
+
+def on_disk() -> list[Path]:
+    folder = verify._folder()
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def ending(number: int) -> str:
+    return f"import os\n\n\ndef f(x):\n    os.kill(os.getpid(), {int(number)})\n    time.sleep(10)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_an_end_that_others_bring_about_is_not_kept(repository: Callable, number: int) -> None:
+    """The system ends a process so where memory is short, and a person does."""
+    (kernel,) = gather([repository("ended", ending(number), **GELU).folder])
+    assert reason(kernel).startswith(f"was ended (signal {int(number)}) on input: float32[")
+    assert not on_disk()
+
+
+@pytest.mark.parametrize(
+    "code", ["def f(x):\n    ctypes.string_at(0)", ending(signal.SIGABRT), "import os\ndef f(x):\n    os._exit(3)"]
+)
+def test_an_end_of_the_kernels_own_doing_is_kept(repository: Callable, code: str) -> None:
+    (kernel,) = gather([repository("ended", code, **GELU).folder])
+    assert reason(kernel).startswith(("crashed (signal", "ended the process with status 3"))
+    assert len(on_disk()) == 1
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", "torch.OutOfMemoryError('none left')"])
+def test_a_machine_without_memory_says_nothing_of_a_kernel(repository: Callable, error: str) -> None:
+    (kernel,) = gather([repository("large", f"def f(x):\n    raise {error}", **GELU).folder])
+    assert reason(kernel).startswith("cannot be verified: ")
+    assert not on_disk()
+
+
+@forks
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_fork_that_ends_is_kept_where_it_is_the_kernels_doing(number: int) -> None:
+    def ended(x: torch.Tensor) -> torch.Tensor:
+        signal.raise_signal(number)
+        return x
+
+    answer: Answer = Verifier(20).answer(said(ended), QUESTION)
+    assert answer.reason is not None and answer.lasting == (number == signal.SIGSEGV)
