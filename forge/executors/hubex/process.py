@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.hubex.frames import Answer, Ended, Question, Request, Silent, receive, send
 from forge.executors.hubex.kernels import Kernel
@@ -40,7 +41,16 @@ class Judging(threading.local):
     active = False
 
 
+class Forks:
+    """Whether a copy of this process can differentiate, as far as is known: autograd's threads, which torch has for
+    each GPU, do not survive a fork. A torch that is built for GPUs starts them where there is none, too, once it has
+    traced with fake tensors; only the copy can tell."""
+
+    differentiate = True
+
+
 judging = Judging()
+forks = Forks()
 
 class _AskAgain(Exception):
     """Another process must be asked. answer: what is to be said where that one cannot answer either; None where what it
@@ -271,13 +281,12 @@ def become_expendable() -> None:
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process could run a kernel and differentiate it: autograd's threads, which torch has for
-    each GPU, do not survive a fork."""
-    return hasattr(os, "fork") and not torch.cuda.is_available()
+    """Whether a copy of this process could run a kernel and differentiate it."""
+    return hasattr(os, "fork") and not torch.cuda.is_available() and forks.differentiate
 
 
-def ask_fork(kernel: Kernel, question: Question, seconds: float, judge: Callable[..., Answer]) -> Answer:
-    """What a copy of this process answers."""
+def ask_fork(kernel: Kernel, question: Question, seconds: float, judge: Callable[..., Answer]) -> Answer | None:
+    """What a copy of this process answers; None where it turned out that it cannot differentiate."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; the child starts none
@@ -286,12 +295,25 @@ def ask_fork(kernel: Kernel, question: Question, seconds: float, judge: Callable
         _answer_and_exit(kernel, question, writing, judge)
     os.close(writing)
     try:
-        return _listen_to_fork(reading, child, seconds)
+        answer = _listen_to_fork(reading, child, seconds)
     finally:
         os.close(reading)
+    forks.differentiate = answer is not None
+    return answer
 
 
-def _listen_to_fork(reading: int, child: int, seconds: float) -> Answer:
+def _differentiates() -> bool:
+    """Whether autograd runs in this process."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), requires_grad=True)
+        try:
+            torch.autograd.grad(x * 1, x)
+        except RuntimeError:
+            return False
+    return True
+
+
+def _listen_to_fork(reading: int, child: int, seconds: float) -> Answer | None:
     sample = None
     try:
         while True:
@@ -322,7 +344,8 @@ def _answer_and_exit(kernel: Kernel, question: Question, writing: int, judge: Ca
     status = 1
     try:
         become_expendable()
-        send(writing, ("answer", judge(kernel, question, lambda text: send(writing, ("sample", text)))))
+        answer = judge(kernel, question, lambda text: send(writing, ("sample", text))) if _differentiates() else None
+        send(writing, ("answer", answer))
         status = 0
     finally:
         os._exit(status)  # nothing of the program's own runs at exit

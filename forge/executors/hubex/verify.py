@@ -14,7 +14,7 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -137,15 +137,22 @@ class Verifier:
         return kept
 
     def _ask(self, kernel: Kernel, question: Question, digest: str) -> Answer:
-        fork = can_fork()
-        said = None if fork or kernel.origin.source is not None else pickled(kernel)
-        if kernel.origin.source is not None or said is not None:
+        """Of a kernel of files, the worker; else a fork, the worker by pickle, or this process: the first that can."""
+        answer = None
+        if kernel.origin.source is not None:
+            answer = worker.ask(kernel, question, self.seconds, digest)
+        if answer is None and can_fork():
+            answer = ask_fork(kernel, question, self.seconds, _judge())
+        said = pickled(kernel) if answer is None else None
+        if said is not None:
             answer = worker.ask(kernel, question, self.seconds, digest, said)
-            if answer is not None:
-                return answer
-        from forge.executors.hubex.judge import judge  # brings the OpInfos, which a program needs nowhere else
+        return _judge()(kernel, question, lambda text: None) if answer is None else answer
 
-        return ask_fork(kernel, question, self.seconds, judge) if fork else judge(kernel, question, lambda text: None)
+
+def _judge() -> Callable[..., Answer]:
+    from forge.executors.hubex.judge import judge  # brings the OpInfos, which a program needs nowhere else
+
+    return judge
 
 
 _verifiers: weakref.WeakSet[Verifier] = weakref.WeakSet()

@@ -77,6 +77,8 @@ def _answer(request: Request, report: Callable[[str], None]) -> tuple[str, Answe
     try:
         kernel = find(request)
     except Exception as error:
+        if request.said is not None:  # of a module that is not to be imported here, say
+            return "differs", None
         return "answer", Answer(f"cannot be verified: {type(error).__name__}: {error}", lasting=False)
     if fingerprint(kernel).digest != request.digest:
         return "differs", None

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -293,6 +294,39 @@ def test_a_judge_that_somebody_ended_is_asked_again(repository: Callable, monkey
 
     monkeypatch.setattr(process, "send", ended)
     assert reason(kernel) is None
+
+
+@forks
+def test_where_a_copy_cannot_differentiate_the_worker_is_asked(asked: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch built for GPUs has threads for them on a machine that has none."""
+    monkeypatch.setattr(process.forks, "differentiate", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_differentiates", lambda: False)
+        assert reason(said(lambda x: F.gelu(x), name="first")) is None
+    assert not can_fork()
+    assert reason(said(lambda x: F.gelu(x), name="second")) is None
+    assert asked == ["fork", "worker", "worker"]
+
+
+@forks
+def test_a_copy_says_that_autograd_does_not_run_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any) -> None:
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
+
+    assert process._differentiates()
+    monkeypatch.setattr(torch.autograd, "grad", refused)
+    assert not process._differentiates()
+
+
+def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
+    asked: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("judged_nowhere")
+    exec("import torch.nn.functional as F\ndef f(x):\n    return F.gelu(x)", vars(module))
+    monkeypatch.setitem(sys.modules, "judged_nowhere", module)
+    monkeypatch.setattr(process.forks, "differentiate", False)
+    assert reason(said(module.f)) is None
+    assert asked == ["worker"]
 
 
 # what lasts
