@@ -6,6 +6,7 @@ from forge.executors.hubex import kernel, use_kernels
 from forge.executors.hubex.registry import kernels
 from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
+from forge.ir import versions
 from forge.jit import StrictError, jit, last_backward_traces, last_traces
 from forge.transforms.patterns import Pattern, pattern
 
@@ -30,3 +31,5 @@ __all__ = [
     "vjp",
 ]
 __version__ = "0.1.0"
+
+versions.warn_if_untested()

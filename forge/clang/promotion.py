@@ -38,6 +38,7 @@ def compute_dtype(*operands: TensorProxy | Number, kind: Promotion = Promotion.D
 
 _DEFAULT_OF_CATEGORY = {0: torch.bool, 1: torch.int64}
 _COMPLEX_OF = {torch.float64: torch.complex128, torch.float16: torch.complex32}
+_LIFTED = {torch.bfloat16: torch.bcomplex32} if hasattr(torch, "bcomplex32") else {}  # since torch 2.14
 
 
 @cache
@@ -70,5 +71,5 @@ def _promote(key: tuple, int_to_float: bool, default_float: torch.dtype) -> torc
 def _lift(lower: torch.dtype, higher: torch.dtype) -> torch.dtype:
     """The dtype when an operand of a higher category but lower priority joins `lower`."""
     if higher.is_complex and lower.is_floating_point:
-        return _COMPLEX_OF.get(lower, torch.complex64)
+        return (_COMPLEX_OF | _LIFTED).get(lower, torch.complex64)
     return higher

@@ -12,7 +12,6 @@ INTEGERS = (torch.int64, torch.int32, torch.uint8)
 BOOL = (torch.bool,)
 REAL = (*FLOATS, *INTEGERS)
 ALL = (*REAL, *BOOL)
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from forge.ir import (
     register_grad,
 )
 from forge.ir.memory import Memory
+from forge.ir.versions import TORCH
 from forge.torchlang.core import torchsymbol
 
 TensorOrNumber = TensorProxy | Number
@@ -540,6 +541,9 @@ def _clamp_grad(
 ) -> TensorProxy:
     out = clamp(input, min, max)
     g = get_grad(out)
+    if TORCH >= (2, 14):
+        _put_shared_clamp_grads(input, min, max, g)
+        return out
     above = None if min is None else input >= min
     below = None if max is None else input <= max
     if needs_grad(input):
@@ -549,9 +553,43 @@ def _clamp_grad(
         chosen = input < min if max is None else (input < min) & (min < max)
         put_grad(min, clang.where(chosen, g, 0))
     if needs_grad(max):
-        chosen = input > max if min is None else (input > max) | (min >= max)
+        chosen = input > max if min is None else (input > max) | (min > max)
         put_grad(max, clang.where(chosen, g, 0))
     return out
+
+
+def _put_shared_clamp_grads(
+    input: TensorProxy, min: TensorOrNumber | None, max: TensorOrNumber | None, g: TensorProxy
+) -> None:
+    """As torch 2.14 differentiates: an input that equals a number has no gradient, and shares it with a tensor."""
+    if min is None or max is None:
+        limit, worse, better = (min, clang.lt, clang.gt) if max is None else (max, clang.gt, clang.lt)
+        if isinstance(limit, TensorProxy):
+            _put_shared_grads(input, limit, g, worse)
+        else:
+            put_grad(input, clang.where(better(input, limit), g, 0))
+        return
+    if not isinstance(min, TensorProxy) and not isinstance(max, TensorProxy):
+        put_grad(input, clang.where((input > min) & (input < max), g, 0))
+        return
+    ordered, proper = clang.le(min, max), clang.lt(min, max)
+    at_min, at_max = clang.eq(input, min) & proper, clang.eq(input, max) & proper
+    if needs_grad(input):
+        shared = clang.where(at_min | at_max, g / 2, g)
+        put_grad(input, clang.where((input < min) | (input > max), 0, shared))
+    for limit, chosen, tied in (
+        (min, (input < min) & ordered, at_min),
+        (max, ((input > max) & ordered) | clang.gt(min, max), at_max),
+    ):
+        if needs_grad(limit):
+            put_grad(limit, clang.where(chosen, g, clang.where(tied, g / 2, 0)))
+
+
+def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Callable) -> None:
+    """Of the better of two: to both in halves where they are equal, and whole where one is nan."""
+    shared = clang.where(clang.eq(a, b), g / 2, g)
+    put_grad(a, clang.where(worse(a, b), 0, shared))
+    put_grad(b, clang.where(worse(b, a), 0, shared))
 
 
 @named("clamp_min")
@@ -566,7 +604,7 @@ def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
     return clamp(input, None, max)
 
 
-def _number_over_nan(name: str, better: Callable) -> Symbol:
+def _number_over_nan(name: str, better: Callable, worse: Callable) -> Symbol:
     def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
         check_tensor(name, input=input, other=other)
         input, other = clang.prepare(name, input, other)
@@ -579,8 +617,11 @@ def _number_over_nan(name: str, better: Callable) -> Symbol:
     @register_grad(symbol)
     def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:
         out = symbol(input, other)
-        first = better(input, other) | clang.isnan(other)
         g = get_grad(out)
+        if TORCH >= (2, 14):
+            _put_shared_grads(input, other, g, worse)
+            return out
+        first = better(input, other) | clang.isnan(other)
         put_grad(input, clang.where(first, g, 0))
         put_grad(other, clang.where(first, 0, g))
         return out
@@ -588,5 +629,5 @@ def _number_over_nan(name: str, better: Callable) -> Symbol:
     return symbol
 
 
-fmax = _number_over_nan("fmax", lambda a, b: a >= b)
-fmin = _number_over_nan("fmin", lambda a, b: a <= b)
+fmax = _number_over_nan("fmax", lambda a, b: a >= b, lambda a, b: a < b)
+fmin = _number_over_nan("fmin", lambda a, b: a <= b, lambda a, b: a > b)

@@ -273,17 +273,18 @@ def _own_inverse(
     )(body)
 
 
+# Dynamo says torch.ops.aten.numpy_T where the program reads .T, since torch 2.14.
 t = _own_inverse("t", _t, torch.t, Tensor.t)
-T = _own_inverse("T", clang.reverse_dims, Tensor.T.__get__, attribute=True)
-mT = _own_inverse("mT", clang.transpose_matrices, Tensor.mT.__get__, attribute=True)
+T = _own_inverse("T", clang.reverse_dims, Tensor.T.__get__, torch.ops.aten.numpy_T, attribute=True)
+mT = _own_inverse("mT", clang.transpose_matrices, Tensor.mT.__get__, torch.ops.aten.mT, attribute=True)
 
 
 def _adjoint(x: TensorProxy) -> TensorProxy:
     return clang.conj(x if x.ndim == 0 else clang.transpose_matrices(x))
 
 
-H = _own_inverse("H", _adjoint, Tensor.H.__get__, attribute=True)
-mH = _own_inverse("mH", _adjoint, Tensor.mH.__get__, attribute=True)
+H = _own_inverse("H", _adjoint, Tensor.H.__get__, torch.ops.aten.matrix_H, attribute=True)
+mH = _own_inverse("mH", _adjoint, Tensor.mH.__get__, torch.ops.aten.mH, attribute=True)
 adjoint = _own_inverse("adjoint", _adjoint, torch.adjoint, Tensor.adjoint)
 
 

@@ -1,5 +1,6 @@
 """The door through which torch calls enter: registration, in-place forms, `out=`, views."""
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -111,3 +112,27 @@ def test_every_symbol_speaks_clang_inside() -> None:
     """Operators in a body record clang's symbols, not torchlang's."""
     trace = forge.trace(F.silu, torch.ones(2))
     assert all(not sub.symbol.id.startswith("torch") for sub in trace.bound_symbols[0].subsymbols)
+
+
+VALUES = (0.0, 1.0, 2.0, float("nan"))
+EXTREMA = {
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
+    "clamp_min": lambda x, low: torch.clamp(x, low),
+    "clamp_max": lambda x, high: torch.clamp(x, max=high),
+    "clamp": torch.clamp,
+    "clamp by numbers": lambda x: torch.clamp(x, 1.0, 2.0) + torch.clamp(x, min=1.0) + torch.clamp(x, max=1.0),
+}
+
+
+@pytest.mark.parametrize("function", EXTREMA.values(), ids=EXTREMA)
+def test_gradients_where_values_are_equal_or_nan_are_eagers(function: Callable) -> None:
+    """Which of equal operands has the gradient differs between the versions of torch."""
+    count = 3 if function is torch.clamp else 1 if function is EXTREMA["clamp by numbers"] else 2
+    rows = torch.tensor(list(itertools.product(VALUES, repeat=count))).unbind(1)
+    operands = [row.clone().requires_grad_() for row in rows]
+    g = torch.arange(1.0, 1 + len(rows[0]))
+    ours, theirs = (torch.autograd.grad(f(*operands), operands, g) for f in (forge.jit(function), function))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)

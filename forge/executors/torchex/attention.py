@@ -167,6 +167,8 @@ _KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
 def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callable, Callable] | None:
     """The pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
     query, mask = leaves[0], leaves[3]
+    if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
+        return None
     if call.wanted[3] or (query.is_cuda and (query.shape[-1] % 8 or leaves[2].shape[-1] % 8)):
         return None
     with torch.enable_grad():

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.ir.versions import TORCH
 from forge.testing.opinfo import (
     ALL,
     BOOL,
     FLOATS,
     INTEGERS,
     REAL,
-    TORCH,
     ErrorSample,
     OpInfo,
     Sample,

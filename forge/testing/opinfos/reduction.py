@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.ir.versions import TORCH
 from forge.testing.opinfo import (
     ALL,
     FLOATS,
     INTEGERS,
     REAL,
-    TORCH,
     Directive,
     ErrorSample,
     OpInfo,
