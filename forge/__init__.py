@@ -1,13 +1,13 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
 from forge.bundle import bundle
-from forge.by_hand import LoadedKernel, load_kernel
 from forge.executors.hubex import kernel, use_kernels
 from forge.executors.hubex.registry import kernels
 from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.ir import versions
 from forge.jit import StrictError, jit, last_backward_traces, last_traces
+from forge.load_kernel import LoadedKernel, load_kernel
 from forge.transforms.patterns import Pattern, pattern
 
 __all__ = [

@@ -25,7 +25,7 @@ def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
     raises, naming the kernel, where one of them cannot be used.
 
     Call the function first, and its backward, so that its programs are there.
-    Raises ValueError where no kernel runs, for a kernel that has no files because it was said in Python, and for a
+    Raises ValueError where no kernel runs, for a kernel that has no files because it was declared in Python, and for a
     folder that is not empty; HubError for a kernel that asks for other kernels.
     """
     used = list({id(kernel): kernel for kernel in _used(jitted)}.values())
@@ -36,8 +36,8 @@ def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
         check(
             kernel.origin.source is not None,
             lambda kernel=kernel: (
-                f"forge.bundle: kernel {kernel.name} of {kernel.operation} was said in Python at {kernel.entry.mark}, "
-                "and has no files; put it in a repository (docs/writing-a-kernel.md)"
+                f"forge.bundle: kernel {kernel.name} of {kernel.operation} was declared in Python at "
+                f"{kernel.entry.mark}, and has no files; put it in a repository (docs/writing-a-kernel.md)"
             ),
         )
     by_manifest: dict[str, list[Kernel]] = {}

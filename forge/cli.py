@@ -9,7 +9,7 @@ from pathlib import Path
 from forge import hub
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
-from forge.executors.hubex.verify import OK
+from forge.executors.hubex.verification.verdicts import OK
 from forge.hub import cache, lockfile, variants
 from forge.hub.manifest import read_manifest
 from forge.ir.printing import counted, table

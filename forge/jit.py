@@ -79,7 +79,7 @@ def jit(
 
     executors: names or Executor objects, asked in order; all available ones by default.
     transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes.
-    kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels said in Python; their
+    kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels declared in Python; their
         kernels are asked before all executors. forge.use_kernels does the same for the process.
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.

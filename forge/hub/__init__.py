@@ -20,7 +20,7 @@ from forge.hub.errors import (
     UnreachableError,
 )
 from forge.hub.loader import Loaded, Verified, content_of, load, loaded, verify
-from forge.hub.lock import lock_kernels
+from forge.hub.lock_kernels import lock_kernels
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.metadata import Metadata
 from forge.hub.policy import Policy

@@ -140,7 +140,7 @@ def builds() -> Path:
 
 
 def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
-    """What is to be built here: the CUDA sources are left out, and that is said, where they cannot be compiled."""
+    """What is to be built here: the CUDA sources are left out, with a warning, where they cannot be compiled."""
     wanted = manifest.build
     problem = _cuda_problem() if wanted.cuda else None
     if problem is not None:
@@ -309,10 +309,10 @@ def _build(plan: _Plan, work: Path) -> Built:
     """Compiles in an empty folder, and moves the result to its place."""
     start = time.perf_counter()
     _say(f"building {plan.library} from {', '.join(plan.build.sources)}")
-    said = _compile(plan, work)
-    path = work / "out" / said["file"]
+    output = _compile(plan, work)
+    path = work / "out" / output["file"]
     seconds = time.perf_counter() - start
-    record = {**said, "key": plan.key, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "of": plan.parts}
+    record = {**output, "key": plan.key, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "of": plan.parts}
     result = work / "result"
     result.mkdir()
     path.rename(result / path.name)
@@ -321,8 +321,8 @@ def _build(plan: _Plan, work: Path) -> Built:
         plan.target.rename(work / "before")
     result.rename(plan.target)
     _say(f"built {plan.library} in {seconds:.1f} s: {plan.target}")
-    path = plan.target / said["file"]
-    return Built(plan.manifest, plan.key, path, tuple(said["operators"]), tuple(said["namespaces"]), seconds, {})
+    path = plan.target / output["file"]
+    return Built(plan.manifest, plan.key, path, tuple(output["operators"]), tuple(output["namespaces"]), seconds, {})
 
 
 def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
     if done.returncode:
         output = done.stdout.replace(f"{inside}{os.sep}", "").replace(f"{out}{os.sep}", "")
         raise _Failed(_first_errors(output, done.returncode))
-    return json.loads((out / "said.json").read_bytes())
+    return json.loads((out / "output.json").read_bytes())
 
 
 def _environment() -> dict[str, str]:

@@ -25,8 +25,8 @@ def main(request: dict[str, Any]) -> None:
     operators = sorted(set(torch._C._dispatch_get_all_op_names()) - before)
     namespaces = sorted({name.partition("::")[0] for name in operators})
     file = request["name"] + cpp_extension.LIB_EXT
-    said = {"file": file, "operators": operators, "namespaces": [*filter(is_defined, namespaces)]}
-    Path(request["build_directory"], "said.json").write_text(json.dumps(said))
+    output = {"file": file, "operators": operators, "namespaces": [*filter(is_defined, namespaces)]}
+    Path(request["build_directory"], "output.json").write_text(json.dumps(output))
 
 
 def is_defined(namespace: str) -> bool:

@@ -4,13 +4,13 @@ from forge.torchlang.conversion import *  # noqa: F403
 from forge.torchlang.core import (
     RecordFactories,
     View,
-    adopt,
     all_symbols,
     call,
     find,
     function_name,
     is_factory,
     language,
+    register_operator,
     scatter_step,
     torch_function_of,
     torchsymbol,
@@ -23,8 +23,8 @@ from forge.torchlang.indexing import *  # noqa: F403
 from forge.torchlang.joining import *  # noqa: F403
 from forge.torchlang.linalg import *  # noqa: F403
 from forge.torchlang.nn import *  # noqa: F403
-from forge.torchlang.norms import *  # noqa: F403
 from forge.torchlang.random import *  # noqa: F403
 from forge.torchlang.reduction import *  # noqa: F403
 from forge.torchlang.shape import *  # noqa: F403
 from forge.torchlang.special import *  # noqa: F403
+from forge.torchlang.vector_norms import *  # noqa: F403

@@ -171,7 +171,7 @@ class RecordFactories(TorchFunctionMode):
         return _enter(function, args, kwargs)
 
 
-def adopt(symbol: Symbol, operator: torch._ops.OpOverload, handler: Handler) -> None:
+def register_operator(symbol: Symbol, operator: torch._ops.OpOverload, handler: Handler) -> None:
     """Makes a symbol the meaning of an operator that is not torch's own; calls of it go through `handler`.
 
     What the operator meant before is forgotten. all_symbols does not have it: it is no part of torchlang.

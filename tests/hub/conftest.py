@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forge.executors.hubex import verify
-from forge.executors.hubex.frames import Answer, Question
+from forge.executors.hubex.verification import verdicts
+from forge.executors.hubex.verification.messages import Answer, Question
 from forge.hub import client
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import forget
@@ -24,8 +24,8 @@ def _nothing_loaded() -> Iterator[None]:
     """Each test starts with no kernel loaded, here and where they are verified, as a process does."""
     yield
     forget()
-    if verify.worker._process is not None:
-        verify.worker._renew()
+    if verdicts.worker._process is not None:
+        verdicts.worker._renew()
 
 
 @pytest.fixture
@@ -67,27 +67,27 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts of tests stay with them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(verify.verifier, "_answers", {})
-    monkeypatch.setattr(verify.verifier, "_failed", {})
+    monkeypatch.setattr(verdicts.verifier, "_answers", {})
+    monkeypatch.setattr(verdicts.verifier, "_failed", {})
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _worker() -> Iterator[None]:
     yield
-    verify.worker.stop()
+    verdicts.worker.stop()
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     """What the worker is asked."""
     questions: list[Question] = []
-    ask = verify.worker.ask
+    ask = verdicts.worker.ask
 
     def counted(kernel: Any, question: Question, *rest: Any) -> Answer | None:
         questions.append(question)
         return ask(kernel, question, *rest)
 
-    monkeypatch.setattr(verify.worker, "ask", counted)
+    monkeypatch.setattr(verdicts.worker, "ask", counted)
     return questions
 
 

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 
 import forge
 from forge import cli, hub
-from forge.executors.hubex import gather, operators, process, worker
-from forge.executors.hubex.frames import Question
+from forge.executors.hubex import gather, operators
+from forge.executors.hubex.verification import process, worker
+from forge.executors.hubex.verification.messages import Question
 from forge.hub import HubNotice, Policy, build
 from forge.hub.manifest import Manifest, read_manifest
 from tests.hub.kernels import kernel, write
@@ -305,7 +306,7 @@ def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, com
     out = build.builds() / left / "out"
     assert left.startswith(".acme-") and (out / "lock").exists()  # for which torch would wait
     hold.unlink()
-    wait_for((out / "said.json").exists)  # its compiler lived on, and ended
+    wait_for((out / "output.json").exists)  # its compiler lived on, and ended
     assert build._cached(build._plan(answer.read(), {}))[0] is None
     built = answer.build()
     assert answer_of(built) == 2 and left_in_cache() == [built.path.parent.name]

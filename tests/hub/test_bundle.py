@@ -151,7 +151,7 @@ def test_what_cannot_be_bundled_says_why(repository: Path, tmp_path: Path) -> No
     jitted = forge.jit(program, kernels=[said])
     jitted(torch.randn(2, 3))
     with pytest.raises(
-        ValueError, match=r"kernel said of torch.nn.functional.silu was said in Python at .*test_bundle.py"
+        ValueError, match=r"kernel said of torch.nn.functional.silu was declared in Python at .*test_bundle.py"
     ):
         forge.bundle(jitted, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

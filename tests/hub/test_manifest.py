@@ -312,7 +312,7 @@ def rms(input: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return input
 
 
-def test_a_kernel_said_in_python_is_the_same_entry() -> None:
+def test_a_kernel_declared_in_python_is_the_same_entry() -> None:
     said = kernel(
         "torch.nn.functional.rms_norm",
         rms,

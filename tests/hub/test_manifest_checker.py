@@ -24,7 +24,7 @@ def anything(*args: Any, **kwargs: Any) -> None:
 
 
 def checking(op: str = RMS, **fields: Any) -> Checker:
-    """The checker of a kernel said in Python."""
+    """The checker of a kernel declared in Python."""
     said = kernel(op, anything, resolver=OPERATORS, **fields)
     return checker(said, OPERATORS.resolve(op))
 

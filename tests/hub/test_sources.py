@@ -7,9 +7,10 @@ import torch
 
 import forge
 from forge import hub
-from forge.executors.hubex import gather, kernel_executor, process, worker
+from forge.executors.hubex import gather, kernel_executor
+from forge.executors.hubex.verification import process, worker
 from tests.hub.kernels import LOCAL
-from tests.hub.test_verify import GELU, Repository, claimed, run
+from tests.hub.repositories import GELU, Repository, claimed, run
 
 CODE = "def f(x): return F.gelu(x)"
 
@@ -40,7 +41,7 @@ def test_a_worker_chooses_the_variant_that_was_asked_for(tmp_path: Path, monkeyp
     kernel = gather([made.folder], backend="cpu")[0]
     assert kernel.origin.backend == "cpu"
     asked = []
-    monkeypatch.setattr("forge.executors.hubex.worker.gather", lambda sources, **options: asked.append(options) or [])
+    monkeypatch.setattr(worker, "gather", lambda sources, **options: asked.append(options) or [])
     with pytest.raises(hub.IntegrityError):
         worker.find(process._request(kernel, None, 1.0, ""))
     assert asked[0]["backend"] == "cpu"

@@ -63,7 +63,7 @@ class Case:
 
 
 def described(values: Mapping[str, Any], note: str = "") -> str:
-    """Arguments by name, in words; `note` is said of each tensor."""
+    """Arguments by name, in words; `note` stands behind each tensor."""
     given = [(name, value) for name, value in values.items() if value is not None]
     return ", ".join(part for name, value in given for part in _shown(name, value, note))
 

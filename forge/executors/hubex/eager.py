@@ -18,10 +18,10 @@ from forge.executors.claim import choose, claim
 from forge.executors.executor import resolve_executors
 from forge.executors.hubex.calls import described
 from forge.executors.hubex.derived import derived
-from forge.executors.hubex.functions import Function, adopt, has_fake, known
+from forge.executors.hubex.functions import Function, has_fake, known, register
 from forge.executors.hubex.kernels import HubExecutor, Kernel
-from forge.executors.hubex.process import judging
-from forge.executors.hubex.verify import verifier
+from forge.executors.hubex.verification.process import verifying
+from forge.executors.hubex.verification.verdicts import verifier
 from forge.ir import BoundSymbol, Tag, Trace, check, recording
 from forge.ir.pytree import leaves, names
 from forge.transforms.cse import argument_key
@@ -68,7 +68,7 @@ class Eager:
 
     def _once(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
         """What was made for arguments that are alike in all that a program knows of them."""
-        if judging.active:  # this process verifies a kernel that calls the operator
+        if verifying.active:  # this process verifies a kernel that calls the operator
             return make()
         compiled = self._compiled
         if key not in compiled:
@@ -204,9 +204,9 @@ _libraries: list[torch.library.Library] = []
 
 
 def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
-    """Defines operators in torch.library and adopts their symbols, all or none; those there are get the kernels."""
+    """Defines operators in torch.library and registers their symbols, all or none; those there are get the kernels."""
     with _lock:
-        new = [function for function in functions if _is_news(function)]
+        new = [function for function in functions if _is_new(function)]
         made: list[torch.library.Library] = []
         eager: dict[str, Eager] = {}
         try:
@@ -219,7 +219,7 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
         _libraries.extend(made)
         _defined.update(eager)
         for function in new:
-            adopt(function)
+            register(function)
         own: dict[str, list[Kernel]] = {}
         for kernel in kernels:
             if kernel.target.function is not None and kernel.origin.source is not None:
@@ -228,8 +228,8 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
             _defined[name].add(own[name])
 
 
-def _is_news(function: Function) -> bool:
-    """Whether nobody has the name; a reference is news where there was none."""
+def _is_new(function: Function) -> bool:
+    """Whether nobody has the name; or what is new is its reference."""
     there = known(function.name)
     return there is None or (there.foreign and there.reference is None and function.mark is not None)
 

@@ -265,13 +265,13 @@ class Declarations:
             reference, fake = (name and find(name) for name in (op.reference, op.fake))
             schema = parsed_schema(op.schema, namespace="aten")
             text = op.schema.strip().partition("::")[2]
-            said = [*_unsupported(schema)]
-            if not said:
+            reasons = [*_unsupported(schema)]
+            if not reasons:
                 foreign = _foreign(schema)
                 function = Function(text, schema, reference=reference, fake=fake, mark=op.mark, foreign=foreign)
-                said = [*self._conflicts(function)]
+                reasons = [*self._conflicts(function)]
                 found[function.name] = function
-            problems += [Problem(op.mark, f"func {op.name} {text}") for text in said]
+            problems += [Problem(op.mark, f"func {op.name} {text}") for text in reasons]
         if problems:
             raise ManifestError(problems)
         self.new.update((name, function) for name, function in found.items() if not self._is_known(function))
@@ -383,7 +383,7 @@ def known(name: str) -> Function | None:
     return _known.get(name)
 
 
-def adopt(function: Function) -> None:
+def register(function: Function) -> None:
     """Makes it known: calls of its operator are calls of its symbol."""
     _known[function.name] = function
-    torchlang.adopt(function.symbol, function.operator, function.enter)
+    torchlang.register_operator(function.symbol, function.operator, function.enter)

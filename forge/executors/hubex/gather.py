@@ -1,4 +1,4 @@
-"""From what a user names to kernels: repositories, folders, manifests, entries said in Python."""
+"""From what a user names to kernels: repositories, folders, manifests, entries declared in Python."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from forge import hub, patterns
+from forge import builtin_patterns, hub
 from forge.executors.hubex.eager import define
 from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
@@ -57,11 +57,12 @@ def gather(
 def operators(declared: Declarations | None = None) -> Operators:
     """The operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
     torch.ops has, and the patterns that forge ships."""
-    return Operators({each.name: each.reference for each in (*patterns.ALL, patterns.gelu_tanh)}, declared)
+    shipped = (*builtin_patterns.ALL, builtin_patterns.gelu_tanh)
+    return Operators({each.name: each.reference for each in shipped}, declared)
 
 
 def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
-    """A kernel of an entry that was said in Python, of `pattern` where it is of one that forge does not ship."""
+    """A kernel of an entry that was declared in Python, of `pattern` where it is of one that forge does not ship."""
     grad = entry.grad
     functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name: entry.fn}
     declared = Declarations()
@@ -182,7 +183,7 @@ def _from_repository(resolved: hub.Resolved, local: bool, lock: Any) -> list[Ker
 
 
 def _from_variant(resolved: hub.Resolved, path: Path, found: str, lock: Any = None) -> list[Kernel]:
-    read_manifest(path, operators(), with_sources=False)  # what is wrong is said before anything is imported
+    read_manifest(path, operators(), with_sources=False)  # what is wrong is reported before anything is imported
     module = hub.load(resolved)
     origin = Origin(found, _content(module), resolved.backend, resolved.policy, lock)
     return _from_manifest(path, module, origin)
@@ -296,7 +297,7 @@ _patterns: dict[Any, Pattern] = {}
 def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
     """A shipped pattern, or one whose reference a kernel's repository has."""
     if not name.startswith("python:"):
-        return patterns.by_name(name)
+        return builtin_patterns.by_name(name)
     reference = find(name)
     if isinstance(reference, Pattern):
         return reference

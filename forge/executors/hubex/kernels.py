@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from forge import patterns
+from forge import builtin_patterns
 from forge.executors.executor import Decision, Implementation, OperatorExecutor
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.lockfile import Lock
@@ -45,7 +45,7 @@ class Kernel:
 
     entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
     gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
-    calls, where the target is a pattern's symbol. said: what forge.kernel was given: (op, fn, options).
+    calls, where the target is a pattern's symbol. declared: what forge.kernel was given: (op, fn, options).
     """
 
     entry: KernelEntry
@@ -56,7 +56,7 @@ class Kernel:
     forward: Callable | None = None
     pattern: Pattern | None = None
     origin: Origin = Origin()
-    said: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
+    declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -372,5 +372,5 @@ def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
 def _in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
     """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
-    shipped = {each: place for place, each in enumerate(patterns.ALL)}
+    shipped = {each: place for place, each in enumerate(builtin_patterns.ALL)}
     return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, fields
 import torch
 
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verify import Verifier
+from forge.executors.hubex.verification.verdicts import Verifier
 from forge.hub.manifest import KernelEntry, candidates
 from forge.ir.printing import table
 

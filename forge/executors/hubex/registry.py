@@ -7,7 +7,7 @@ from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
 from forge.executors.hubex.operators import PATTERN
-from forge.executors.hubex.verify import Verifier, verifier
+from forge.executors.hubex.verification.verdicts import Verifier, verifier
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
 from forge.hub.manifest.errors import did_you_mean

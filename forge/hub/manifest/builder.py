@@ -1,4 +1,4 @@
-"""A kernel said in Python: what a manifest says, without one."""
+"""A kernel declared in Python: what a manifest says, without one."""
 
 import dataclasses
 import re

@@ -104,7 +104,7 @@ class Checker:
         known = {**values, **dims}
         for condition in self.entry.where:
             if broken and not condition.names <= known.keys():
-                continue  # about a dim of a shape that did not fit, which was said
+                continue  # about a dim of a shape that did not fit, which was reported
             reason = condition.reason(known)
             if reason is not None:
                 yield reason
@@ -264,8 +264,8 @@ def checker(entry: KernelEntry, signature: Signature) -> Checker:
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:
     """Why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu, …'."""
     shown = [_described(value) for value in args] + [f"{key}={_described(value)}" for key, value in kwargs.items()]
-    said = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]
-    return f"no kernel for {name}({', '.join(shown)}): {'; '.join(said) or 'none is registered'}"
+    lines = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]
+    return f"no kernel for {name}({', '.join(shown)}): {'; '.join(lines) or 'none is registered'}"
 
 
 def _described(value: Any) -> str:

@@ -12,8 +12,8 @@ from forge.torchlang.core import torchsymbol
 from forge.torchlang.elementwise import clamp_min
 from forge.torchlang.nn.activation import logsigmoid
 from forge.torchlang.nn.softmax import log_softmax
-from forge.torchlang.norms import pairwise_distance
 from forge.torchlang.special import xlogy
+from forge.torchlang.vector_norms import pairwise_distance
 
 Flag = bool | None
 Optional = TensorProxy | None

@@ -1,5 +1,25 @@
 """Kernels' own fixtures: a cache for every test, and one process that verifies."""
 
-from tests.hub.conftest import _needs_extra, _nothing_loaded, _own_cache, _worker, repository
+from tests.hub.conftest import (
+    _needs_extra,
+    _nothing_loaded,
+    _own_cache,
+    _worker,
+    asked,
+    cache,
+    offline,
+    repository,
+    server,
+)
 
-__all__ = ["_needs_extra", "_nothing_loaded", "_own_cache", "_worker", "repository"]
+__all__ = [
+    "_needs_extra",
+    "_nothing_loaded",
+    "_own_cache",
+    "_worker",
+    "asked",
+    "cache",
+    "offline",
+    "repository",
+    "server",
+]

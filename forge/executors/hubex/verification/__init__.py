@@ -1,1 +1,1 @@
-"""Verification of kernels: what is judged, and by whom."""
+"""Verification of kernels: what is verified, by which process, and what is kept of the answers."""

@@ -88,5 +88,5 @@ def forge_hash() -> str:
 
 
 def here() -> tuple[str, ...]:
-    """What judges, beside the kernel itself."""
+    """What verifies, beside the kernel itself."""
     return forge_hash(), sys.version, torch.__version__, str(torch.version.git_version)

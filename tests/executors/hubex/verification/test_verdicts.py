@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.executors.hubex import Kernel, Verifier, gather, process, verify
-from forge.executors.hubex.frames import Answer, Question
-from forge.executors.hubex.process import can_fork
+from forge.executors.hubex import Kernel, Verifier, gather
+from forge.executors.hubex.verification import process, verdicts
+from forge.executors.hubex.verification.messages import Answer, Question
+from forge.executors.hubex.verification.process import can_fork
 from tests.hub.kernels import native_module
 from tests.hub.repositories import GELU
 
@@ -35,7 +36,7 @@ ops:
 forks = pytest.mark.skipif(not can_fork(), reason="where torch has a GPU, no copy of the process can differentiate")
 
 
-def said(function: Callable, **options: Any) -> Kernel:
+def declared(function: Callable, **options: Any) -> Kernel:
     where = "approximate == 'none'"
     return forge.kernel("torch.nn.functional.gelu", function, args={"x": "input"}, where=where, **options)
 
@@ -48,9 +49,9 @@ def reason(kernel: Kernel) -> str | None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How kernels were judged: by the worker, or in a fork."""
     found: list[str] = []
-    ask, ask_fork = verify.worker.ask, verify.ask_fork
-    monkeypatch.setattr(verify.worker, "ask", lambda *args: found.append("worker") or ask(*args))
-    monkeypatch.setattr(verify, "ask_fork", lambda *args: found.append("fork") or ask_fork(*args))
+    ask, ask_fork = verdicts.worker.ask, verdicts.ask_fork
+    monkeypatch.setattr(verdicts.worker, "ask", lambda *args: found.append("worker") or ask(*args))
+    monkeypatch.setattr(verdicts, "ask_fork", lambda *args: found.append("fork") or ask_fork(*args))
     return found
 
 
@@ -119,11 +120,11 @@ def test_a_module_that_is_not_as_its_file_is_judged_as_it_is(manifest: Callable,
 
 
 @forks
-def test_a_kernel_said_in_python_is_judged_again_where_what_it_reads_changed(asked: list) -> None:
+def test_a_kernel_declared_in_python_is_judged_again_where_what_it_reads_changed(asked: list) -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * SCALE[0]
 
-    kernel, verifier = said(scaled), Verifier(20)
+    kernel, verifier = declared(scaled), Verifier(20)
     assert verifier.answer(kernel, QUESTION).reason is None
     SCALE[0] = 2.0
     try:
@@ -140,7 +141,7 @@ def test_an_attribute_that_changed_is_judged_again() -> None:
         return F.gelu(x) * scaled.factor
 
     scaled.factor = 1.0
-    kernel, verifier = said(scaled), Verifier(20)
+    kernel, verifier = declared(scaled), Verifier(20)
     assert verifier.answer(kernel, QUESTION).reason is None
     scaled.factor = 2.0
     assert "values differ" in verifier.answer(kernel, QUESTION).reason
@@ -155,17 +156,17 @@ def test_a_forward_that_changed_is_judged_again() -> None:
             "saves": {"saved": ["T", "[...]"]},
         }
         shape = {"arg_meta": {"input": "T"}, "type_alias": {"T": [torch.float32]}, "shape": {"input": "[..., H]"}}
-        return said(lambda x: F.gelu(x), name="mine", grad=grad, **shape)
+        return declared(lambda x: F.gelu(x), name="mine", grad=grad, **shape)
 
     assert reason(made(1.0)) is None
     assert reason(made(1.0)) is None
-    first, other = (verify._key(each, verify.fingerprint(each), QUESTION) for each in (made(1.0), made(2.0)))
+    first, other = (verdicts._key(each, verdicts.fingerprint(each), QUESTION) for each in (made(1.0), made(2.0)))
     assert first != other
 
 
 @forks
-def test_what_is_known_of_a_kernel_said_in_python_is_kept_on_disk(asked: list) -> None:
-    kernel = said(lambda x: F.gelu(x))
+def test_what_is_known_of_a_kernel_declared_in_python_is_kept_on_disk(asked: list) -> None:
+    kernel = declared(lambda x: F.gelu(x))
     assert reason(kernel) is None and reason(kernel) is None
     assert asked == ["fork"]
 
@@ -178,7 +179,7 @@ def test_what_cannot_be_known_elsewhere_is_kept_in_this_process_alone(asked: lis
         with lock:
             return F.gelu(x)
 
-    kernel, verifier = said(locked), Verifier(20)
+    kernel, verifier = declared(locked), Verifier(20)
     assert verifier.answer(kernel, QUESTION).reason is None
     assert verifier.answer(kernel, QUESTION).reason is None
     assert asked == ["fork"]
@@ -210,29 +211,29 @@ def right(repository: Callable) -> Kernel:
 @forks
 def test_the_exit_of_a_forked_child_leaves_the_judge_to_its_parent(repository: Callable) -> None:
     assert reason(right(repository)) is None
-    before, starts = verify.worker._child, verify.worker.starts
-    assert in_a_fork(verify.worker.stop) == 0  # as atexit does
-    assert verify.worker._process.poll() is None
+    before, starts = verdicts.worker._child, verdicts.worker.starts
+    assert in_a_fork(verdicts.worker.stop) == 0  # as atexit does
+    assert verdicts.worker._process.poll() is None
     os.kill(before, 0)
     (other,) = gather([repository("other", "def f(x):\n    return F.gelu(x) * 1", **GELU).folder])
     assert reason(other) is None
-    assert (verify.worker._child, verify.worker.starts) == (before, starts)
+    assert (verdicts.worker._child, verdicts.worker.starts) == (before, starts)
 
 
 @forks
 def test_a_forked_child_has_a_judge_of_its_own(repository: Callable) -> None:
     kernel = right(repository)
-    verify.worker._start()
-    theirs = verify.worker._process.pid
+    verdicts.worker._start()
+    theirs = verdicts.worker._process.pid
 
     def ask() -> None:
-        assert verify.worker._process is None
+        assert verdicts.worker._process is None
         assert reason(kernel) is None
-        assert verify.worker.starts == 1 and verify.worker._process.pid != theirs
-        verify.worker.stop()
+        assert verdicts.worker.starts == 1 and verdicts.worker._process.pid != theirs
+        verdicts.worker.stop()
 
     assert in_a_fork(ask) == 0
-    assert verify.worker._process.poll() is None
+    assert verdicts.worker._process.poll() is None
 
 
 @forks
@@ -241,7 +242,7 @@ def test_a_fork_while_a_thread_verifies_does_not_wait_for_it() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with verifier._lock, verify.worker._lock:
+        with verifier._lock, verdicts.worker._lock:
             held.set()
             done.wait()
 
@@ -251,7 +252,7 @@ def test_a_fork_while_a_thread_verifies_does_not_wait_for_it() -> None:
 
     def ask() -> None:
         signal.alarm(60)
-        decision = verifier.verdict(said(lambda x: F.gelu(x)), (torch.randn(4),), {})
+        decision = verifier.verdict(declared(lambda x: F.gelu(x)), (torch.randn(4),), {})
         assert decision is True
 
     try:
@@ -284,12 +285,12 @@ def test_an_interrupted_question_is_not_answered_to_the_next(
 
 def test_a_judge_that_somebody_ended_is_asked_again(repository: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = right(repository)
-    verify.worker._start()
+    verdicts.worker._start()
     send = process.send
 
     def ended(fd: int, message: Any) -> None:
         monkeypatch.setattr(process, "send", send)
-        os.kill(verify.worker._child, signal.SIGKILL)
+        os.kill(verdicts.worker._child, signal.SIGKILL)
         send(fd, message)
 
     monkeypatch.setattr(process, "send", ended)
@@ -302,9 +303,9 @@ def test_where_a_copy_cannot_differentiate_the_worker_is_asked(asked: list, monk
     monkeypatch.setattr(process.forks, "differentiate", True)
     with monkeypatch.context() as patch:
         patch.setattr(process, "_differentiates", lambda: False)
-        assert reason(said(lambda x: F.gelu(x), name="first")) is None
+        assert reason(declared(lambda x: F.gelu(x), name="first")) is None
     assert not can_fork()
-    assert reason(said(lambda x: F.gelu(x), name="second")) is None
+    assert reason(declared(lambda x: F.gelu(x), name="second")) is None
     assert asked == ["fork", "worker", "worker"]
 
 
@@ -325,7 +326,7 @@ def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
     exec("import torch.nn.functional as F\ndef f(x):\n    return F.gelu(x)", vars(module))
     monkeypatch.setitem(sys.modules, "judged_nowhere", module)
     monkeypatch.setattr(process.forks, "differentiate", False)
-    assert reason(said(module.f)) is None
+    assert reason(declared(module.f)) is None
     assert asked == ["worker"]
 
 
@@ -333,7 +334,7 @@ def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
 
 
 def on_disk() -> list[Path]:
-    folder = verify._folder()
+    folder = verdicts._folder()
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -372,5 +373,5 @@ def test_a_fork_that_ends_is_kept_where_it_is_the_kernels_doing(number: int) -> 
         signal.raise_signal(number)
         return x
 
-    answer: Answer = Verifier(20).answer(said(ended), QUESTION)
+    answer: Answer = Verifier(20).answer(declared(ended), QUESTION)
     assert answer.reason is not None and answer.lasting == (number == signal.SIGSEGV)

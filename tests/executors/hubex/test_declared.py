@@ -1,4 +1,4 @@
-"""Kernels said in Python, and backward kernels that read what their forward saved."""
+"""Kernels declared in Python, and backward kernels that read what their forward saved."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import forge
 from forge.hub import HubNotice
 from forge.hub.manifest import ManifestError
-from tests.hub.test_verify import Repository, claimed, declined, executor, run
+from tests.hub.repositories import Repository, claimed, declined, executor, run
 
 SHAPES = {
     "arg_meta": {"x": "T", "weight": "T"},
@@ -169,7 +169,7 @@ def test_a_repository_saves_too(tmp_path: Path) -> None:
         executor(made)
 
 
-def said(**options: Any) -> Callable[[], Any]:
+def declaration(**options: Any) -> Callable[[], Any]:
     return lambda: forge.kernel("pattern:rms_norm", rms, name="own", **{**SHAPES, **options})
 
 
@@ -177,33 +177,33 @@ def said(**options: Any) -> Callable[[], Any]:
     ("make", "wanted"),
     [
         (
-            said(grad={"kernel_name": rms_backward, "saves": {"rstd": ["T", "[..., K]"]}}),
+            declaration(grad={"kernel_name": rms_backward, "saves": {"rstd": ["T", "[..., K]"]}}),
             "saves of rstd: the shape of no argument says what K is; known: H",
         ),
         (
-            said(grad={"kernel_name": rms_backward, "saves": {"rstd": ["T", "[_]"]}}),
+            declaration(grad={"kernel_name": rms_backward, "saves": {"rstd": ["T", "[_]"]}}),
             "saves of rstd: the shape of no argument says what _ is; known: H",
         ),
         (
-            said(grad={"kernel_name": rms_backward, "saves": {"rstd": "T"}}),
+            declaration(grad={"kernel_name": rms_backward, "saves": {"rstd": "T"}}),
             """saves of rstd is 'T', but must be [dtype, shape], such as [float32, "[..., H]"]""",
         ),
         (
-            said(grad={"kernel_name": rms_backward, "saves": {"weight": ["T", "[...]"]}}),
+            declaration(grad={"kernel_name": rms_backward, "saves": {"weight": ["T", "[...]"]}}),
             "saves names 'weight', which is taken",
         ),
         (
-            said(
+            declaration(
                 type_alias={**SHAPES["type_alias"], "S": ["float32", "float64"]},
                 grad={"kernel_name": rms_backward, "saves": {"rstd": ["S", "[...]"]}},
             ),
             "saves of rstd: no argument has the type alias S, which allows several",
         ),
         (
-            said(grad={"kernel_name": rms_backward, "forward": rms_forward}),
+            declaration(grad={"kernel_name": rms_backward, "forward": rms_forward}),
             "grad has a forward, but saves nothing; say in saves what it returns beyond",
         ),
-        (said(grad={"kernel_name": lambda grad: grad}), "its signature does not accept 'eps'"),
+        (declaration(grad={"kernel_name": lambda grad: grad}), "its signature does not accept 'eps'"),
         (lambda: forge.kernel("torch.nn.functional.slu", rms), "unknown operator 'torch.nn.functional.slu'; did you"),
     ],
 )

@@ -21,12 +21,12 @@ def silu(input: torch.Tensor) -> torch.Tensor:
     return input / (1 + torch.exp(-input))
 
 
-def said(name: str, function: Callable = silu, **options: object) -> object:
+def declaration(name: str, function: Callable = silu, **options: object) -> object:
     return forge.kernel(F.silu, function, name=name, **{"dtypes": [torch.float32], "grad": "composite", **options})
 
 
 def test_it_runs_forward_and_backward() -> None:
-    loaded = forge.load_kernel(F.silu, kernels=[said("mine")])
+    loaded = forge.load_kernel(F.silu, kernels=[declaration("mine")])
     assert repr(loaded) == "<kernels of torch.nn.functional.silu: mine>"
     x = torch.randn(3, 4, requires_grad=True)
     torch.testing.assert_close(loaded(x), F.silu(x))
@@ -54,7 +54,7 @@ def test_the_best_that_takes_a_call_runs_it() -> None:
         calls.append(input.shape)
         return silu(input)
 
-    kernels = [said("any"), said("vectors", counted, where="input.ndim == 1", priority=1)]
+    kernels = [declaration("any"), declaration("vectors", counted, where="input.ndim == 1", priority=1)]
     loaded = forge.load_kernel("torch.nn.functional.silu", kernels=kernels)
     assert loaded.kernels == ["vectors", "any"]
     loaded(torch.randn(2, 3))
@@ -64,7 +64,8 @@ def test_the_best_that_takes_a_call_runs_it() -> None:
 
 
 def test_a_call_that_none_takes_says_each_reason() -> None:
-    loaded = forge.load_kernel(F.silu, kernels=[said("mine"), said("flat", where="input.ndim == 1", priority=1)])
+    kernels = [declaration("mine"), declaration("flat", where="input.ndim == 1", priority=1)]
+    loaded = forge.load_kernel(F.silu, kernels=kernels)
     wanted = (
         "no kernel for torch.nn.functional.silu(float64[2, 3] cpu): flat: dtype float64 not in T (float32); "
         "input.ndim = 2 is not 1; mine: dtype float64 not in T (float32)"
@@ -74,19 +75,19 @@ def test_a_call_that_none_takes_says_each_reason() -> None:
 
 
 def test_a_wrong_kernel_is_not_called() -> None:
-    loaded = forge.load_kernel(F.silu, kernels=[said("wrong", lambda input: silu(input) + 1)])
+    loaded = forge.load_kernel(F.silu, kernels=[declaration("wrong", lambda input: silu(input) + 1)])
     with pytest.warns(HubNotice), pytest.raises(NotImplementedError, match="wrong: failed verification on input: "):
         loaded(torch.randn(3))
 
 
 def test_force_asks_neither_constraints_nor_verification() -> None:
-    wrong = said("wrong", lambda input: silu(input) + 1)
+    wrong = declaration("wrong", lambda input: silu(input) + 1)
     x = torch.randn(3, dtype=torch.float64)
     torch.testing.assert_close(forge.load_kernel(F.silu, kernels=[wrong], force=True)(x), silu(x) + 1)
 
 
 def test_a_name_chooses_one() -> None:
-    kernels = [said("one", library="acme", priority=1), said("two", library="acme")]
+    kernels = [declaration("one", library="acme", priority=1), declaration("two", library="acme")]
     for name in ("two", "acme.two"):
         assert forge.load_kernel(F.silu, name, kernels=kernels).kernels == ["acme.two"]
     with pytest.raises(ValueError, match=r"unknown kernel 'tow'; did you mean 'two'\? known: one, two"):
@@ -95,9 +96,9 @@ def test_a_name_chooses_one() -> None:
 
 def test_an_operator_without_kernels_or_that_there_is_not() -> None:
     with pytest.raises(ValueError, match=r"no kernel of torch.nn.functional.gelu; there are"):
-        forge.load_kernel(F.gelu, kernels=[said("mine")])
+        forge.load_kernel(F.gelu, kernels=[declaration("mine")])
     with pytest.raises(ValueError, match="unknown operator 'pattern:swigl'; did you mean 'pattern:swiglu'"):
-        forge.load_kernel("pattern:swigl", kernels=[said("mine")])
+        forge.load_kernel("pattern:swigl", kernels=[declaration("mine")])
 
 
 def test_a_pattern_is_called_by_its_parameters() -> None:

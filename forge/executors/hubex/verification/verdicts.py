@@ -1,7 +1,7 @@
 """A kernel is verified before it is trusted: it is compared with its reference, in a process of its own.
 
 A crash, a hang, an exception or a wrong value costs the kernel its place, and the program runs on without it. What was
-answered holds for what was judged (verification/fingerprint.py): it is kept in memory and, where another process can
+answered holds for what was verified (fingerprint.py): it is kept in memory and, where another process can
 know that it has the same kernel, on disk.
 """
 
@@ -23,11 +23,11 @@ import torch
 
 from forge.executors.executor import Decision, decline
 from forge.executors.hubex.calls import Undescribed, call_of
-from forge.executors.hubex.frames import Answer, Question
 from forge.executors.hubex.kernels import Kernel, compares_values
-from forge.executors.hubex.process import Worker, ask_fork, can_fork, judging, pickled
 from forge.executors.hubex.verification.fingerprint import Fingerprint, fingerprint
+from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.owners import here
+from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
 from forge.hub.compat import user_cache
 from forge.hub.errors import HubNotice, MissingExtraError
 from forge.hub.manifest.dtypes import dtype_name
@@ -66,7 +66,7 @@ class Verifier:
         """True, or Declined with the sample on which the kernel failed."""
         if any(kernel is each for each in self._trusted):
             return True
-        if judging.active:
+        if verifying.active:
             return decline("another kernel is being verified, which may be what it calls")
         try:
             call = call_of(args, kwargs)
@@ -79,14 +79,14 @@ class Verifier:
             return self._decide(kernel, Question(first.device, first.dtype), Question(first.device, first.dtype, call))
 
     def _decide(self, kernel: Kernel, general: Question, particular: Question) -> Decision:
-        judged = fingerprint(kernel)
-        identity = _identity(kernel, judged, general.device)
+        subject = fingerprint(kernel)
+        identity = _identity(kernel, subject, general.device)
         reason = self._failed.get(identity)
         if reason is not None:
             return decline(reason)
-        reason = self._answer(kernel, judged, general).reason
+        reason = self._answer(kernel, subject, general).reason
         if reason is None:
-            answer = self._answer(kernel, judged, particular)
+            answer = self._answer(kernel, subject, particular)
             reason = answer.reason or zero_accepted(answer)
         if reason is not None:
             self._failed[identity] = reason
@@ -101,9 +101,9 @@ class Verifier:
         """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
         if any(kernel is each for each in self._trusted):
             return "trusted", "used without verification"
-        judged = fingerprint(kernel)
-        known = {dtype: self._known(judged, _key(kernel, judged, Question(device, dtype))) for dtype in kernel.dtypes}
-        failed = self._failed.get(_identity(kernel, judged, device))
+        subject = fingerprint(kernel)
+        known = {dtype: self._known(subject, _key(kernel, subject, Question(device, dtype))) for dtype in kernel.dtypes}
+        failed = self._failed.get(_identity(kernel, subject, device))
         reasons = [failed, *[answer.reason for answer in known.values() if answer]]
         reason = next(filter(None, reasons), None)
         if reason is not None:
@@ -118,19 +118,19 @@ class Verifier:
         """From memory, from disk, or from a process."""
         return self._answer(kernel, fingerprint(kernel), question)
 
-    def _answer(self, kernel: Kernel, judged: Fingerprint, question: Question) -> Answer:
-        key = _key(kernel, judged, question)
-        answer = self._known(judged, key)
+    def _answer(self, kernel: Kernel, subject: Fingerprint, question: Question) -> Answer:
+        key = _key(kernel, subject, question)
+        answer = self._known(subject, key)
         if answer is None:
-            answer = self._answers[key] = self._ask(kernel, question, judged.digest)
-            if judged.is_lasting and answer.lasting:
+            answer = self._answers[key] = self._ask(kernel, question, subject.digest)
+            if subject.is_lasting and answer.lasting:
                 _write(key, kernel, answer)
         return answer
 
-    def _known(self, judged: Fingerprint, key: str) -> Answer | None:
+    def _known(self, subject: Fingerprint, key: str) -> Answer | None:
         """From memory or from disk."""
         kept = self._answers.get(key)
-        if kept is None and judged.is_lasting:
+        if kept is None and subject.is_lasting:
             kept = _read(key)
             if kept is not None:
                 self._answers[key] = kept
@@ -142,17 +142,19 @@ class Verifier:
         if kernel.origin.source is not None:
             answer = worker.ask(kernel, question, self.seconds, digest)
         if answer is None and can_fork():
-            answer = ask_fork(kernel, question, self.seconds, _judge())
-        said = pickled(kernel) if answer is None else None
-        if said is not None:
-            answer = worker.ask(kernel, question, self.seconds, digest, said)
-        return _judge()(kernel, question, lambda text: None) if answer is None else answer
+            answer = ask_fork(kernel, question, self.seconds, _verify())
+        declared = pickled(kernel) if answer is None else None
+        if declared is not None:
+            answer = worker.ask(kernel, question, self.seconds, digest, declared)
+        return _verify()(kernel, question, lambda text: None) if answer is None else answer
 
 
-def _judge() -> Callable[..., Answer]:
-    from forge.executors.hubex.judge import judge  # brings the OpInfos, which a program needs nowhere else
+def _verify() -> Callable[..., Answer]:
+    from forge.executors.hubex.verification.verify import (
+        verify,  # brings the OpInfos, which a program needs nowhere else
+    )
 
-    return judge
+    return verify
 
 
 _verifiers: weakref.WeakSet[Verifier] = weakref.WeakSet()
@@ -194,13 +196,13 @@ def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
 # keys and files
 
 
-def _identity(kernel: Kernel, judged: Fingerprint, device: torch.device) -> str:
+def _identity(kernel: Kernel, subject: Fingerprint, device: torch.device) -> str:
     """What a kernel is, and where it runs."""
-    return repr((FORMAT, *here(), _device_name(device), kernel.name, judged))
+    return repr((FORMAT, *here(), _device_name(device), kernel.name, subject))
 
 
-def _key(kernel: Kernel, judged: Fingerprint, question: Question) -> str:
-    return hashlib.sha256(f"{_identity(kernel, judged, question.device)}{question!r}".encode()).hexdigest()
+def _key(kernel: Kernel, subject: Fingerprint, question: Question) -> str:
+    return hashlib.sha256(f"{_identity(kernel, subject, question.device)}{question!r}".encode()).hexdigest()
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""Kernels said in Python: what a manifest says, in a decorator's words."""
+"""Kernels declared in Python: what a manifest says, in a decorator's words."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +13,9 @@ from forge.transforms.patterns import Pattern
 
 
 def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: Any) -> Any:
-    """A kernel said in Python: `fn` implements `op`, a torch function or its name, an aten operator's name, a Pattern,
-    or "pattern:name" of one that forge ships. Without `fn`, a decorator. What it gives is called as `fn` is, and goes
-    into forge.jit(kernels=[...]) and forge.use_kernels([...]).
+    """A kernel declared in Python: `fn` implements `op`, a torch function or its name, an aten operator's name, a
+    Pattern, or "pattern:name" of one that forge ships. Without `fn`, a decorator. What it gives is called as `fn` is,
+    and goes into forge.jit(kernels=[...]) and forge.use_kernels([...]).
 
         @forge.kernel("torch.nn.functional.silu", dtypes=[torch.float32], grad="composite")
         def silu(input):
@@ -28,12 +28,12 @@ def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: 
     """
     mark = caller(2)
     if fn is None:
-        return lambda fn: _said(op, fn, mark, options)
-    return _said(op, fn, mark, options)
+        return lambda fn: _declared(op, fn, mark, options)
+    return _declared(op, fn, mark, options)
 
 
-def _said(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: dict[str, Any]) -> Kernel:
+def _declared(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: dict[str, Any]) -> Kernel:
     is_pattern = isinstance(op, Pattern)
     known, name = (Operators({op.name: op.reference}), f"pattern:{op.name}") if is_pattern else (operators(), op)
     entry = entry_of(name, fn, resolver=known, mark=mark, **options)
-    return replace(from_entry(entry, op if is_pattern else None), said=(op, fn, options))
+    return replace(from_entry(entry, op if is_pattern else None), declared=(op, fn, options))

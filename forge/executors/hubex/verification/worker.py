@@ -1,4 +1,4 @@
-"""The process that verifies kernels: python -m forge.executors.hubex.worker, started by forge.executors.hubex.verify.
+"""The process that verifies kernels: python -m forge.executors.hubex.verification.worker, started by process.py.
 
 It never runs a kernel itself: it forks a child that does, and says when the child died, so that another one takes its
 place at once. The child reads questions from standard input and answers to what was standard output; what a kernel
@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from forge import hub
-from forge.executors.hubex.frames import Answer, Ended, Request, receive, send
+from forge.executors.hubex.declared import kernel
 from forge.executors.hubex.gather import gather
-from forge.executors.hubex.judge import judge
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.process import become_expendable
-from forge.executors.hubex.said import kernel
 from forge.executors.hubex.verification.fingerprint import fingerprint
+from forge.executors.hubex.verification.messages import Answer, Ended, Request, receive, send
+from forge.executors.hubex.verification.process import become_expendable
+from forge.executors.hubex.verification.verify import verify
 
 
 def main() -> None:
@@ -77,12 +77,12 @@ def _answer(request: Request, report: Callable[[str], None]) -> tuple[str, Answe
     try:
         kernel = find(request)
     except Exception as error:
-        if request.said is not None:  # of a module that is not to be imported here, say
+        if request.declared is not None:  # of a module that is not to be imported here, say
             return "differs", None
         return "answer", Answer(f"cannot be verified: {type(error).__name__}: {error}", lasting=False)
     if fingerprint(kernel).digest != request.digest:
         return "differs", None
-    return "answer", judge(kernel, request.question, report)
+    return "answer", verify(kernel, request.question, report)
 
 
 _known: dict[Any, list[Kernel]] = {}
@@ -90,8 +90,8 @@ _known: dict[Any, list[Kernel]] = {}
 
 def find(request: Request) -> Kernel:
     """The kernel that a request is about: the policy was asked by who sent it, and the files must be the same."""
-    if request.said is not None:
-        op, fn, options = pickle.loads(request.said)
+    if request.declared is not None:
+        op, fn, options = pickle.loads(request.declared)
         return kernel(op, fn, **options)
     origin = request.origin
     if origin not in _known:

@@ -6,25 +6,25 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.hubex.calls import Case, Undescribed, call_of
-from forge.executors.hubex.frames import Answer, Question
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.process import judging
-from forge.executors.hubex.samples import call_cases, general_cases, variations
-from forge.executors.hubex.trial import Trial
+from forge.executors.hubex.verification.messages import Answer, Question
+from forge.executors.hubex.verification.process import verifying
+from forge.executors.hubex.verification.samples import call_cases, general_cases, variations
+from forge.executors.hubex.verification.trial import Trial
 
 
-def judge(kernel: Kernel, question: Question, report: Callable[[str], None]) -> Answer:
+def verify(kernel: Kernel, question: Question, report: Callable[[str], None]) -> Answer:
     """The answer; `report` is told each sample before the kernel runs on it."""
     trial = Trial(kernel, report)
-    before, judging.active = judging.active, True
+    before, verifying.active = verifying.active, True
     try:
         reason = _reason(trial, question)
     except Exception as error:  # of forge, or of a device that a kernel left unusable
-        said = str(error).strip().partition("\n")[0]
-        unknown = f"cannot be verified: {type(error).__name__}: {said}"
+        text = str(error).strip().partition("\n")[0]
+        unknown = f"cannot be verified: {type(error).__name__}: {text}"
         return Answer(trial.failed or unknown, trial.accepted, lasting=trial.failed is not None)
     finally:
-        judging.active = before
+        verifying.active = before
     return Answer(reason, trial.accepted, trial.rejected[0] if trial.rejected else "")
 
 

@@ -684,7 +684,7 @@ def pair() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_kernel_said_in_python_implements_a_custom_op(by_name: bool) -> None:
+def test_a_kernel_declared_in_python_implements_a_custom_op(by_name: bool) -> None:
     name = f"custom{next(_numbers)}"
     op = custom(name)
     ran = []

@@ -50,7 +50,7 @@ class Request:
     seconds: float
     question: Question
     digest: str
-    said: bytes | None = None
+    declared: bytes | None = None
 
 
 class Silent(Exception):

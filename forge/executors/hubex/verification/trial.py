@@ -348,9 +348,9 @@ class _OwnResult(_Expected):
         self.program, self.trial = program, trial
         forward = program.claimed(program.trace, trial.executors)
         self.outputs = _leaves(_attempt(lambda: program.call(forward, Guarded(), self._copies())))
-        for actual, said in zip(self.outputs, tensors(program.trace.output), strict=True):
+        for actual, declared in zip(self.outputs, tensors(program.trace.output), strict=True):
             for what in ("shape", "dtype", "device"):
-                found, wanted = getattr(actual, what), getattr(said, what)
+                found, wanted = getattr(actual, what), getattr(declared, what)
                 if found != wanted:
                     raise Failed(f"{what} is {found}, but the fake implementation says {wanted}")
 

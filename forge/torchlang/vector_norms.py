@@ -64,7 +64,7 @@ def _matrix_norm(
     check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}", RuntimeError)
     check(
         ord not in ("nuc", 2, -2),
-        lambda: f"{op}: ord={ord!r} needs singular values, which forge/torchlang/norms.py lacks",
+        lambda: f"{op}: ord={ord!r} needs singular values, which forge/torchlang/vector_norms.py lacks",
         NotImplementedError,
     )
     if ord == "fro":
@@ -150,7 +150,7 @@ def _p_norm(
 ) -> TensorProxy:
     check(
         p != "nuc",
-        lambda: "norm: p='nuc' needs singular values, which forge/torchlang/norms.py lacks",
+        lambda: "norm: p='nuc' needs singular values, which forge/torchlang/vector_norms.py lacks",
         NotImplementedError,
     )
     check(

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 import forge
 from forge import cli
 from forge.executors.executor import Executor
-from forge.executors.hubex import Verifier, kernel_executor, operators, process, verify
-from forge.executors.hubex.process import can_fork
+from forge.executors.hubex import Verifier, kernel_executor, operators
+from forge.executors.hubex.verification import process, verdicts
 from forge.executors.hubex.verification.fingerprint import fingerprint
+from forge.executors.hubex.verification.process import can_fork
 from forge.hub import HubNotice
 from forge.hub.manifest import kernel
 from tests.hub.repositories import (
@@ -232,12 +233,12 @@ def _worker_starts_elsewhere(made: Repository) -> int:
         import torch
         import forge
         import torch.nn.functional as F
-        from forge.executors.hubex import verify
+        from forge.executors.hubex.verification import verdicts
 
         jitted = forge.jit(lambda x: F.gelu(x) + 1, kernels=[{str(made.folder)!r}])
         jitted(torch.randn(4))
         assert forge.explain(jitted).rows[0].executor == "acme.{made.name}"
-        print(verify.worker.starts)
+        print(verdicts.worker.starts)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -251,17 +252,17 @@ def test_an_answer_is_of_one_kind_of_device(repository: Callable, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     judged = fingerprint(kernel)
-    small, large, same = (verify._identity(kernel, judged, torch.device("cuda", index)) for index in range(3))
+    small, large, same = (verdicts._identity(kernel, judged, torch.device("cuda", index)) for index in range(3))
     assert small == same != large
-    assert len({small, large, verify._identity(kernel, judged, torch.device("cpu"))}) == 3
+    assert len({small, large, verdicts._identity(kernel, judged, torch.device("cpu"))}) == 3
 
 
 def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> None:
     code = "def f(x, weight, bias, eps):\n    return F.layer_norm(x, weight.shape, weight, bias, eps)"
     made = repository("layers", code, **LAYER_NORM)
-    model, starts = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)]), verify.worker.starts
+    model, starts = torch.nn.Sequential(*[torch.nn.LayerNorm(16) for _ in range(4)]), verdicts.worker.starts
     assert claimed(run(model, torch.randn(2, 16), by=executor(made)), made) >= 4
-    assert len(asked) <= 3 and verify.worker.starts - starts <= 1  # strides of the first layer's input are known
+    assert len(asked) <= 3 and verdicts.worker.starts - starts <= 1  # strides of the first layer's input are known
 
 
 def test_a_symbolic_length_is_verified_as_it_is_in_this_run(repository: Callable, asked: list) -> None:
@@ -279,21 +280,21 @@ def test_the_worker_serves_on_after_a_crash(repository: Callable) -> None:
     exits = repository("exits", "import os\n\n\ndef f(x):\n    os._exit(7)", **GELU)
     good = repository("serves", "def f(x):\n    return F.gelu(x)", **GELU)
     run(gelu, torch.randn(4), by=executor(good))
-    starts = verify.worker.starts
+    starts = verdicts.worker.starts
     assert declined(run(gelu, torch.randn(4), by=executor(bad)), bad).startswith("crashed (signal 11) on input")
     assert declined(run(gelu, torch.randn(4), by=executor(exits)), exits).startswith("ended the process with status 7")
     assert claimed(run(gelu, torch.randn(6), by=executor(good)), good) == 1
-    assert verify.worker.starts == starts
+    assert verdicts.worker.starts == starts
 
 
 def test_a_child_that_ended_between_questions_is_no_kernels_fault(repository: Callable) -> None:
     made = repository("between", "def f(x):\n    return F.gelu(x)", **GELU)
     run(gelu, torch.randn(4), by=executor(made))
-    before = verify.worker._child
+    before = verdicts.worker._child
     os.kill(before, signal.SIGKILL)
-    select.select([verify.worker._process.stdout], [], [], 10)
+    select.select([verdicts.worker._process.stdout], [], [], 10)
     assert claimed(run(gelu, torch.randn(6), by=executor(made)), made) == 1
-    assert verify.worker._child != before
+    assert verdicts.worker._child != before
 
 
 def test_what_a_kernel_prints_does_not_disturb_its_answers(repository: Callable) -> None:
@@ -304,7 +305,7 @@ def test_what_a_kernel_prints_does_not_disturb_its_answers(repository: Callable)
 def test_a_damaged_answer_on_disk_is_asked_for_again(repository: Callable, asked: list) -> None:
     made = repository("damaged", "def f(x):\n    return F.gelu(x)", **GELU)
     run(gelu, torch.randn(4), by=executor(made))
-    for file in verify._folder().iterdir():
+    for file in verdicts._folder().iterdir():
         file.write_text("{")
     assert claimed(run(gelu, torch.randn(4), by=executor(made)), made) == 1
     assert len(asked) == 4
@@ -366,9 +367,9 @@ def test_a_function_given_in_python_is_verified_in_a_fork() -> None:
 def no_fork(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """As where torch has a GPU; the kernels that the worker is asked about."""
     asked: list[Any] = []
-    ask = verify.worker.ask
-    monkeypatch.setattr(verify, "can_fork", lambda: False)
-    monkeypatch.setattr(verify.worker, "ask", lambda kernel, *rest: asked.append(kernel) or ask(kernel, *rest))
+    ask = verdicts.worker.ask
+    monkeypatch.setattr(verdicts, "can_fork", lambda: False)
+    monkeypatch.setattr(verdicts.worker, "ask", lambda kernel, *rest: asked.append(kernel) or ask(kernel, *rest))
     return asked
 
 

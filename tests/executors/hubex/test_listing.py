@@ -12,7 +12,7 @@ import forge
 from forge import cli
 from forge.executors.hubex import Verifier, gather, hubex, table_of, verifier
 from forge.hub import HubNotice
-from tests.hub.test_verify import GELU, Repository
+from tests.hub.repositories import GELU, Repository
 
 
 @pytest.fixture(autouse=True)

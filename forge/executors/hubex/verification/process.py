@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forge.executors.hubex.frames import Answer, Ended, Question, Request, Silent, receive, send
 from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.verification.messages import Answer, Ended, Question, Request, Silent, receive, send
 from forge.hub.compat import library
 
 try:
@@ -35,8 +35,8 @@ START = 300.0  # seconds until a process is there, on a machine that is busy
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter: it forks
 
 
-class Judging(threading.local):
-    """Whether this thread runs a kernel to judge it: an operator that it calls runs no other kernel meanwhile."""
+class Verifying(threading.local):
+    """Whether this thread runs a kernel to verify it: an operator that it calls runs no other kernel meanwhile."""
 
     active = False
 
@@ -49,11 +49,11 @@ class Forks:
     differentiate = True
 
 
-judging = Judging()
+verifying = Verifying()
 forks = Forks()
 
 class _AskAgain(Exception):
-    """Another process must be asked. answer: what is to be said where that one cannot answer either; None where what it
+    """Another process must be asked. answer: what to answer where that one cannot answer either; None where what it
     finds is another kernel."""
 
     def __init__(self, answer: Answer | None) -> None:
@@ -72,12 +72,12 @@ class Worker:
         self._owner = os.getpid()
 
     def ask(
-        self, kernel: Kernel, question: Question, seconds: float, digest: str, said: bytes | None = None
+        self, kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
     ) -> Answer | None:
         """What the worker answers, or how the kernel ended it; None where what it finds is not the kernel of this
-        process. digest: the kernel's fingerprint. said: as of `pickled`, for a kernel said in Python."""
+        process. digest: the kernel's fingerprint. declared: as of `pickled`, for a kernel declared in Python."""
         self.disown_a_parents()
-        request = _request(kernel, question, seconds, digest, said)
+        request = _request(kernel, question, seconds, digest, declared)
         with self._lock:
             try:
                 return self._ask(request)
@@ -138,7 +138,7 @@ class Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
         path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "forge.executors.hubex.worker"],
+            [sys.executable, "-m", "forge.executors.hubex.verification.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -147,7 +147,7 @@ class Worker:
         self._receive("ready")
 
     def _catch_up(self) -> None:
-        """Reads what was said since the last answer: a child that ended, and the one in its place."""
+        """Reads the messages since the last answer: a child that ended, and the one in its place."""
         while select.select([self._process.stdout], [], [], 0)[0]:
             self._receive("ready")
 
@@ -193,21 +193,22 @@ class Worker:
 
 
 def _request(
-    kernel: Kernel, question: Question, seconds: float, digest: str, said: bytes | None = None
+    kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
 ) -> Request:
     path, environment = tuple(sys.path), {**os.environ, **ENVIRONMENT}
     place = (os.getcwd(), path, environment)
-    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, digest, said)
+    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, digest, declared)
 
 
 def pickled(kernel: Kernel) -> bytes | None:
-    """A kernel said in Python, for another process to say again; None for others and for what cannot be pickled."""
-    if kernel.said is None or kernel.target.function is not None:  # an operator of this process alone
+    """A kernel declared in Python, for another process to declare again; None for others, and where it cannot be."""
+    if kernel.declared is None or kernel.target.function is not None:  # an operator of this process alone
         return None
     data = io.BytesIO()
     try:
         base = library("cloudpickle").Pickler
-        type("Pickler", (base,), {"dispatch_table": ChainMap(_reducers(), base.dispatch_table)})(data).dump(kernel.said)
+        pickler = type("Pickler", (base,), {"dispatch_table": ChainMap(_reducers(), base.dispatch_table)})
+        pickler(data).dump(kernel.declared)
     except Exception:  # cloudpickle is not there, or cannot do it: it raises what the objects' own code raises
         return None
     return data.getvalue()
@@ -285,14 +286,14 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and not torch.cuda.is_available() and forks.differentiate
 
 
-def ask_fork(kernel: Kernel, question: Question, seconds: float, judge: Callable[..., Answer]) -> Answer | None:
+def ask_fork(kernel: Kernel, question: Question, seconds: float, verify: Callable[..., Answer]) -> Answer | None:
     """What a copy of this process answers; None where it turned out that it cannot differentiate."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; the child starts none
         child = os.fork()
     if child == 0:
-        _answer_and_exit(kernel, question, writing, judge)
+        _answer_and_exit(kernel, question, writing, verify)
     os.close(writing)
     try:
         answer = _listen_to_fork(reading, child, seconds)
@@ -340,11 +341,11 @@ def _end(child: int) -> None:
     os.waitpid(child, 0)
 
 
-def _answer_and_exit(kernel: Kernel, question: Question, writing: int, judge: Callable[..., Answer]) -> None:
+def _answer_and_exit(kernel: Kernel, question: Question, writing: int, verify: Callable[..., Answer]) -> None:
     status = 1
     try:
         become_expendable()
-        answer = judge(kernel, question, lambda text: send(writing, ("sample", text))) if _differentiates() else None
+        answer = verify(kernel, question, lambda text: send(writing, ("sample", text))) if _differentiates() else None
         send(writing, ("answer", answer))
         status = 0
     finally:
