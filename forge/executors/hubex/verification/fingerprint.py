@@ -8,6 +8,7 @@ What cannot be known in this way (a lock, an object of C++, code that calls eval
 process alone, as that very object: then a verdict is kept in this process too, and is not written to disk.
 """
 
+import collections
 import ctypes
 import enum
 import functools
@@ -55,6 +56,7 @@ _NATIVE = (
 )
 _NAMESPACES = (type(torch.ops), type(torch.ops.aten))
 _UNREAD = frozenset(("_backward_cls", "_abc_impl", "_autograd_function_id"))  # of classes: numbered by each process
+_FIELD = type(collections.namedtuple("_Example", "field").field)
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, not by C
 _MISSING = object()
 
@@ -427,7 +429,7 @@ _VISITORS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
     (Pattern, _Walk._pattern),
     (Kernel, _Walk._kernel),
     (ctypes.CDLL, _Walk._library),
-    ((re.Pattern, pathlib.PurePath, enum.Enum, int, float, complex, str, bytes), _Walk._text),
+    ((re.Pattern, pathlib.PurePath, enum.Enum, _FIELD, int, float, complex, str, bytes), _Walk._text),
     (tuple, _Walk._tuple),
     (types.SimpleNamespace, _Walk._namespace),
     (logging.Logger, _Walk._nothing),

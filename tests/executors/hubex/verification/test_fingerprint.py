@@ -1,14 +1,18 @@
 """A kernel's fingerprint changes with all that can change its results, and says where it cannot know that."""
 
 import ctypes
+import dataclasses
+import enum
+import functools
 import importlib
+import logging
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -127,6 +131,47 @@ def test_an_object_is_its_class_and_its_attributes(monkeypatch: pytest.MonkeyPat
     changed = of(called)
     monkeypatch.setattr(Doubler, "__call__", lambda self, x: x)
     assert len({before, changed, of(called)}) == 3
+
+
+class Options(NamedTuple):
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    scale: float = 1.0
+
+
+class Mode(enum.Enum):
+    SINGLE = 1.0
+    DOUBLE = 2.0
+
+
+@functools.cache
+def cached(scale: float) -> float:
+    return scale
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Options(), Options(2.0)),
+        (Settings(), Settings(2.0)),
+        (Mode.SINGLE, Mode.DOUBLE),
+        (cached, functools.cache(lambda scale: scale)),
+        (functools.partial(cached, 1.0), functools.partial(cached, 2.0)),
+        (torch.float32, torch.float64),
+        (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),
+        (logging.getLogger("judged"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_of_many_kinds_are_known_everywhere(one: Any, other: Any) -> None:
+    def made(value: Any) -> Fingerprint:
+        return of(lambda x: F.gelu(x) if value else x)
+
+    assert made(one).is_lasting and made(other).is_lasting
+    assert made(one) == made(one) != made(other)
 
 
 def test_every_function_of_the_entry_is_a_part_of_it() -> None:
