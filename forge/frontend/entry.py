@@ -16,6 +16,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import config, eval_frame
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
@@ -40,14 +41,20 @@ class History:
         self.recompiles: deque[str] = deque(maxlen=_KEPT)
 
 
+_IN_EAGER = ConvertFrameReturn(
+    frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT), apply_to_code=False
+)
+
+
 class _Configured:
     """Dynamo's frame callback under forge's settings; what it counts as graph breaks goes to `history`.
 
     Dynamo compiles one frame at a time; the settings, which are the process's, and its counts are the frame's."""
 
-    def __init__(self, callback: Callable, dynamic: bool | None, history: History) -> None:
+    def __init__(self, callback: Callable, dynamic: bool | None, history: History, fullgraph: bool) -> None:
         self._torchdynamo_orig_backend = callback  # the chain by which Dynamo finds the backend of a cache entry
         self._history = history
+        self._fullgraph = fullgraph
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
         self._settings = {name: value for name, value in wanted.items() if hasattr(config, name)}
 
@@ -56,6 +63,11 @@ class _Configured:
             before = counters["graph_break"].copy()
             try:
                 return self._torchdynamo_orig_backend(*frame)
+            except TorchRuntimeError as failure:
+                if self._fullgraph:
+                    raise
+                self._history.graph_breaks.append(f"a call fails: {str(failure).splitlines()[0]}")
+                return _IN_EAGER  # where it raises what torch does, and the user may catch it
             finally:
                 self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
 
@@ -73,7 +85,7 @@ def enter(
     context = torch._dynamo.optimize(
         backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
     )
-    callback = context.callback = _Configured(context.callback, dynamic, history)
+    callback = context.callback = _Configured(context.callback, dynamic, history, fullgraph)
     compiled = context(function)
     compiling, tracing = torch._C._functorch.maybe_current_level, torch.fx._symbolic_trace.is_fx_symbolic_tracing
     plain = None  # the stance in which a call may go the short way, once one went the long way

@@ -1,1 +1,1 @@
-"""Small programs that forge.jit must run as eager does: values, gradients, aliasing, mutation, modes, RNG, exceptions."""
+"""Small programs that forge.jit must run as eager does: in values, gradients, aliasing, mutation, modes and errors."""

@@ -1,12 +1,11 @@
-"""Writes and effects: optimizers, operators that change their arguments, assertions, random state, Python's own state."""
+"""Writes and effects: optimizers, operators that change their arguments, assertions, random and Python's state."""
 
 import random
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from frontend.programs.table import program
+from torch import nn
 
 
 def leaf(*shape):
@@ -21,7 +20,7 @@ acme.define("fill_(Tensor(a!) x, float value) -> ()")
 acme.impl("fill_", lambda x, value: x.fill_(value) and None, "CompositeExplicitAutograd")
 torch.library.register_fake("forge_programs::fill_", lambda x, value: None, lib=acme)
 acme.define("two(Tensor(a!) x, Tensor(b!) y) -> ()")
-acme.impl("two", lambda x, y: (x.add_(1), y.mul_(2)) and None, "CompositeExplicitAutograd")
+acme.impl("two", lambda x, y: [x.add_(1), y.mul_(2)].clear(), "CompositeExplicitAutograd")
 torch.library.register_fake("forge_programs::two", lambda x, y: None, lib=acme)
 
 

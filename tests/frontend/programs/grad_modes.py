@@ -1,11 +1,13 @@
 """Grad modes: no_grad, enable_grad, set_grad_enabled and inference_mode, in a program and around it."""
 
+import contextlib
+
 import torch
+from frontend.programs.table import no_jit, program
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import forge
-from frontend.programs.table import no_jit, program
 
 
 def leaf(*shape):
@@ -205,10 +207,8 @@ def grad_mode_after_an_exception(jit):
             raise ValueError("stop")
         return y
 
-    try:
+    with contextlib.suppress(ValueError):
         run(leaf(3))
-    except ValueError:
-        pass
     return torch.is_grad_enabled()
 
 
@@ -273,8 +273,7 @@ def a_view_made_under_no_grad(jit):
     @jit
     def run(x):
         with torch.no_grad():
-            y = x.view(-1)
-        return y
+            return x.view(-1)
 
     return run(leaf(2, 3))
 
@@ -330,7 +329,7 @@ def a_moving_average_of_weights(jit):
     def run(x):
         y = model(x)
         with torch.no_grad():
-            for ours, theirs in zip(average.parameters(), model.parameters()):
+            for ours, theirs in zip(average.parameters(), model.parameters(), strict=True):
                 ours.lerp_(theirs, 0.1)
         return y.sum() + average(x).sum()
 
@@ -388,8 +387,7 @@ def inference_mode_in_a_program(jit):
     @jit
     def run(x):
         with torch.inference_mode():
-            y = layer(x)
-        return y
+            return layer(x)
 
     y = run(torch.randn(2, 3))
     return y, torch.is_inference_mode_enabled()

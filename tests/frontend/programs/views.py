@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-
 from frontend.programs.table import PROGRAMS, program
 
 
