@@ -185,7 +185,23 @@ def _addcdiv_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]
     yield ErrorSample(sample(x, x, x), RuntimeError, "Integer division with addcdiv is no longer supported")
 
 
-register_opinfo(OpInfo("addcmul", torch.addcmul, _ternary_samples, _ternary_errors, dtypes=(*FLOATS, *INTEGERS)))
+_SUM_CANCELS = Directive(
+    "tolerance",
+    "the product is rounded to bfloat16 before it is added, and may cancel what it is added to",
+    executors=("torch-prims",),
+    dtypes=(torch.bfloat16,),
+    tolerance=(1.6e-2, 4e-3),
+)
+register_opinfo(
+    OpInfo(
+        "addcmul",
+        torch.addcmul,
+        _ternary_samples,
+        _ternary_errors,
+        dtypes=(*FLOATS, *INTEGERS),
+        directives=(_SUM_CANCELS,),
+    )
+)
 register_opinfo(OpInfo("addcdiv", torch.addcdiv, _ternary_samples, _addcdiv_errors, domain=(0.5, 3)))
 
 

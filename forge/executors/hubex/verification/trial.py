@@ -132,6 +132,8 @@ class Trial:
 
     def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Expected", guarded: Guarded) -> None:
         guarded.check()
+        if len(outputs) != len(expected.outputs):
+            raise Failed(f"it returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
         for i, (actual, wanted) in enumerate(zip(outputs, expected.outputs, strict=True)):
             which = f"result {i}: " if len(outputs) > 1 else ""
             if guarded.shares(actual):

@@ -25,6 +25,7 @@ from tests.hub.kernels import native_module
 SCALE = 1.0
 TABLE = {"scale": 1.0}
 LOCK = threading.Lock()
+LIBRARY = torch.library.Library("judged_by_hand", "DEF")  # torch 2.11 does not forgive one that is gone
 
 
 def helper(x: torch.Tensor) -> torch.Tensor:
@@ -345,9 +346,8 @@ def test_torchs_own_operators_are_torchs_version() -> None:
 
 
 def test_an_operator_that_python_registers_is_known_in_this_process_alone() -> None:
-    library = torch.library.Library("judged_by_hand", "DEF")
-    library.define("f(Tensor x) -> Tensor")
-    library.impl("f", lambda x: F.gelu(x), "CPU")
+    LIBRARY.define("f(Tensor x) -> Tensor")
+    LIBRARY.impl("f", lambda x: F.gelu(x), "CPU")
     found = of(lambda x: torch.ops.judged_by_hand.f(x))
     assert not found.is_lasting
 

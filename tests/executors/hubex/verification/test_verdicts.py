@@ -342,7 +342,7 @@ def ending(number: int) -> str:
     return f"import os\n\n\ndef f(x):\n    os.kill(os.getpid(), {int(number)})\n    time.sleep(10)"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
 def test_an_end_that_others_bring_about_is_not_kept(repository: Callable, number: int) -> None:
     """The system ends a process so where memory is short, and a person does."""
     (kernel,) = gather([repository("ended", ending(number), **GELU).folder])
@@ -364,6 +364,13 @@ def test_a_machine_without_memory_says_nothing_of_a_kernel(repository: Callable,
     (kernel,) = gather([repository("large", f"def f(x):\n    raise {error}", **GELU).folder])
     assert reason(kernel).startswith("cannot be verified: ")
     assert not on_disk()
+
+
+@pytest.mark.parametrize("returned", ["None", "(F.gelu(x), x + 1)"])
+def test_another_number_of_results_is_found(repository: Callable, returned: str) -> None:
+    (kernel,) = gather([repository("counted", f"def f(x):\n    return {returned}", **GELU).folder])
+    count = 0 if returned == "None" else 2
+    assert reason(kernel).endswith(f"it returns {count} tensors, and 1 is wanted") and len(on_disk()) == 1
 
 
 @forks
