@@ -77,9 +77,14 @@ def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(result)
 
 
+def known_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are known to be equal, without a guard; `==` would guard on the first lengths that differ."""
+    return len(a) == len(b) and all(m is n or known(m == n) for m, n in zip(a, b, strict=True))
+
+
 def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
     """x broadcast to `shape`; itself when it has it."""
-    if len(x.shape) == len(shape) and all(a is b or known(a == b) for a, b in zip(x.shape, shape, strict=True)):
+    if known_equal(x.shape, shape):
         return x
     offset = len(shape) - x.ndim
     return prims.broadcast_in_dim(x, tuple(shape), tuple(range(offset, len(shape))))
@@ -88,7 +93,7 @@ def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
 def broadcast(op: str, *operands: Any) -> tuple:
     """The operands with every tensor expanded to their common shape; numbers as they are."""
     shapes = [operand.shape for operand in operands if isinstance(operand, TensorProxy)]
-    if all(shape == shapes[0] for shape in shapes[1:]):
+    if all(known_equal(shape, shapes[0]) for shape in shapes[1:]):
         return operands
     shape, device = broadcast_shapes(op, *shapes), check_same_device(op, *operands)
     return tuple(
