@@ -197,8 +197,8 @@ def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> C
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
-    given = len(capture.program.trace.inputs) - len(capture.held)
-    compiled = compile_program(capture.program, options, eager=lambda *inputs: graph.forward(*inputs[:given]))
+    given, run = len(capture.program.trace.inputs) - len(capture.held), runnable(graph)
+    compiled = compile_program(capture.program, options, eager=lambda *inputs: run(*inputs[:given]))
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}
@@ -226,7 +226,11 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
 
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
     warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
-    call = runnable(graph)
+    run = runnable(graph)
+
+    def call(*inputs: Any) -> Any:  # an object that lives as long as Dynamo's graph, which a bound method does not
+        return run(*inputs)
+
     record.add(call, reason)
     return call
 

@@ -61,8 +61,8 @@ def transforms_restored() -> Iterator[None]:
     finally:
         while forward_ad._current_level > level:
             forward_ad.exit_dual_level()
-        if torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack()
         if message is None:
             torch._C._autograd._saved_tensors_hooks_enable()
         else:

@@ -59,7 +59,7 @@ class _Configured:
         self._settings = {name: value for name, value in wanted.items() if hasattr(config, name)}
 
     def __call__(self, *frame: Any) -> Any:
-        with compile_lock, paused_gc(), transforms_restored(), config.patch(self._settings), functions.captured:
+        with compile_lock, paused_gc(), transforms_restored(), config.patch(self._settings), functions.captured():
             before = counters["graph_break"].copy()
             try:
                 return self._torchdynamo_orig_backend(*frame)

@@ -8,7 +8,7 @@ forward changes of its inputs comes out beside its results, and is written to th
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from forge.frontend.program import Unsupported
 from forge.ir import Symbol, Tag, TensorProxy, current_trace, get_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.ir.versions import TORCH
 
 _NAME = "torch.autograd.Function.apply"
 _OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward_idx"})
@@ -296,6 +297,21 @@ def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
         torch._dynamo.graph_break("the gradients of a torch.autograd.Function that may be None")
 
 
-captured = _Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
-"""While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, so such a
-Function runs in eager, between two graphs."""
+def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
+    _marks_dirty.original(self, *tensors)
+    torch._dynamo.graph_break("an input that a torch.autograd.Function changes in place")
+
+
+_materializes = _Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
+_marks_dirty = _Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
+
+
+@contextmanager
+def captured() -> Iterator[None]:
+    """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
+    before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs."""
+    with ExitStack() as stack:
+        stack.enter_context(_materializes)
+        if TORCH < (2, 13):
+            stack.enter_context(_marks_dirty)
+        yield
