@@ -18,11 +18,13 @@ HEADER = struct.Struct("!Q")
 
 @dataclass(frozen=True)
 class Question:
-    """Whether a kernel is right: for calls such as `call`, or in general, for a device and dtype."""
+    """Whether a kernel is right: for calls such as `call`, or in general, for a device and dtype. gradients: whether
+    they are compared, too."""
 
     device: torch.device
     dtype: torch.dtype
     call: Call | None = None
+    gradients: bool = True
 
 
 @dataclass(frozen=True)

@@ -281,9 +281,9 @@ def become_expendable() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def can_fork() -> bool:
-    """Whether a copy of this process could run a kernel and differentiate it."""
-    return hasattr(os, "fork") and not torch.cuda.is_available() and forks.differentiate
+def can_fork(*, gradients: bool = True) -> bool:
+    """Whether a copy of this process could run a kernel, and differentiate it."""
+    return hasattr(os, "fork") and not torch.cuda.is_available() and (forks.differentiate or not gradients)
 
 
 def ask_fork(kernel: Kernel, question: Question, seconds: float, verify: Callable[..., Answer]) -> Answer | None:
@@ -299,7 +299,8 @@ def ask_fork(kernel: Kernel, question: Question, seconds: float, verify: Callabl
         answer = _listen_to_fork(reading, child, seconds)
     finally:
         os.close(reading)
-    forks.differentiate = answer is not None
+    if question.gradients:
+        forks.differentiate = answer is not None
     return answer
 
 
@@ -345,8 +346,9 @@ def _answer_and_exit(kernel: Kernel, question: Question, writing: int, verify: C
     status = 1
     try:
         become_expendable()
-        answer = verify(kernel, question, lambda text: send(writing, ("sample", text))) if _differentiates() else None
-        send(writing, ("answer", answer))
+        able = not question.gradients or _differentiates()
+        report = lambda text: send(writing, ("sample", text))
+        send(writing, ("answer", verify(kernel, question, report) if able else None))
         status = 0
     finally:
         os._exit(status)  # nothing of the program's own runs at exit

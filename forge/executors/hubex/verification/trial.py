@@ -86,10 +86,12 @@ def _fill(laid: torch.Tensor, values: torch.Tensor) -> None:
 
 @dataclass
 class Trial:
-    """Trials of one kernel. `report` is told each sample before the kernel runs on it."""
+    """Trials of one kernel. `report` is told each sample before the kernel runs on it. gradients: whether they are
+    compared."""
 
     kernel: Kernel
     report: Callable[[str], None] = lambda text: None
+    gradients: bool = True
     accepted: int = 0
     first: Case | None = None
     failed: str | None = None
@@ -127,7 +129,7 @@ class Trial:
         placed = [guarded.place(tensor, case.offset) for tensor in program.tensors]
         outputs = _leaves(_attempt(lambda: program.call(forward, guarded, placed)))
         self._check_outputs(outputs, expected, guarded)
-        if self.kernel.entry.grad.kind != "none":
+        if self.gradients and self.kernel.entry.grad.kind != "none":
             self._compare_gradients(program, expected, case)
 
     def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Expected", guarded: Guarded) -> None:

@@ -15,7 +15,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,15 @@ class Verifier:
         declared = pickled(kernel) if answer is None else None
         if declared is not None:
             answer = worker.ask(kernel, question, self.seconds, digest, declared)
-        return _verify()(kernel, question, lambda text: None) if answer is None else answer
+        return self._verify_here(kernel, question) if answer is None else answer
+
+    def _verify_here(self, kernel: Kernel, question: Question) -> Answer:
+        """In this process; what would end it does so in a fork before, where there can be one."""
+        if can_fork(gradients=False):
+            answer = ask_fork(kernel, replace(question, gradients=False), self.seconds, _verify())
+            if answer.reason is not None:
+                return answer
+        return _verify()(kernel, question, lambda text: None)
 
 
 def _verify() -> Callable[..., Answer]:

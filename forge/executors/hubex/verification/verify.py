@@ -15,7 +15,7 @@ from forge.executors.hubex.verification.trial import Trial
 
 def verify(kernel: Kernel, question: Question, report: Callable[[str], None]) -> Answer:
     """The answer; `report` is told each sample before the kernel runs on it."""
-    trial = Trial(kernel, report)
+    trial = Trial(kernel, report, question.gradients)
     before, verifying.active = verifying.active, True
     try:
         reason = _reason(trial, question)

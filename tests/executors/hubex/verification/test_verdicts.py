@@ -1,5 +1,6 @@
 """Verdicts hold for what was judged; a judge belongs to one process; what is not the kernel's doing does not last."""
 
+import ctypes
 import importlib
 import os
 import signal
@@ -119,7 +120,18 @@ def test_a_module_that_is_not_as_its_file_is_judged_as_it_is(manifest: Callable,
     assert asked[0] == "worker"
 
 
-@forks
+def _differentiates() -> None:
+    assert process._differentiates()
+
+
+@pytest.fixture
+def differentiating_forks() -> None:
+    """A torch built for GPUs has autograd's threads, which no fork has, once it has traced with fake tensors."""
+    if not hasattr(os, "fork") or in_a_fork(_differentiates):
+        pytest.skip("no copy of this process can differentiate")
+
+
+@pytest.mark.usefixtures("differentiating_forks")
 def test_a_kernel_declared_in_python_is_judged_again_where_what_it_reads_changed(asked: list) -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * SCALE[0]
@@ -164,14 +176,14 @@ def test_a_forward_that_changed_is_judged_again() -> None:
     assert first != other
 
 
-@forks
+@pytest.mark.usefixtures("differentiating_forks")
 def test_what_is_known_of_a_kernel_declared_in_python_is_kept_on_disk(asked: list) -> None:
     kernel = declared(lambda x: F.gelu(x))
     assert reason(kernel) is None and reason(kernel) is None
     assert asked == ["fork"]
 
 
-@forks
+@pytest.mark.usefixtures("differentiating_forks")
 def test_what_cannot_be_known_elsewhere_is_kept_in_this_process_alone(asked: list) -> None:
     lock = threading.Lock()
 
@@ -319,6 +331,26 @@ def test_a_copy_says_that_autograd_does_not_run_in_it(monkeypatch: pytest.Monkey
     assert not process._differentiates()
 
 
+@forks
+def test_what_crashes_does_so_in_a_copy_although_that_cannot_differentiate(
+    asked: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = threading.Lock()  # what cannot be sent to the worker
+
+    def crashes(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return ctypes.string_at(0)
+
+    def right(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return F.gelu(x)
+
+    monkeypatch.setattr(process.forks, "differentiate", False)
+    assert reason(declared(crashes, grad="composite")).startswith("crashed (signal 11)")
+    assert reason(declared(right, grad="composite")) is None
+    assert asked == ["fork", "fork"]
+
+
 def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
     asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +359,7 @@ def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
     monkeypatch.setitem(sys.modules, "judged_nowhere", module)
     monkeypatch.setattr(process.forks, "differentiate", False)
     assert reason(declared(module.f)) is None
-    assert asked == ["worker"]
+    assert asked[0] == "worker"
 
 
 # what lasts

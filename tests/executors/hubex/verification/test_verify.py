@@ -368,7 +368,7 @@ def no_fork(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """As where torch has a GPU; the kernels that the worker is asked about."""
     asked: list[Any] = []
     ask = verdicts.worker.ask
-    monkeypatch.setattr(verdicts, "can_fork", lambda: False)
+    monkeypatch.setattr(verdicts, "can_fork", lambda **how: False)
     monkeypatch.setattr(verdicts.worker, "ask", lambda kernel, *rest: asked.append(kernel) or ask(kernel, *rest))
     return asked
 
