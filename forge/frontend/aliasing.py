@@ -4,6 +4,7 @@ torchlang says of its views how they are shown and inverted; where it knows of n
 otherwise, they are right: a view that torchlang does not know is shown by its strides.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,8 +43,10 @@ def _reconcile(
     if not isinstance(example, torch.Tensor):
         return output
     same = [handle for handle, fake in given if fake is example]
-    if same:  # torch returned what it was given
+    if any(output is handle for handle in same) or (same and not _allocates(call)):  # torch returned what it was given
         return output if any(output is handle for handle in same) else same[0]
+    if _allocates(call):
+        return output
     shared = places.get(_place(example))
     known = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in given)
@@ -65,6 +68,27 @@ def _reconcile(
     else:
         memory.alias(output, base, strided_step(example, fake))
     return output
+
+
+@functools.cache
+def _allocates(call: str) -> bool:
+    """Whether the operator of this name gives tensors of its own, by its schema: where its fake tensors are made by a
+    decomposition in Python, they may be what it was given (torch.native_dropout's without training).
+
+    What a composite operator's schema says of memory is not to be relied on.
+    """
+    packet = getattr(torch.ops.aten, call.rpartition(".")[2], None)
+    if not call.startswith("torch.") or not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    overloads = [getattr(packet, name) for name in packet.overloads() if not name.endswith("out")]
+    return not any(map(_may_alias, overloads))
+
+
+def _may_alias(overload: torch._ops.OpOverload) -> bool:
+    if not torch._C._dispatch_has_kernel(overload.name()):  # TorchScript's, of numbers and lists
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    return composite or any(each.alias_info is not None for each in overload._schema.returns)
 
 
 def _place(fake: torch.Tensor) -> int:

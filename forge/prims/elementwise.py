@@ -205,7 +205,7 @@ floor_divide = _binary("floor_divide", "floor(a / b)", accepts=COUNTING)
 fmod = _binary("fmod", "the remainder with the sign of a", accepts=COUNTING)
 ge = _binary("ge", "a >= b", accepts=REAL, result=torch.bool)
 gt = _binary("gt", "a > b", accepts=REAL, result=torch.bool)
-heaviside = _binary("heaviside", "0 for a < 0, b for a == 0, 1 for a > 0", accepts=REAL, tags=_NO_GRADIENT)
+heaviside = _binary("heaviside", "0 for a < 0, b for a == 0, 1 for a > 0", accepts=REAL)
 hypot = _binary("hypot", "sqrt(a^2 + b^2) without overflow", accepts=FLOAT)
 igamma = _binary("igamma", "regularized lower incomplete gamma function of order a at b", accepts=FLOAT)
 igammac = _binary("igammac", "regularized upper incomplete gamma function of order a at b", accepts=FLOAT)
@@ -480,8 +480,22 @@ def _device_put_grad(x: TensorProxy, device: torch.device, non_blocking: bool = 
 BinaryDerivative = Callable[..., tuple[Callable | None, Callable | None]]
 
 
+def _no_derivative_meta(gradient: TensorProxy, of: str) -> TensorProxy:
+    """The gradient of what torch has no derivative of: raises NotImplementedError, as torch's backward does.
+
+    Source: torch.floor_divide's backward.
+    """
+    check_tensor("prims.no_derivative", gradient=gradient)
+    return like(gradient)
+
+
+no_derivative = make_prim(
+    "no_derivative", "no_derivative", meta=_no_derivative_meta, tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE]
+)
+
+
 def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
-    """Registers the rule of a binary symbol from its derivative."""
+    """Registers the rule of a binary symbol from its derivative; where that is None, the backward raises."""
 
     @register_grad(symbol)
     def rule(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
@@ -490,12 +504,7 @@ def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:
         conjugated = conjugate(g)  # as for the unary prims
         for operand, thunk, name in zip((a, b), derivative(a, b, out, conjugated), "ab", strict=True):
             if needs_grad(operand):
-                check(
-                    thunk is not None,
-                    lambda name=name: f"{symbol.id}: torch has no gradient of its argument {name}; detach it",
-                    NotImplementedError,
-                )
-                gradient = thunk()
+                gradient = no_derivative(conjugated, f"{symbol.name}: {name}") if thunk is None else thunk()
                 put_grad(operand, g if gradient is conjugated else conjugate(gradient))
         return out
 
@@ -561,6 +570,7 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     floor_divide: lambda a, b, out, g: (lambda: zeros_like(g), lambda: zeros_like(g)),
     copysign: lambda a, b, out, g: (lambda: g * (out.sign() * a.sign()), lambda: zeros_like(g)),
     nextafter: lambda a, b, out, g: (lambda: g, lambda: zeros_like(g)),
+    heaviside: lambda a, b, out, g: (None, None),
     igamma: lambda a, b, out, g: (None, lambda: g * _igamma_slope(a, b)),
     igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),
     zeta: lambda a, b, out, g: (

@@ -352,12 +352,14 @@ def divided_by_tensor(input: Number, other: TensorProxy) -> TensorProxy:
     "__floordiv__",
     more=(operator.floordiv,),
     inplace=(operator.ifloordiv, Tensor.__ifloordiv__),
-    tags=(Tag.NOT_DIFFERENTIABLE,),
 )
 def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
-    """floor(input / other), through which torch lets no gradient flow."""
+    """floor(input / other), of which torch has no derivative, as it has of torch.div's."""
     check_operands("floor_divide", input=input, other=other)
     return clang.floor_divide(_tensor_first(input, other), other)
+
+
+prims.binary_rule(floor_divide, lambda input, other, out, g: (None, None))
 
 
 @named("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))

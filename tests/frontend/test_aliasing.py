@@ -480,6 +480,27 @@ def test_inputs_that_share_memory_run_as_in_eager():
         torch.testing.assert_close(actual, expected)
 
 
+ALLOCATING = {
+    "native_dropout": lambda x: torch.native_dropout(x, 0.3, False)[0],
+    "native_dropout of a view": lambda x: torch.native_dropout(x.t(), 0.3, False)[0],
+    "native_dropout of a value": lambda x: (y := x * 2, torch.native_dropout(y, 0.3, False)[0]),
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATING)
+def test_what_an_operator_allocates_is_not_its_input(name):
+    """Its fake tensors come from a decomposition in Python, which returns the input."""
+    x = torch.ones(2, 3)
+    results = []
+    for run in (forge.jit(ALLOCATING[name], fullgraph=True), ALLOCATING[name]):
+        result = run(x)
+        tensors = list(result) if isinstance(result, tuple) else [result]
+        tensors[-1].add_(1)
+        results.append(tensors)
+    torch.testing.assert_close(*results)
+    assert torch.equal(x, torch.ones(2, 3))
+
+
 def test_an_output_may_be_changed_by_the_caller():
     def function(x):
         y = x * 2

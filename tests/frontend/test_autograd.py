@@ -26,6 +26,30 @@ def test_partial_requires_grad():
     assert ours[1] is None
 
 
+WITHOUT_DERIVATIVE = {
+    "floor_divide": torch.floor_divide,
+    "floor_divide, and another path": lambda a, b: (a // b) + a,
+    "floor_divide_": lambda a, b: (a * 1).floor_divide_(b),
+    "heaviside": torch.heaviside,
+    "igamma": torch.igamma,
+    "igammac": torch.igammac,
+    "zeta": lambda a, b: torch.special.zeta(a, b + 2),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DERIVATIVE)
+def test_what_torch_has_no_derivative_of_raises_in_the_backward_and_only_there(name):
+    function = WITHOUT_DERIVATIVE[name]
+    a, b = (torch.rand(3) + 1).requires_grad_(), (torch.rand(3) + 1).requires_grad_()
+    results = [run(a, b) for run in (forge.jit(function, fullgraph=True), function)]
+    torch.testing.assert_close(*results)
+    for result in results:
+        assert result.requires_grad
+        with pytest.raises(RuntimeError, match="derivative for .* is not implemented"):
+            result.sum().backward()
+    assert a.grad is None and b.grad is None
+
+
 def test_no_grad_around_the_call_records_nothing():
     x = torch.ones(3, requires_grad=True)
     jitted = forge.jit(lambda x: x * 2)

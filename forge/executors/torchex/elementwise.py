@@ -48,6 +48,12 @@ def device_put(x: torch.Tensor, device: torch.device, non_blocking: bool = False
     return x.to(device, non_blocking=non_blocking)
 
 
+@run_prim(prims.no_derivative)
+def no_derivative(gradient: torch.Tensor, of: str) -> torch.Tensor:
+    """Raises as torch's own backward does."""
+    raise NotImplementedError(f"the derivative for '{of}' is not implemented")
+
+
 # prims take a number in place of a tensor; some of torch's functions do not
 
 
