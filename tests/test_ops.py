@@ -292,7 +292,7 @@ class _Flow:
         self.refused = refused
 
 
-class _Inputs:
+class Inputs:
     """A copy of a sample with leaves that require gradients at some positions.
 
     An input that eager changes is given as a clone of its leaf, for a leaf cannot be changed in place.
@@ -329,14 +329,14 @@ def differentiable_inputs(info: OpInfo, sample: Sample, changed: list[int]) -> l
 
 def _accepts_gradients(info: OpInfo, sample: Sample, wanted: list[int], changed: list[int]) -> bool:
     try:
-        run_eager(info, _Inputs(sample, wanted, changed).sample)
+        run_eager(info, Inputs(sample, wanted, changed).sample)
     except (RuntimeError, NotImplementedError):  # no derivative for this argument, a buffer that is written
         return False
     return True
 
 
 def flow_of(function: Callable, sample: Sample, wanted: list[int], changed: list[int]) -> _Flow:
-    inputs = _Inputs(sample, wanted, changed)
+    inputs = Inputs(sample, wanted, changed)
     torch.manual_seed(1)
     outputs = function(*inputs.sample.args, **inputs.sample.kwargs)
     flowing = [output for output in tensors_in(outputs) if output.requires_grad]

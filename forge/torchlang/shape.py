@@ -29,7 +29,7 @@ def _reshape_back(x: TensorProxy, new: TensorProxy, *args: Any, **kwargs: Any) -
     return clang.reshape(new, x.shape)
 
 
-def _row_major(x: TensorProxy) -> bool:
+def row_major(x: TensorProxy) -> bool:
     """Whether x is known to lie in memory in row-major order."""
     if x.strides is None:
         return False
@@ -42,7 +42,7 @@ def _row_major(x: TensorProxy) -> bool:
 
 
 def _view_if_row_major(args: tuple, kwargs: dict) -> View:
-    return View.ALWAYS if _row_major(args[0]) else View.MAYBE
+    return View.ALWAYS if row_major(args[0]) else View.MAYBE
 
 
 # another shape

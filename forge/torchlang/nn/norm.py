@@ -12,6 +12,7 @@ from forge.ir.memory import Memory
 from forge.prims.core import check_dim, check_tensor, known, same
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.linalg import check_one_dtype
+from forge.torchlang.shape import row_major
 
 Pair = tuple[TensorProxy | None, TensorProxy | None]
 
@@ -137,7 +138,9 @@ def rms_norm(
 
 
 def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tuple[TensorProxy, TensorProxy]:
-    """The input in the dtype to compute in, and 1 / sqrt(mean of squares + eps)."""
+    """The input in the dtype to compute in, and 1 / sqrt(mean of squares + eps); torch's result is row-major."""
+    if input.strides is not None and not row_major(input):
+        input = prims.contiguous(input)
     wide = clang.convert(input, clang.wider(input.dtype))
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
     return wide, clang.rsqrt(clang.mean(wide * wide, _last_dims(input, count), True) + eps)

@@ -1,0 +1,176 @@
+"""Every OpInfo through forge.jit on the torch executor: what a caller sees of the results is what eager shows.
+
+Which results share memory with which inputs or with each other, and where in it; strides; which inputs change; whether
+results require a gradient, are leaves, are inference tensors. Where no gradient is recorded, values
+are eager's to the bit, for torch's own function runs. One sample an op runs by default, in some modes of some ops, all under `slow`;
+`pytest tests/test_ops_eager.py --op relu` runs everything about one op.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from support import (
+    assert_same,
+    chosen_opinfos,
+    copy_of,
+    gives_unspecified_values,
+    main_dtype,
+    samples,
+    tensors_in,
+)
+from test_ops import Inputs, changed_inputs, differentiable_inputs
+
+import forge
+from forge.functional import Direct
+from forge.jit import record_of
+from forge.testing import OpInfo, Sample
+
+MODES: dict[str, Callable] = {
+    "plain": nullcontext,  # no input requires a gradient
+    "grad": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "dynamic": nullcontext,  # as grad, with symbolic shapes
+}
+EVERY = 6  # of the modes but grad, one op in so many runs by default
+
+NOT_CAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.TorchRuntimeError)
+
+
+def _instances(config: pytest.Config) -> Iterator[Any]:
+    infos = chosen_opinfos(config)
+    for position, info in enumerate(infos):
+        for turn, mode in enumerate(MODES):
+            usual = mode == "grad" or (position + turn) % EVERY == 0
+            for every in (False, True):
+                marks = [pytest.mark.slow] if every or not usual else []
+                marks += [
+                    pytest.mark.xfail(strict=True, reason=directive.reason)
+                    for directive in info.directives
+                    if directive.kind == "xfail"
+                    and directive.applies("test_a_caller_sees_eagers", "torch", "cpu", main_dtype(info))
+                ]
+                yield pytest.param(
+                    info, mode, every, marks=marks, id=f"{info.name}-{mode}-{'every sample' if every else 'one sample'}"
+                )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "every" in metafunc.fixturenames:
+        metafunc.parametrize("info,mode,every", list(_instances(metafunc.config)))
+
+
+def test_a_caller_sees_eagers(info: OpInfo, mode: str, every: bool) -> None:
+    """Aliasing, strides, mutation, autograd's flags; where no gradient is recorded, values to the bit."""
+    found = list(samples(info, "cpu", main_dtype(info)))
+    try:
+        for sample in found if every else found[:1]:
+            _check(info, sample, mode)
+    finally:
+        torch._dynamo.reset()
+
+
+def _check(info: OpInfo, sample: Sample, mode: str) -> None:
+    changed = changed_inputs(info, sample)
+    wanted = [] if mode == "plain" else differentiable_inputs(info, sample, changed)
+    eager = _Seen(info.reference or info.op, sample, mode, wanted, changed)
+    ours = _Seen(_compiled(info, sample, mode, wanted, changed), sample, mode, wanted, changed)
+    assert ours.flags == eager.flags
+    assert ours.memory == eager.memory, "which memory results show"
+    assert ours.strides == eager.strides
+    assert ours.versions == eager.versions, "which inputs were changed, and how often"
+    if gives_unspecified_values(forge.trace(info.op, *copy_of(sample).args, **copy_of(sample).kwargs)):
+        return
+    assert_same(ours.inputs, eager.inputs)
+    assert_same(ours.results, eager.results)
+    if not wanted or mode in ("no_grad", "inference"):
+        _assert_bitwise(ours, eager)
+
+
+class _Seen:
+    """What a caller sees of one call."""
+
+    def __init__(self, function: Callable, sample: Sample, mode: str, wanted: list[int], changed: list[int]) -> None:
+        fresh = _given(sample, mode, wanted, changed)
+        self.inputs = tensors_in((fresh.args, fresh.kwargs))
+        before = [tensor._version for tensor in self.inputs]
+        torch.manual_seed(1)
+        with MODES[mode]():
+            self.results = function(*fresh.args, **fresh.kwargs)
+        outputs = tensors_in(self.results)
+        self.versions = [tensor._version - version for tensor, version in zip(self.inputs, before, strict=True)]
+        self.strides = [tensor.stride() for tensor in outputs]
+        self.memory = _memory(self.inputs, outputs)
+        self.flags = [
+            {
+                "requires_grad": tensor.requires_grad,
+                "is_leaf": tensor.is_leaf,
+                "is_inference": tensor.is_inference(),
+                "is_conj": tensor.is_conj(),
+                "is_neg": tensor.is_neg(),
+            }
+            for tensor in (*outputs, *self.inputs)
+        ]
+
+
+def _given(sample: Sample, mode: str, wanted: list[int], changed: list[int]) -> Sample:
+    """A copy of the sample whose tensors at these positions require a gradient."""
+    if mode in ("grad", "dynamic"):
+        return Inputs(sample, wanted, changed).sample
+    fresh = copy_of(sample)
+    tensors = tensors_in((fresh.args, fresh.kwargs))
+    for position in wanted:
+        tensors[position].requires_grad_()
+    return fresh
+
+
+def _memory(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """For each output: the first tensor, inputs before outputs, that is the same object, the first that lies in the
+    same memory, and how far after that one it begins."""
+    every = [*inputs, *outputs]
+    found = []
+    for output in outputs:
+        same = next(i for i, tensor in enumerate(every) if tensor is output)
+        place = next(i for i, tensor in enumerate(every) if _place(tensor) == _place(output))
+        found.append((same, place, output.storage_offset() - every[place].storage_offset()))
+    return found
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _compiled(info: OpInfo, sample: Sample, mode: str, wanted: list[int], changed: list[int]) -> Callable:
+    """The op through forge.jit as one graph, nothing of it in eager; where Dynamo does not take it, traced directly."""
+    jitted = forge.jit(info.op, executors=["torch"], strict=True, fullgraph=True, dynamic=mode == "dynamic")
+    fresh = _given(sample, mode, wanted, changed)
+    torch.manual_seed(1)
+    try:
+        with MODES[mode]():
+            jitted(*fresh.args, **fresh.kwargs)
+    except (*NOT_CAPTURED, forge.StrictError):
+        if mode != "dynamic" and not _refused_by_dynamo(info, sample):
+            raise
+        return Direct(info.op, executors=["torch"])
+    assert not record_of(jitted).eager, "forge.jit ran it in eager"
+    return jitted
+
+
+def _refused_by_dynamo(info: OpInfo, sample: Sample) -> bool:
+    """Whether Dynamo alone, with a backend that compiles nothing, refuses the call."""
+    fresh = copy_of(sample)
+    try:
+        torch.compile(info.op, backend="eager", fullgraph=True, dynamic=False)(*fresh.args, **fresh.kwargs)
+    except NOT_CAPTURED:
+        return True
+    return False
+
+
+def _assert_bitwise(ours: _Seen, eager: _Seen) -> None:
+    theirs = [*tensors_in(eager.results), *eager.inputs]
+    for one, other in zip([*tensors_in(ours.results), *ours.inputs], theirs, strict=True):
+        if not one.is_meta:
+            torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0, equal_nan=True)
