@@ -3,7 +3,8 @@
 Dynamo's settings hold for the whole process; forge's are in force only while it compiles one of forge's own frames:
 - hooks added to a module after it was compiled are guarded (`skip_nnmodule_hook_guards=False`);
 - no profiler event is emitted on every call (`record_runtime_overhead=False`);
-- `dynamic=` is applied while compiling instead of on every call.
+- `dynamic=` is applied while compiling instead of on every call;
+- two lengths that were equal by chance when a graph was compiled are two symbols (`use_duck_shape=False`).
 """
 
 import functools
@@ -18,6 +19,7 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters
+from torch.fx.experimental import _config as shapes_config
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from forge.frontend import functions
@@ -26,6 +28,7 @@ from forge.ir.collection import paused_gc
 
 _KEPT = 256  # reasons of each kind
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
+_SHAPES = {"use_duck_shape": False}
 _DYNAMIC = {
     None: {},
     True: {"assume_static_by_default": False},
@@ -56,10 +59,12 @@ class _Configured:
         self._history = history
         self._fullgraph = fullgraph
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
-        self._settings = {name: value for name, value in wanted.items() if hasattr(config, name)}
+        self._settings = _there(config, wanted)
+        self._shapes = _there(shapes_config, _SHAPES)
 
     def __call__(self, *frame: Any) -> Any:
-        with compile_lock, paused_gc(), transforms_restored(), config.patch(self._settings), functions.captured():
+        settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
+        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, functions.captured():
             before = counters["graph_break"].copy()
             try:
                 return self._torchdynamo_orig_backend(*frame)
@@ -70,6 +75,11 @@ class _Configured:
                 return _IN_EAGER  # where it raises what torch does, and the user may catch it
             finally:
                 self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
+
+
+def _there(config: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `wanted` that this torch has."""
+    return {name: value for name, value in wanted.items() if hasattr(config, name)}
 
 
 def enter(

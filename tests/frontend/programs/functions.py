@@ -443,7 +443,7 @@ def a_view_from_a_function_changed_in_place(jit):
     return trained(jit(run), leaf(2, 3))
 
 
-@program(eager="a view of it or a copy")
+@program
 def a_view_from_a_function_under_no_grad_changed_in_place(jit):
     def run(x):
         z = x * 2
