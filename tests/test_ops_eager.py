@@ -1,9 +1,9 @@
 """Every OpInfo through forge.jit on the torch executor: what a caller sees of the results is what eager shows.
 
 Which results share memory with which inputs or with each other, and where in it; strides; which inputs change; whether
-results require a gradient, are leaves, are inference tensors. Where no gradient is recorded, values
-are eager's to the bit, for torch's own function runs. One sample an op runs by default, in some modes of some ops, all under `slow`;
-`pytest tests/test_ops_eager.py --op relu` runs everything about one op.
+results require a gradient, are leaves, are inference tensors. Where no gradient is recorded, values are eager's to the
+bit, for torch's own function runs. One sample an op runs by default, in some modes of some ops, all under `slow`;
+`pytest tests/test_ops_eager.py --op split` runs everything about one op.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def _instances(config: pytest.Config) -> Iterator[Any]:
                     pytest.mark.xfail(strict=True, reason=directive.reason)
                     for directive in info.directives
                     if directive.kind == "xfail"
-                    and directive.applies("test_a_caller_sees_eagers", "torch", "cpu", main_dtype(info))
+                    and directive.applies(f"test_a_caller_sees_eagers[{mode}]", "torch", "cpu", main_dtype(info))
                 ]
                 yield pytest.param(
                     info, mode, every, marks=marks, id=f"{info.name}-{mode}-{'every sample' if every else 'one sample'}"

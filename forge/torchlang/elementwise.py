@@ -14,7 +14,6 @@ from forge.ir import (
     NUMBER_TYPES,
     Number,
     Symbol,
-    Tag,
     TensorProxy,
     check,
     get_grad,

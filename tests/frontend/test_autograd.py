@@ -45,7 +45,7 @@ def test_what_torch_has_no_derivative_of_raises_in_the_backward_and_only_there(n
     torch.testing.assert_close(*results)
     for result in results:
         assert result.requires_grad
-        with pytest.raises(RuntimeError, match="derivative for .* is not implemented"):
+        with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
             result.sum().backward()
     assert a.grad is None and b.grad is None
 
