@@ -43,11 +43,10 @@ def _reconcile(
     if not isinstance(example, torch.Tensor):
         return output
     same = [handle for handle, fake in given if fake is example]
-    if any(output is handle for handle in same) or (same and not _allocates(call)):  # torch returned what it was given
+    allocates = _allocates(call)
+    if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
         return output if any(output is handle for handle in same) else same[0]
-    if _allocates(call):
-        return output
-    shared = places.get(_place(example))
+    shared = None if allocates else places.get(_place(example))
     known = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in given)
     if shared is None:
