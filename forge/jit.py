@@ -226,11 +226,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
 
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
     warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
-    run = runnable(graph)
-
-    def call(*inputs: Any) -> Any:  # an object that lives as long as Dynamo's graph, which a bound method does not
-        return run(*inputs)
-
+    call = _calling(runnable(graph))  # Dynamo keeps another object in the place of graph.forward
     record.add(call, reason)
     return call
 

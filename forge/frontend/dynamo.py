@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch._functorch.predispatch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from forge import prims, torchlang
 from forge.frontend import higher_order
@@ -258,7 +259,12 @@ class _Interpreter:
         example: Any,
         found: Effects,
     ) -> Any:
-        """Runs a function that torchlang does not have, by torch, on copies of what it changes."""
+        """Runs a function that torchlang does not have, by torch, on copies of what it changes.
+
+        Raises Unsupported where the values that it is given decide how long its result is."""
+        for symbol in free_unbacked_symbols([leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]):
+            if str(symbol) not in self.trace.names:
+                raise Unsupported(f"how long the result of {name} is depends on the values that it is given")
         grad_mode.note(self.trace)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast.is_enabled() else name)
         if autocast.is_enabled():

@@ -77,9 +77,9 @@ class _Configured:
                 self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
 
 
-def _there(config: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     """The settings of `wanted` that this torch has."""
-    return {name: value for name, value in wanted.items() if hasattr(config, name)}
+    return {name: value for name, value in wanted.items() if hasattr(of, name)}
 
 
 def enter(

@@ -23,9 +23,9 @@ def run_without_values(
     The leaves of the arguments that it was given.
     """
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), FakeTensorMode():
-        args, kwargs = tree_map(lambda leaf: _empty(leaf, dtype), (args, kwargs))
-        given = list(leaves((args, kwargs)))
         try:
+            args, kwargs = tree_map(lambda leaf: _empty(leaf, dtype), (args, kwargs))  # a length may have no value yet
+            given = list(leaves((args, kwargs)))
             with seen:
                 function(*args, **kwargs)
         except Exception:

@@ -1,0 +1,235 @@
+"""Sizes that change from call to call: how many graphs they take, and that every result is eager's."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import forge
+from forge.jit import record_of
+from tests.models import zoo
+
+# 20 sizes and 1; widths of the models below are among them: 8 and 16, and the vocabulary's 13
+SIZES = (8, 5, 2, 21, 13, 1, 9, 3, 16, 4, 7, 11, 20, 6, 10, 12, 14, 15, 17, 18, 19)
+FEW = (8, 5, 2, 16, 1, 13, 3)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learnt_before() -> Iterator[None]:
+    """What Dynamo learnt of sizes by source is forgotten."""
+    torch._dynamo.reset()
+    yield
+
+
+class Attention(nn.Module):
+    """Attention whose scores are a matrix; its mask is made from the length."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.qkv, self.out, self.fused = nn.Linear(16, 48), nn.Linear(16, 16), fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (part.reshape(batch, length, 4, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            later = torch.ones(length, length).tril() == 0
+            mixed = (q @ k.mT / 2).masked_fill(later, float("-inf")).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.body(x), target)
+
+
+class Logits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, _ = zoo.causal("Llama", vocab_size=13)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids).logits
+
+
+Make = tuple[Callable[[], nn.Module], Callable[[int], tuple]]
+MODELS: dict[str, Make] = {
+    "an MLP": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), lambda n: (torch.randn(n, 8),)),
+    "a loss": (Classifier, lambda n: (torch.randn(n, 8), torch.randint(0, 8, (n,)))),
+    "attention": (lambda: Attention(fused=False), lambda n: (torch.randn(n, 8, 16),)),
+    "attention, its length": (lambda: Attention(fused=False), lambda n: (torch.randn(2, n, 16),)),
+    "fused attention": (lambda: Attention(fused=True), lambda n: (torch.randn(n, 8, 16),)),
+    "fused attention, its length": (lambda: Attention(fused=True), lambda n: (torch.randn(2, n, 16),)),
+    "both sizes, equal at times": (
+        lambda: Attention(fused=False),
+        lambda n: (torch.randn(n, n + n % 2, 16),),
+    ),
+    "a Llama": (Logits, lambda n: (torch.randint(0, 13, (n, 10)),)),
+    "a Llama, its length": (Logits, lambda n: (torch.randint(0, 13, (2, n)),)),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_sizes_take_three_graphs(name: str, training: bool) -> None:
+    """The first size, any size, and size 1, which broadcasts."""
+    make, inputs = MODELS[name]
+    net = make().train(training)
+    sizes = FEW if "Llama" in name else SIZES
+    assert graphs_of(net, [inputs(size) for size in sizes], training) <= 3
+
+
+def graphs_of(net: nn.Module, calls: Sequence[tuple], training: bool) -> int:
+    """How many graphs the calls take, each of which is compared with eager, gradients too."""
+    ours = copy.deepcopy(net)
+    jitted = forge.jit(ours)
+    for inputs in calls:
+        with torch.set_grad_enabled(training):
+            actual, expected = jitted(*inputs), net(*inputs)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        if training:
+            assert_same_gradients(actual, expected, list(ours.parameters()), list(net.parameters()))
+    assert not record_of(jitted).eager
+    return forge.explain(jitted).graphs
+
+
+def assert_same_gradients(actual: torch.Tensor, expected: torch.Tensor, ours: list, theirs: list) -> None:
+    found = torch.autograd.grad(actual.square().sum(), ours)
+    wanted = torch.autograd.grad(expected.square().sum(), theirs)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+BROADCASTS: dict[str, Callable] = {
+    "add": lambda x, bias: x + bias,
+    "where": lambda x, bias: torch.where(x > 0, x, bias),
+    "lerp": lambda x, bias: torch.lerp(x, bias, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", BROADCASTS)
+def test_a_row_that_broadcasts_along_a_changing_size_is_not_compared_with_it(name: str) -> None:
+    """The row's 16 stands where the other has its changing size."""
+    function, row = BROADCASTS[name], torch.randn(16, 1, requires_grad=True)
+    jitted = forge.jit(function, dynamic=True)
+    for size in (5, 16, 9):
+        x = torch.randn(size, 16, 3, requires_grad=True)
+        actual, expected = jitted(x, row), function(x, row)
+        torch.testing.assert_close(actual, expected)
+        assert_same_gradients(actual, expected, [x, row], [x, row])
+    assert forge.explain(jitted).graphs == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, y: (x.unsqueeze(1) * y).relu(), id="an outer product"),
+        pytest.param(lambda x, y: torch.cat([x.sin(), y], 0), id="cat"),
+        pytest.param(lambda x, y: x.sum(0) * y.shape[0] + y.mean(0) * x.shape[0], id="arithmetic"),
+    ],
+)
+def test_two_sizes_that_are_equal_by_chance_are_two(function: Callable, dynamic: bool | None) -> None:
+    jitted = forge.jit(function, dynamic=dynamic)
+    for rows, columns in ((4, 4), (3, 3), (5, 7), (6, 2), (2, 2), (4, 9)):
+        x, y = torch.randn(rows, 3, requires_grad=True), torch.randn(columns, 3, requires_grad=True)
+        actual, expected = jitted(x, y), function(x, y)
+        torch.testing.assert_close(actual, expected)
+        assert_same_gradients(actual, expected, [x, y], [x, y])
+    assert forge.explain(jitted).graphs == (1 if dynamic else 2)
+
+
+def test_the_setting_of_equal_sizes_is_the_users_outside_of_forge() -> None:
+    before = torch.fx.experimental._config.use_duck_shape
+    forge.jit(lambda x: x * 2, dynamic=True)(torch.ones(3, 3))
+    assert torch.fx.experimental._config.use_duck_shape is before
+
+
+EXPANDED: dict[str, Callable] = {
+    "expand_as": lambda x, y: (x * 2).expand_as(y) * y,
+    "expand": lambda x, y: x.expand(y.shape[0], -1).sin() + y,
+    "the result flat": lambda x, y: (x.expand_as(y).reshape(-1) * y.flatten()).view_as(y),
+    "joined": lambda x, y: torch.cat([x.expand_as(y), y]).exp(),
+    "its ratio": lambda x, y: x.expand_as(y) * y * (y.shape[0] / x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_size_may_become_one_and_back(name: str, dynamic: bool | None) -> None:
+    function = EXPANDED[name]
+    jitted = forge.jit(function, dynamic=dynamic)
+    for rows, wanted in ((4, 4), (3, 3), (1, 5), (5, 5), (1, 1), (1, 7), (6, 6), (1, 2)):
+        x, y = torch.randn(rows, 2, requires_grad=True), torch.randn(wanted, 2, requires_grad=True)
+        actual, expected = jitted(x, y), function(x, y)
+        torch.testing.assert_close(actual, expected)
+        assert_same_gradients(actual, expected, [x, y], [x, y])
+    assert forge.explain(jitted).graphs <= 4 and not record_of(jitted).eager
+
+
+# the prompt and a token; where the cache grows, its first length is a number and every other one a symbol
+@pytest.mark.parametrize(("cache", "graphs"), [("dynamic", 3), ("static", 2)])
+def test_generation_compiles_for_the_prompt_and_for_a_token(cache: str, graphs: int) -> None:
+    model, jitted = generator()
+    prompt = torch.randint(3, zoo.VOCAB, (2, 5))
+    options = {"do_sample": False, "disable_compile": True, "cache_implementation": cache, "max_new_tokens": 12}
+    for _ in range(2):
+        assert torch.equal(jitted.generate(prompt, **options), model.generate(prompt, **options))
+        assert forge.explain(jitted).graphs == graphs
+
+
+def test_text_of_growing_length_takes_two_graphs() -> None:
+    model, jitted = generator()
+    ours = theirs = torch.randint(3, zoo.VOCAB, (2, 4))
+    with torch.no_grad():
+        for _ in range(10):
+            ours = torch.cat([ours, jitted(input_ids=ours, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+            theirs = torch.cat([theirs, model(input_ids=theirs, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(ours, theirs)
+    assert forge.explain(jitted).graphs == 2
+
+
+def generator() -> tuple[nn.Module, nn.Module]:
+    """A language model that never ends its text, and it compiled."""
+    model, _ = zoo.causal("Llama", use_cache=True)
+    model.eval().generation_config.eos_token_id = None
+    return model, forge.jit(copy.deepcopy(model))
+
+
+LENGTHS_FROM_VALUES: dict[str, Callable] = {
+    "a mask": lambda x, y: (x[x > 0] * 2).expand_as(y[y > 0]) * y[y > 0],
+    "nonzero": lambda x, y: (x.nonzero() * 2).sum() + y,
+    "a length from a mask": lambda x, y: torch.arange(x[x > 0].shape[0]).expand_as(y[y > 0]) * y[y > 0],
+}
+
+
+@pytest.mark.filterwarnings("ignore:forge. a graph runs in eager")
+@pytest.mark.parametrize("name", LENGTHS_FROM_VALUES)
+def test_a_length_that_values_decide_runs_in_eager_and_says_so(name: str) -> None:
+    function = LENGTHS_FROM_VALUES[name]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        jitted = forge.jit(function)
+        for count in (3, 2, 4):
+            x = torch.tensor([1.0] * count + [-1.0] * (5 - count))
+            torch.testing.assert_close(jitted(x, x.flip(0)), function(x, x.flip(0)))
+        assert all("depends on the values" in reason for reason in forge.explain(jitted).eager)
+        assert forge.explain(jitted).eager
+
+
+def test_an_opaque_call_is_given_a_length_that_values_decide() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(torch.full((int(x.sum()),), 0.5)) * 2
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        jitted = forge.jit(function)
+        for count in (3, 2, 4):
+            torch.testing.assert_close(jitted(torch.ones(count)), function(torch.ones(count)))
+        assert forge.explain(jitted).graphs == 2
