@@ -43,7 +43,7 @@ def _reconcile(
     if not isinstance(example, torch.Tensor):
         return output
     same = [handle for handle, fake in given if fake is example]
-    allocates = _allocates(call)
+    allocates = isinstance(output, TensorProxy) and _allocates(call)
     if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
         return output if any(output is handle for handle in same) else same[0]
     shared = None if allocates else places.get(_place(example))
