@@ -116,6 +116,7 @@ def test_directives_apply_to_something() -> None:
     """A misspelt test, executor, device or dtype would make a directive mute."""
     tests = {None, "test_consistency", "test_gradient", "test_strided"}
     tests |= {"test_half_gradient", "test_jit", "test_meta", "test_printing", "test_inputs_unchanged"}
+    tests |= {f"test_a_caller_sees_eagers[{mode}]" for mode in ("plain", "grad", "no_grad", "inference", "dynamic")}
     layouts = {f"test_strided[{layout}]" for layout in ("transposed", "expanded", "offset", "every other")}
 
     def problems() -> Iterator[str]:
