@@ -1,9 +1,9 @@
 """Jitted functions inside other programs: jit in jit, torch.compile, checkpoints, DDP, workers, forks, threads; and
 what Dynamo must not see of forge."""
 
-import contextlib
-import os
+import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -203,33 +203,75 @@ def test_a_jitted_function_runs_in_the_workers_of_a_loader(compiled: bool) -> No
     torch.testing.assert_close(list(loader), expected)
 
 
-def in_a_fork(work: Callable[[], None]) -> int:
-    """The exit status of a forked child that does it."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        with contextlib.suppress(BaseException):
-            work()
-            status = 0
-        os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def in_a_process(program: str) -> None:
+    """Runs it in an interpreter of its own: what torch's autograd has done here decides whether a fork may use it."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_uses_what_was_compiled_and_compiles_more() -> None:
-    module = net()
-    expected = gradients(module, module)
-    jitted = forge.jit(module)
-    gradients(jitted, module)
+    in_a_process(
+        """
+        import os
+        import torch
+        import forge
+        from tests.frontend.test_nesting import X, double, gradients, net
 
-    def work() -> None:
+        module = net()
+        expected = gradients(module, module)
+        jitted = forge.jit(module)
+        gradients(jitted, module)
+        child = os.fork()
         torch.testing.assert_close(gradients(jitted, module), expected)
         torch.testing.assert_close(jitted(X[:1]), module(X[:1]))
         torch.testing.assert_close(forge.jit(double)(X), double(X))
         torch.testing.assert_close(forge.grad(lambda x: double(x).sum())(X), 2 * X.cos())
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        """
+    )
 
-    assert in_a_fork(work) == 0
-    torch.testing.assert_close(gradients(jitted, module), expected)
+
+def test_forks_of_a_program_whose_threads_compile_run_torch() -> None:
+    in_a_process(
+        """
+        import os, threading
+        import torch
+        import forge
+        from tests.frontend.test_nesting import gradients, net
+
+        module = net()
+        jitted = forge.jit(module)
+        threads = [threading.Thread(target=gradients, args=(jitted, net())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        children = []
+        for _ in range(4):
+            children.append(os.fork())
+            if not children[-1]:
+                os._exit(int(torch.ones(2).sum()) - 2)
+        for thread in threads:
+            thread.join()
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+        """
+    )
+
+
+def test_an_interpreter_that_ends_waits_for_its_threads_calls() -> None:
+    """Threads that Python does not wait for (daemon=True) abort the process as soon as they run torch, in eager, too."""
+    in_a_process(
+        """
+        import sys, threading
+        import forge
+        from tests.frontend.test_nesting import gradients, net
+
+        sys.setswitchinterval(1e-6)
+        module = net()
+        jitted = forge.jit(module)
+        for _ in range(3):
+            threading.Thread(target=lambda: gradients(jitted, net())).start()
+        """
+    )
 
 
 @pytest.fixture
