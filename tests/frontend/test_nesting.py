@@ -258,7 +258,7 @@ def test_forks_of_a_program_whose_threads_compile_run_torch() -> None:
 
 
 def test_an_interpreter_that_ends_waits_for_its_threads_calls() -> None:
-    """Threads that Python does not wait for (daemon=True) abort the process as soon as they run torch, in eager, too."""
+    """Threads that Python does not wait for (daemon=True) abort the process if they run torch, in eager, too."""
     in_a_process(
         """
         import sys, threading
