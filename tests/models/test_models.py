@@ -14,8 +14,14 @@ from tests.models.zoo import MODELS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# A third-party operator of the transformers library, which torch does not have.
-OPAQUE = {"qwen3_moe": ["torch.ops.transformers.grouped_mm_fallback"]}
+# An operator of the transformers library; a view that asks for strides, which a trace does not have.
+OPAQUE = {
+    "qwen3_moe": ["torch.ops.transformers.grouped_mm_fallback"],
+    "phimoe": ["torch.ops.transformers.grouped_mm_fallback"],
+    "led": ["torch.Tensor.as_strided"],
+}
+# Its encoder asks tensors which tokens attend globally: .item() ends a graph.
+BREAKS = {"led"}
 # Earlier releases of the library choose the layers to drop by a random number, which breaks the graph.
 ONE_GRAPH = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 23)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -79,7 +85,7 @@ def test_model_equals_eager(name, device, training, meta_checked):
         torch.testing.assert_close(ours, theirs, msg=lambda text, key=key: f"{key}: {text}")
     told = forge.explain(jitted)
     assert told.eager == []
-    assert told.graphs == 1 or not ONE_GRAPH, told.graph_breaks
+    assert (told.graphs == 1) is (name not in BREAKS) or not ONE_GRAPH, told.graph_breaks
     assert sorted(set(told.opaque_calls)) == OPAQUE.get(name, [])
     assert meta_checked
 

@@ -91,6 +91,12 @@ def qwen3_moe():
 
 
 @model
+def phimoe():
+    """Its router is an autograd Function whose backward writes in place."""
+    return causal("Phimoe", num_local_experts=4, num_experts_per_tok=2)
+
+
+@model
 def gemma2():
     return causal("Gemma2", head_dim=8, sliding_window=6)
 
@@ -210,6 +216,23 @@ def bart():
         encoder_ffn_dim=2 * WIDTH,
         decoder_ffn_dim=2 * WIDTH,
         max_position_embeddings=64,
+    )
+
+
+@model
+def led():
+    """Its encoder attends within windows, whose number torch.div of a size gives."""
+    return sequence_to_sequence(
+        "LED",
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=2 * WIDTH,
+        decoder_ffn_dim=2 * WIDTH,
+        max_encoder_position_embeddings=64,
+        max_decoder_position_embeddings=64,
+        attention_window=4,
     )
 
 
