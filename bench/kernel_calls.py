@@ -1,6 +1,6 @@
 """What a claimed kernel costs a call beside the kernel itself, and what its checker costs while a model is compiled.
 
-A chain of 1 and one of 101 calls run under forge.jit and by hand, in turn in one process. The slope between the two is
+A chain of 1 and one of 101 calls run under forge.jit and directly, in turn in one process. The slope between the two is
 the cost of a call; what a function costs once (Dynamo's guards, entering the compiled function) is in the chain of 1.
 """
 
@@ -29,12 +29,12 @@ Step = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Chain:
-    """Calls of one kernel, each on the result of the one before. step: the model's own code; by_hand: what a person
+    """Calls of one kernel, each on the result of the one before. step: the model's own code; direct: what a person
     would write with the kernel; others: the arguments beside the first."""
 
     name: str
     step: Step
-    by_hand: Step
+    direct: Step
     kernels: list[Kernel]
     others: tuple[torch.Tensor, ...] = ()
     trains: bool = True
@@ -48,7 +48,7 @@ def negative_into(out: torch.Tensor, x: torch.Tensor) -> None:
     torch.neg(x, out=out)
 
 
-def negative_by_hand(x: torch.Tensor) -> torch.Tensor:
+def negative_directly(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     negative_into(out, x)
     return out
@@ -60,7 +60,7 @@ def least() -> list[Chain]:
     writes = forge.kernel(torch.neg, negative_into, args={"x": "input"}, out="out")
     return [
         Chain("Python function", torch.neg, negative, [plain]),
-        Chain("Python function, out first", torch.neg, negative_by_hand, [writes], trains=False),
+        Chain("Python function, out first", torch.neg, negative_directly, [writes], trains=False),
     ]
 
 
@@ -68,7 +68,7 @@ def native(module: ModuleType, kernels: list[Kernel]) -> list[Chain]:
     """The kernels of an example repository; inputs of zeros stay zeros, which is as fast as other numbers."""
     other, weight = torch.zeros(SHAPE), torch.ones(SHAPE[-1])
 
-    def silu_and_mul_by_hand(x: torch.Tensor) -> torch.Tensor:
+    def silu_and_mul_directly(x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(x.shape[0], x.shape[1] // 2)
         module.silu_and_mul(out, x)
         return torch.cat((out, out), -1)
@@ -87,7 +87,7 @@ def native(module: ModuleType, kernels: list[Kernel]) -> list[Chain]:
             (weight,),
         ),
         Chain("swiglu", lambda g, u: F.silu(g) * u, lambda g, u: module.swiglu(g, u), kernels, (other,)),
-        Chain("silu_and_mul, out first", silu_and_mul, silu_and_mul_by_hand, kernels, trains=False),
+        Chain("silu_and_mul, out first", silu_and_mul, silu_and_mul_directly, kernels, trains=False),
     ]
 
 
@@ -121,25 +121,25 @@ def check_claimed(function: Step, length: int, names: set[str]) -> None:
 
 
 def measured(chain: Chain, runs: Callable[[Step, tuple], Callable[[], object]], rounds: int) -> tuple[str, ...]:
-    """µs of a call by hand and under forge, what is added to a call, and what a function costs once."""
+    """µs of a direct call and of one under forge, what is added to a call, and what a function costs once."""
     args = (torch.zeros(SHAPE), *chain.others)
     functions = {("forge", length): jitted(chain, length) for length in CHAINS}
-    calls = {("hand", length): runs(chained(chain.by_hand, length), args) for length in CHAINS}
+    calls = {("direct", length): runs(chained(chain.direct, length), args) for length in CHAINS}
     calls |= {key: runs(function, args) for key, function in functions.items()}
     best = {key: min(seconds) for key, seconds in in_turn(calls, rounds=rounds).items()}
     for (_, length), function in functions.items():
         check_claimed(function, length, {kernel.name for kernel in chain.kernels})
     short, long = CHAINS
-    slope = {who: (best[who, long] - best[who, short]) / (long - short) for who in ("hand", "forge")}
-    added = slope["forge"] - slope["hand"]
-    once = best["forge", short] - best["hand", short] - added
-    shown = [f"{1e6 * each:.2f}" for each in (slope["hand"], slope["forge"])]
+    slope = {who: (best[who, long] - best[who, short]) / (long - short) for who in ("direct", "forge")}
+    added = slope["forge"] - slope["direct"]
+    once = best["forge", short] - best["direct", short] - added
+    shown = [f"{1e6 * each:.2f}" for each in (slope["direct"], slope["forge"])]
     return *shown, f"{1e6 * added:+.2f}", "yes" if added <= WANTED else "no", f"{1e6 * once:+.1f}"
 
 
 def bench_calls(chains: list[Chain], rounds: int) -> None:
     wanted = f"≤ {1e6 * WANTED:.0f}"
-    rows = [(f"µs, {SHAPE[0]} × {SHAPE[1]}", "", "by hand", "forge", "added a call", wanted, "once a function")]
+    rows = [(f"µs, {SHAPE[0]} × {SHAPE[1]}", "", "direct", "forge", "added a call", wanted, "once a function")]
     for chain in chains:
         rows.append((chain.name, "inference", *measured(chain, forward, rounds)))
         if chain.trains:

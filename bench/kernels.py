@@ -3,7 +3,7 @@
     python -m bench.kernels [--only calls checker load verify examples models] [--device cpu|cuda]
                             [--repository norms-cpu] [--operation rms_norm] [--large] [--no-compile]
 
-calls: a claimed kernel against the same function called by hand. checker: a decision whether a kernel takes a call.
+calls: a claimed kernel against the same function called directly. checker: a decision whether a kernel takes a call.
 load: to resolve, verify and import a kernel that is here. verify: to compare it with its reference, once.
 examples: every example of examples/kernels/ against eager and torch.compile. models: a Llama's training step with them.
 """

@@ -1,4 +1,4 @@
-"""forge.load_kernel: a kernel to call by hand, checked as it is when forge chooses it for a model."""
+"""forge.load_kernel: a kernel to call directly, checked as it is when forge chooses it for a model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def load_kernel(
     force: bool = False,
     kernels: Sequence[Source] | None = None,
 ) -> LoadedKernel:
-    """The kernels of an operator, to be called by hand with the operator's own arguments.
+    """The kernels of an operator, to be called directly with the operator's own arguments.
 
     op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; the
     best that takes a call otherwise. force: neither constraints nor verification are asked. kernels: sources, as

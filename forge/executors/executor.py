@@ -67,7 +67,7 @@ class Declined:
 
 
 def decline(reason: str) -> Declined:
-    """What a checker returns to say no: `return decline("H = 100 is not a multiple of 8")`."""
+    """What a checker returns to decline a call: `return decline("H = 100 is not a multiple of 8")`."""
     return Declined(reason)
 
 
@@ -120,7 +120,7 @@ class Implementation:
         decision = self.checker(*bound.args, **bound.kwargs)
         if isinstance(decision, Declined):
             return decision
-        return True if decision else decline("its checker said no and gave no reason")
+        return True if decision else decline("its checker declined and gave no reason")
 
 
 class Executor:

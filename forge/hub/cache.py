@@ -19,7 +19,7 @@ from forge.hub.source import COMMIT
 
 @dataclass(frozen=True)
 class Record:
-    """What the Hub said of a commit when it was asked. trusted: of its publisher; None if that was not asked."""
+    """What the Hub answered about a commit when it was asked. trusted: of its publisher; None if that was not asked."""
 
     files: Mapping[str, Listed]
     trusted: bool | None = None

@@ -105,7 +105,7 @@ def hub_api() -> Any:
 
 
 def is_offline() -> bool:
-    """Whether the user said that there is no network."""
+    """Whether the user declared that there is no network."""
     return library("huggingface_hub").is_offline_mode()
 
 

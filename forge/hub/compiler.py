@@ -12,13 +12,13 @@ import torch
 
 
 def main(request: dict[str, Any]) -> None:
-    """Writes beside the library which operators it registers. Exits with what torch or the compiler said."""
+    """Writes beside the library which operators it registers. Exits with the message of torch or of the compiler."""
     from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
 
     before = set(torch._C._dispatch_get_all_op_names())
     try:
         cpp_extension.load(is_python_module=False, **request)
-    except OSError as error:  # of loading it: what the system said is the cause
+    except OSError as error:  # of loading it: the system's message is the cause
         sys.exit(f"{error.__cause__ or error}")
     except Exception as error:
         sys.exit(f"{error}")

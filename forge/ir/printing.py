@@ -264,8 +264,8 @@ def _metadata(proxy: Proxy) -> str:
 
 def source_line(source: str) -> str | None:
     """'model.py:12  h = x @ w' from Dynamo's stack trace text or from 'file:line'."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', source)
-    path, line = frames[-1] if frames else (source.rpartition(":")[0], source.rpartition(":")[2])
+    places = re.findall(r'File "([^"]+)", line (\d+)', source)
+    path, line = places[-1] if places else (source.rpartition(":")[0], source.rpartition(":")[2])
     if not line.isdigit():
         return None
     code = linecache.getline(path, int(line)).strip()

@@ -189,9 +189,9 @@ def test_sources_are_built_once_and_found_again(answer: Sources, capsys: pytest.
     first = answer.build(prebuilt="none fits")
     assert answer_of(first) == 2 and first.seconds is not None
     assert list(first.skipped) == ["prebuilt", "cached"] and first.skipped["prebuilt"] == "none fits"
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "forge: building acme from csrc/answer.cpp"
-    assert said[1].startswith("forge: built acme in ") and said[1].endswith(f" s: {first.path.parent}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "forge: building acme from csrc/answer.cpp"
+    assert lines[1].startswith("forge: built acme in ") and lines[1].endswith(f" s: {first.path.parent}")
     again = answer.build()
     assert (again.path, again.key, again.seconds) == (first.path, first.key, None)
     assert list(again.skipped) == ["prebuilt"] and capsys.readouterr().err == ""
@@ -200,12 +200,12 @@ def test_sources_are_built_once_and_found_again(answer: Sources, capsys: pytest.
 
 @compiles
 def test_what_was_hashed_is_what_is_compiled(answer: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, said = answer.key(), build._say
+    key, say = answer.key(), build._say
 
     def change(text: str) -> None:
         answer.write("csrc/answer.cpp", 'extern "C" int answer() { return 666; }')
         answer.write("include/inner/given.h", "#define GIVEN 666")
-        said(text)
+        say(text)
 
     monkeypatch.setattr(build, "_say", change)
     built = answer.build()
@@ -273,13 +273,13 @@ def record(built: hub.Built) -> Path:
 
 @compiles
 def test_two_processes_build_once(answer: Sources, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold, said = compiler.with_name("hold"), compiler.with_name("said")
+    hold, messages = compiler.with_name("hold"), compiler.with_name("messages")
     hold.touch()
-    monkeypatch.setattr(build, "_say", lambda text: said.open("a").write(f"{text}\n"))
+    monkeypatch.setattr(build, "_say", lambda text: messages.open("a").write(f"{text}\n"))
     first = started(answer)
     wait_for(compiler.with_name("compiled").exists)
     second = started(answer)
-    wait_for(lambda: "waiting for another process that builds acme" in said.read_text())
+    wait_for(lambda: "waiting for another process that builds acme" in messages.read_text())
     hold.unlink()
     for builder in (first, second):
         builder.join(60)
@@ -317,7 +317,7 @@ def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, com
 
 @compiles
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reason"),
     [
         ("int one;\nint two = one +;\n", "it failed:\n    csrc/answer.cpp:2:16: error: expected "),
         ("int gone();\nint two = gone();\n", "undefined symbol: _Z4gonev"),
@@ -325,7 +325,7 @@ def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, com
     ],
     ids=["compiler", "linker", "crash"],
 )
-def test_what_cannot_be_built_or_loaded_says_why(answer: Sources, source: str, said: str) -> None:
+def test_what_cannot_be_built_or_loaded_says_why(answer: Sources, source: str, reason: str) -> None:
     answer.write("csrc/answer.cpp", source)
     with pytest.raises(hub.BuildError) as caught:
         answer.build(prebuilt="torch-metal: is not for this system")
@@ -333,7 +333,7 @@ def test_what_cannot_be_built_or_loaded_says_why(answer: Sources, source: str, s
     assert lines[0] == f"{answer.folder / 'forge_kernels.yaml'}: there is no library with its kernels:"
     assert lines[1] == "  prebuilt: torch-metal: is not for this system"
     assert lines[2] == f"  cached: {build.builds()} has none of these sources, flags, compilers and torch"
-    assert lines[3].startswith("  build: ") and said in str(caught.value)
+    assert lines[3].startswith("  build: ") and reason in str(caught.value)
     assert left_in_cache() == []
 
 

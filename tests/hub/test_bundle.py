@@ -147,11 +147,11 @@ def test_what_cannot_be_bundled_says_why(repository: Path, tmp_path: Path) -> No
     jitted(torch.randn(2, 3))
     with pytest.raises(ValueError, match="is not empty"):
         forge.bundle(jitted, repository)
-    said = forge.kernel(F.silu, lambda input: F.silu(input), name="said")
-    jitted = forge.jit(program, kernels=[said])
+    declared = forge.kernel(F.silu, lambda input: F.silu(input), name="declared")
+    jitted = forge.jit(program, kernels=[declared])
     jitted(torch.randn(2, 3))
     with pytest.raises(
-        ValueError, match=r"kernel said of torch.nn.functional.silu was declared in Python at .*test_bundle.py"
+        ValueError, match=r"kernel declared of torch.nn.functional.silu was declared in Python at .*test_bundle.py"
     ):
         forge.bundle(jitted, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

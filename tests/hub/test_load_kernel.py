@@ -1,4 +1,4 @@
-"""forge.load_kernel: kernels called by hand, checked all the same."""
+"""forge.load_kernel: kernels called directly, checked all the same."""
 
 import re
 from collections.abc import Callable

@@ -53,7 +53,7 @@ def test_a_kernel_without_priority_has_its_librarys() -> None:
 
 
 def test_a_kernel_without_grad_has_none() -> None:
-    """Nothing said is never silently no gradient."""
+    """Nothing declared is never silently no gradient."""
     assert kernels(VALID)["rms_any"].grad.kind == "none"
 
 
@@ -163,7 +163,7 @@ def test_a_folder_in_place_of_a_file_is_one_error(tmp_path: Path) -> None:
         read_manifest(tmp_path, OPERATORS)
 
 
-def test_what_is_required_and_not_installed_is_said() -> None:
+def test_what_is_required_and_not_installed_is_named() -> None:
     text = VALID.replace(">=2.11", ">=99").replace("[einops]", "['packaging>=1', 'packaging>=999', no_such_package]")
     missing = unmet(read(text).requires)
     assert missing[0] == f"needs torch>=99, but {torch.__version__} is installed"
@@ -313,7 +313,7 @@ def rms(input: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def test_a_kernel_declared_in_python_is_the_same_entry() -> None:
-    said = kernel(
+    declared = kernel(
         "torch.nn.functional.rms_norm",
         rms,
         resolver=OPERATORS,
@@ -351,7 +351,7 @@ ops:
     grad: composite
     tolerance: {float16: [1e-3, 1e-3]}
 """).kernels[0]
-    assert said == dataclasses.replace(written, kernel_name=None) and said.fn is rms
+    assert declared == dataclasses.replace(written, kernel_name=None) and declared.fn is rms
 
 
 def test_a_torch_function_names_its_operator() -> None:
@@ -359,13 +359,13 @@ def test_a_torch_function_names_its_operator() -> None:
 
 
 def test_dtypes_alone_are_one_for_all_tensor_arguments() -> None:
-    said = kernel("aten::add.Tensor", torch.add, resolver=OPERATORS, dtypes=[torch.float32, torch.float16])
-    assert said.dtypes["self"] == said.dtypes["other"] and said.dtypes["self"].name == "T"
+    declared = kernel("aten::add.Tensor", torch.add, resolver=OPERATORS, dtypes=[torch.float32, torch.float16])
+    assert declared.dtypes["self"] == declared.dtypes["other"] and declared.dtypes["self"].name == "T"
 
 
 def test_dtypes_by_argument_are_each_its_own() -> None:
-    said = kernel("aten::add.Tensor", torch.add, resolver=OPERATORS, dtypes={"self": ["float32"], "other": ["half"]})
-    assert said.dtypes["self"].dtypes == (torch.float32,) and said.dtypes["other"].dtypes == (torch.float16,)
+    made = kernel("aten::add.Tensor", torch.add, resolver=OPERATORS, dtypes={"self": ["float32"], "other": ["half"]})
+    assert made.dtypes["self"].dtypes == (torch.float32,) and made.dtypes["other"].dtypes == (torch.float16,)
 
 
 def test_mistakes_in_python_are_reported_at_the_callers_line() -> None:

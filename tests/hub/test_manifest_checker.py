@@ -25,8 +25,8 @@ def anything(*args: Any, **kwargs: Any) -> None:
 
 def checking(op: str = RMS, **fields: Any) -> Checker:
     """The checker of a kernel declared in Python."""
-    said = kernel(op, anything, resolver=OPERATORS, **fields)
-    return checker(said, OPERATORS.resolve(op))
+    declared = kernel(op, anything, resolver=OPERATORS, **fields)
+    return checker(declared, OPERATORS.resolve(op))
 
 
 def proxy(
@@ -131,7 +131,7 @@ def test_the_capability_is_that_of_the_tensors_own_device(
     assert check(proxy(2, 8, device=torch.device("cuda", 1)), (8,)) == wanted
 
 
-def test_an_unknown_capability_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_capability_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(index: int) -> None:
         raise RuntimeError("no NVIDIA driver\nmore")
 
@@ -330,8 +330,8 @@ def manifest_entry(text: str) -> KernelEntry:
 
 
 def test_a_checker_for_an_executor_declines_with_the_reason() -> None:
-    said = kernel(RMS, anything, resolver=OPERATORS, where="eps is not None")
-    check = make_checker(said, OPERATORS.resolve(RMS), OPERATORS.target(RMS))
+    declared = kernel(RMS, anything, resolver=OPERATORS, where="eps is not None")
+    check = make_checker(declared, OPERATORS.resolve(RMS), OPERATORS.target(RMS))
     assert check(torch.empty(2), (2,), None, 1e-6) is True
     declined = check(torch.empty(2), (2,))
     assert isinstance(declined, Declined) and declined.reason == "eps is None"
@@ -351,8 +351,8 @@ def test_an_operator_that_changes_its_arguments_is_no_symbol() -> None:
 
 def test_a_checker_of_an_aten_kernel_takes_the_symbols_own_arguments() -> None:
     op = "aten::add.out"
-    said = manifest_entry(entry(arg_meta="{self: T1, other: T1, out: T1}", where='"alpha == 1"'))
-    check = make_checker(said, OPERATORS.resolve(op), OPERATORS.target(op))
+    written = manifest_entry(entry(arg_meta="{self: T1, other: T1, out: T1}", where='"alpha == 1"'))
+    check = make_checker(written, OPERATORS.resolve(op), OPERATORS.target(op))
     x = torch.empty(2)
     assert check(x, x) is True and check(input=x, other=x) is True
     assert check(x, x, alpha=2).reason == "alpha = 2 is not 1"
@@ -361,8 +361,8 @@ def test_a_checker_of_an_aten_kernel_takes_the_symbols_own_arguments() -> None:
 
 def test_an_argument_that_the_aten_overload_lacks_must_have_its_default() -> None:
     op = "aten::max"
-    said = kernel(op, anything, resolver=OPERATORS)
-    check = make_checker(said, OPERATORS.resolve(op), OPERATORS.target(op))
+    declared = kernel(op, anything, resolver=OPERATORS)
+    check = make_checker(declared, OPERATORS.resolve(op), OPERATORS.target(op))
     assert check(torch.empty(2)) is True
     assert check(torch.empty(2), 0).reason == "dim is given, but aten::max has none"
 

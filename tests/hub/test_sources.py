@@ -53,8 +53,8 @@ def test_who_means_a_folder_by_what_reads_as_a_repository_is_told(
 ) -> None:
     (tmp_path / "kernels" / "norms").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    said = r"^kernels/norms: \S+ is not asked: offline \(HF_HUB_OFFLINE is set\); and the cache holds nothing of it; "
-    with pytest.raises(hub.UnreachableError, match=said + r"for the folder of this name, write ./kernels/norms$"):
+    start = r"^kernels/norms: \S+ is not asked: offline \(HF_HUB_OFFLINE is set\); and the cache holds nothing of it; "
+    with pytest.raises(hub.UnreachableError, match=start + r"for the folder of this name, write ./kernels/norms$"):
         gather(["kernels/norms"])
 
 

@@ -392,5 +392,5 @@ class Attention(nn.Module):
 
 
 @model
-def attention_by_hand():
+def plain_attention():
     return Attention(), {"x": torch.randn(BATCH, LENGTH, WIDTH)}

@@ -124,5 +124,5 @@ if __name__ == "__main__":
         parser.error(f"there is no {compiler}: install a C++ compiler, or name one with --compiler")
     try:
         print(build(compiler))
-    except subprocess.CalledProcessError as error:  # the compiler has said why
+    except subprocess.CalledProcessError as error:  # the compiler has printed why
         sys.exit(error.returncode)

@@ -134,5 +134,5 @@ if __name__ == "__main__":
         parser.error(f"there is no {compiler}: install the CUDA toolkit, or name nvcc with --compiler")
     try:
         print(build(compiler))
-    except subprocess.CalledProcessError as error:  # the compiler has said why
+    except subprocess.CalledProcessError as error:  # the compiler has printed why
         sys.exit(error.returncode)

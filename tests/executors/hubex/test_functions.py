@@ -475,7 +475,7 @@ def test_without_a_reference_a_program_trains_with_the_kernels_backward(operator
     assert "backward" in made.calls()
 
 
-def test_without_a_reference_it_is_said_that_values_were_not_compared(
+def test_without_a_reference_a_notice_says_that_values_were_not_compared(
     operator: Callable, capsys: pytest.CaptureFixture
 ) -> None:
     made = operator(func="fake: fake")
@@ -563,8 +563,8 @@ def test_another_schema_of_the_same_name_is_an_error_that_names_both(operator: C
     second = operator(gathered=False, base=first.base, schema=SCHEMA.replace("eps=0.5", "eps=0.25"))
     with pytest.raises(ManifestError) as error:
         gather([second.folder])
-    said = str(error.value)
-    assert f"{second.manifest}:4:3: func {first.name} is declared with another schema at {first.manifest}:4:3: " in said
+    text = str(error.value)
+    assert f"{second.manifest}:4:3: func {first.name} is declared with another schema at {first.manifest}:4:3: " in text
     with torch.library._scoped_library("acme_test", "FRAGMENT") as library:
         library.define("foreign(Tensor x) -> Tensor")
         with pytest.raises(ManifestError, match=r"is in torch.ops with another schema: acme_test::foreign\(Tensor x\)"):

@@ -55,7 +55,7 @@ def test_each_call_writes_to_memory_of_its_own() -> None:
     assert claimed.count("hub.silu_into.backward") == 3
 
 
-def test_a_call_stands_in_the_code_as_it_would_be_written_by_hand() -> None:
+def test_a_call_stands_in_the_code_as_a_person_would_write_it() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     jitted = forge.jit(lambda x: F.silu(x), kernels=[silu_kernel()])
     gradient = torch.autograd.grad(jitted(x).sum(), x)[0]

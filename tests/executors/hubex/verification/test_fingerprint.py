@@ -25,7 +25,7 @@ from tests.hub.kernels import native_module
 SCALE = 1.0
 TABLE = {"scale": 1.0}
 LOCK = threading.Lock()
-LIBRARY = torch.library.Library("judged_by_hand", "DEF")  # torch 2.11 does not forgive one that is gone
+LIBRARY = torch.library.Library("called_directly", "DEF")  # torch 2.11 does not forgive one that is gone
 
 
 def helper(x: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ def cached(scale: float) -> float:
         (functools.partial(cached, 1.0), functools.partial(cached, 2.0)),
         (torch.float32, torch.float64),
         (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),
-        (logging.getLogger("judged"), 1),
+        (logging.getLogger("verified"), 1),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -215,7 +215,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(f"import torch\nimport torch.nn.functional as F\n{text}\n")
         importlib.invalidate_caches()
-        for name in [name for name in sys.modules if name.startswith("judged_")]:
+        for name in [name for name in sys.modules if name.startswith("verified_")]:
             del sys.modules[name]
 
     yield written
@@ -227,14 +227,14 @@ def imported(name: str) -> Callable:
 
 
 KERNELS = {
-    "a module's function": "import judged_helper\ndef f(x):\n    return judged_helper.g(x)",
-    "a name of a module": "from judged_helper import g\ndef f(x):\n    return g(x)",
-    "an import within": "def f(x):\n    from judged_helper import g\n    return g(x)",
-    "a module within": "def f(x):\n    import judged_helper\n    return judged_helper.g(x)",
-    "a module as a value": "import judged_helper\ndef f(x):\n    return getattr(judged_helper, 'g')(x)",
-    "a function within": "import judged_helper\ndef f(x):\n    return (lambda y: judged_helper.g(y))(x)",
-    "a decorator": "import judged_helper\n@judged_helper.decorated\ndef f(x):\n    return F.gelu(x)",
-    "a base class": "import judged_helper\nclass K(judged_helper.K):\n    pass\ndef f(x):\n    return K().g(x)",
+    "a module's function": "import verified_helper\ndef f(x):\n    return verified_helper.g(x)",
+    "a name of a module": "from verified_helper import g\ndef f(x):\n    return g(x)",
+    "an import within": "def f(x):\n    from verified_helper import g\n    return g(x)",
+    "a module within": "def f(x):\n    import verified_helper\n    return verified_helper.g(x)",
+    "a module as a value": "import verified_helper\ndef f(x):\n    return getattr(verified_helper, 'g')(x)",
+    "a function within": "import verified_helper\ndef f(x):\n    return (lambda y: verified_helper.g(y))(x)",
+    "a decorator": "import verified_helper\n@verified_helper.decorated\ndef f(x):\n    return F.gelu(x)",
+    "a base class": "import verified_helper\nclass K(verified_helper.K):\n    pass\ndef f(x):\n    return K().g(x)",
 }
 HELPER = """
 def g(x):
@@ -249,38 +249,38 @@ class K:
 
 @pytest.mark.parametrize("text", KERNELS.values(), ids=KERNELS)
 def test_helper_modules_are_a_part_of_it(text: str, write: Callable) -> None:
-    write(judged_kernel=text, judged_helper=HELPER.format(1.0))
-    importlib.import_module("judged_helper")
-    before = of(imported("judged_kernel"))
+    write(verified_kernel=text, verified_helper=HELPER.format(1.0))
+    importlib.import_module("verified_helper")
+    before = of(imported("verified_kernel"))
     assert before.is_lasting
-    write(judged_helper=HELPER.format(2.0))
-    importlib.import_module("judged_helper")
-    assert of(imported("judged_kernel")) != before
-    write(judged_helper=HELPER.format(1.0))
-    importlib.import_module("judged_helper")
-    assert of(imported("judged_kernel")) == before
+    write(verified_helper=HELPER.format(2.0))
+    importlib.import_module("verified_helper")
+    assert of(imported("verified_kernel")) != before
+    write(verified_helper=HELPER.format(1.0))
+    importlib.import_module("verified_helper")
+    assert of(imported("verified_kernel")) == before
 
 
 def test_what_is_beside_what_it_reads_is_no_part_of_it(write: Callable) -> None:
-    write(judged_kernel=KERNELS["a module's function"], judged_helper=HELPER.format(1.0))
-    before = of(imported("judged_kernel"))
-    write(judged_helper=HELPER.format(1.0) + "OTHER = 1\n")
-    assert of(imported("judged_kernel")) == before
+    write(verified_kernel=KERNELS["a module's function"], verified_helper=HELPER.format(1.0))
+    before = of(imported("verified_kernel"))
+    write(verified_helper=HELPER.format(1.0) + "OTHER = 1\n")
+    assert of(imported("verified_kernel")) == before
 
 
 def test_it_is_the_same_in_another_process(write: Callable, tmp_path: Path) -> None:
     text = KERNELS["a base class"] + "\ng = f\nNAMES = {'a', 'b', 'c'}\ndef f(x):\n    return g(x) if NAMES else x"
-    write(judged_kernel=text, judged_helper=HELPER.format(1.0))
+    write(verified_kernel=text, verified_helper=HELPER.format(1.0))
     program = f"""
 import sys
 sys.path[:0] = {[str(tmp_path), *sys.path]!r}
-import forge, judged_kernel
+import forge, verified_kernel
 from forge.executors.hubex.verification.fingerprint import fingerprint
-made = forge.kernel("torch.nn.functional.gelu", judged_kernel.f, name="mine", args={{"x": "input"}})
+made = forge.kernel("torch.nn.functional.gelu", verified_kernel.f, name="mine", args={{"x": "input"}})
 print(fingerprint(made).digest)
 """
     done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == of(imported("judged_kernel")).digest, done.stderr
+    assert done.stdout.strip() == of(imported("verified_kernel")).digest, done.stderr
 
 
 # what is not written in Python
@@ -291,10 +291,10 @@ def test_a_native_module_is_its_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     for returns in (1, 2, 1):
         folder = tmp_path / str(len(found))
         folder.mkdir()
-        (folder / "judged_native.so").write_bytes(native_module(tmp_path, "judged_native", returns))
+        (folder / "verified_native.so").write_bytes(native_module(tmp_path, "verified_native", returns))
         monkeypatch.syspath_prepend(str(folder))
-        monkeypatch.delitem(sys.modules, "judged_native", raising=False)
-        module: ModuleType = importlib.import_module("judged_native")
+        monkeypatch.delitem(sys.modules, "verified_native", raising=False)
+        module: ModuleType = importlib.import_module("verified_native")
         value = module.value
 
         def by_module(x: torch.Tensor, module: ModuleType = module) -> torch.Tensor:
@@ -331,11 +331,11 @@ def test_a_file_that_was_replaced_since_it_was_loaded_is_known_in_this_process_a
 
 def test_an_operator_of_python_is_its_functions() -> None:
     def made(factor: float) -> Fingerprint:
-        @torch.library.custom_op("judged::scaled", mutates_args=())
+        @torch.library.custom_op("verified::scaled", mutates_args=())
         def scaled(x: torch.Tensor) -> torch.Tensor:
             return F.gelu(x) * factor
 
-        return of(lambda x: torch.ops.judged.scaled(x))
+        return of(lambda x: torch.ops.verified.scaled(x))
 
     first = made(1.0)
     assert first.is_lasting and first == made(1.0) != made(2.0)
@@ -348,7 +348,7 @@ def test_torchs_own_operators_are_torchs_version() -> None:
 def test_an_operator_that_python_registers_is_known_in_this_process_alone() -> None:
     LIBRARY.define("f(Tensor x) -> Tensor")
     LIBRARY.impl("f", lambda x: F.gelu(x), "CPU")
-    found = of(lambda x: torch.ops.judged_by_hand.f(x))
+    found = of(lambda x: torch.ops.called_directly.f(x))
     assert not found.is_lasting
 
 
@@ -364,7 +364,7 @@ def locked(x: torch.Tensor) -> torch.Tensor:
         lambda x: eval("F.gelu(x)"),
         lambda x: F.gelu(x) * float(open("factor").read()),  # noqa: SIM115
         lambda x: F.gelu(x) * globals()["SCALE"],
-        lambda x: importlib.import_module("judged_helper").g(x),
+        lambda x: importlib.import_module("verified_helper").g(x),
     ],
 )
 def test_what_cannot_be_read_off_is_known_in_this_process_alone(function: Callable) -> None:

@@ -1,4 +1,4 @@
-"""Verdicts hold for what was judged; a judge belongs to one process; what is not the kernel's doing does not last."""
+"""Verdicts hold for what was verified; a worker belongs to one process; what no kernel did does not last."""
 
 import ctypes
 import importlib
@@ -31,7 +31,7 @@ library: {name: acme}
 ops:
 - op: torch.nn.functional.gelu
   kernels:
-  - {name: mine, kernel_name: "python:judged_kernel:f", args: {x: input}, where: ["approximate == 'none'"]}
+  - {name: mine, kernel_name: "python:verified_kernel:f", args: {x: input}, where: ["approximate == 'none'"]}
 """
 
 forks = pytest.mark.skipif(not can_fork(), reason="where torch has a GPU, no copy of the process can differentiate")
@@ -48,7 +48,7 @@ def reason(kernel: Kernel) -> str | None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How kernels were judged: by the worker, or in a fork."""
+    """How kernels were verified: by the worker, or in a fork."""
     found: list[str] = []
     ask, ask_fork = verdicts.worker.ask, verdicts.ask_fork
     monkeypatch.setattr(verdicts.worker, "ask", lambda *args: found.append("worker") or ask(*args))
@@ -65,7 +65,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
     def forget() -> None:
         importlib.invalidate_caches()
-        for name in [name for name in sys.modules if name.startswith("judged_")]:
+        for name in [name for name in sys.modules if name.startswith("verified_")]:
             del sys.modules[name]
 
     def write(**modules: str) -> Kernel:
@@ -79,43 +79,43 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     forget()
 
 
-# what was judged
+# what was verified
 
 
-def test_a_helper_module_that_changed_is_judged_again(manifest: Callable, asked: list) -> None:
-    kernel = "import judged_helper\ndef f(x):\n    return judged_helper.g(x)"
-    assert reason(manifest(judged_kernel=kernel, judged_helper="def g(x):\n    return F.gelu(x)")) is None
-    wrong = manifest(judged_helper="def g(x):\n    return F.gelu(x) + 0.25")
+def test_a_helper_module_that_changed_is_verified_again(manifest: Callable, asked: list) -> None:
+    kernel = "import verified_helper\ndef f(x):\n    return verified_helper.g(x)"
+    assert reason(manifest(verified_kernel=kernel, verified_helper="def g(x):\n    return F.gelu(x)")) is None
+    wrong = manifest(verified_helper="def g(x):\n    return F.gelu(x) + 0.25")
     assert "values differ by up to 0.25" in reason(wrong)
-    assert reason(manifest(judged_helper="def g(x):\n    return F.gelu(x)")) is None
+    assert reason(manifest(verified_helper="def g(x):\n    return F.gelu(x)")) is None
     assert asked == ["worker"] * 2  # the last was known
 
 
-def test_a_constant_of_a_helpers_helper_that_changed_is_judged_again(manifest: Callable) -> None:
-    helper = "import judged_values\ndef g(x):\n    return F.gelu(x) * judged_values.SCALE"
-    kernel = "from judged_helper import g\ndef f(x):\n    return g(x)"
-    assert reason(manifest(judged_kernel=kernel, judged_helper=helper, judged_values="SCALE = 1.0")) is None
-    assert "values differ" in reason(manifest(judged_values="SCALE = 1.25"))
+def test_a_constant_of_a_helpers_helper_that_changed_is_verified_again(manifest: Callable) -> None:
+    helper = "import verified_values\ndef g(x):\n    return F.gelu(x) * verified_values.SCALE"
+    kernel = "from verified_helper import g\ndef f(x):\n    return g(x)"
+    assert reason(manifest(verified_kernel=kernel, verified_helper=helper, verified_values="SCALE = 1.0")) is None
+    assert "values differ" in reason(manifest(verified_values="SCALE = 1.25"))
 
 
-def test_a_native_module_that_changed_is_judged_again(
+def test_a_native_module_that_changed_is_verified_again(
     manifest: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = "import judged_native\ndef f(x):\n    return F.gelu(x) * judged_native.value()"
+    kernel = "import verified_native\ndef f(x):\n    return F.gelu(x) * verified_native.value()"
     found = []
     for returns in (1, 2):
         folder = tmp_path / f"returns_{returns}"  # Python does not load one path twice
         folder.mkdir()
-        (folder / "judged_native.so").write_bytes(native_module(tmp_path, "judged_native", returns))
+        (folder / "verified_native.so").write_bytes(native_module(tmp_path, "verified_native", returns))
         monkeypatch.syspath_prepend(str(folder))
-        found.append(reason(manifest(judged_kernel=kernel)))
+        found.append(reason(manifest(verified_kernel=kernel)))
     assert found[0] is None and "values differ" in found[1]
 
 
-def test_a_module_that_is_not_as_its_file_is_judged_as_it_is(manifest: Callable, asked: list) -> None:
+def test_a_module_that_is_not_as_its_file_is_verified_as_it_is(manifest: Callable, asked: list) -> None:
     """The worker would import the file, which is right; what runs here is not."""
-    kernel = manifest(judged_kernel="SCALE = 1.0\ndef f(x):\n    return F.gelu(x) * SCALE")
-    sys.modules["judged_kernel"].SCALE = 2.0
+    kernel = manifest(verified_kernel="SCALE = 1.0\ndef f(x):\n    return F.gelu(x) * SCALE")
+    sys.modules["verified_kernel"].SCALE = 2.0
     assert "values differ" in reason(kernel)
     assert asked[0] == "worker"
 
@@ -132,7 +132,7 @@ def differentiating_forks() -> None:
 
 
 @pytest.mark.usefixtures("differentiating_forks")
-def test_a_kernel_declared_in_python_is_judged_again_where_what_it_reads_changed(asked: list) -> None:
+def test_a_kernel_declared_in_python_is_verified_again_where_what_it_reads_changed(asked: list) -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * SCALE[0]
 
@@ -148,7 +148,7 @@ def test_a_kernel_declared_in_python_is_judged_again_where_what_it_reads_changed
 
 
 @forks
-def test_an_attribute_that_changed_is_judged_again() -> None:
+def test_an_attribute_that_changed_is_verified_again() -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x) * scaled.factor
 
@@ -160,7 +160,7 @@ def test_an_attribute_that_changed_is_judged_again() -> None:
 
 
 @forks
-def test_a_forward_that_changed_is_judged_again() -> None:
+def test_a_forward_that_changed_is_verified_again() -> None:
     def made(factor: float) -> Kernel:
         grad = {
             "kernel_name": lambda g, x, saved: torch.ops.aten.gelu_backward(g, saved),
@@ -199,7 +199,7 @@ def test_what_cannot_be_known_elsewhere_is_kept_in_this_process_alone(asked: lis
     assert reason(kernel) is None and len(asked) == 2
 
 
-# who judges
+# who verifies
 
 
 def in_a_fork(run: Callable[[], Any]) -> int:
@@ -221,7 +221,7 @@ def right(repository: Callable) -> Kernel:
 
 
 @forks
-def test_the_exit_of_a_forked_child_leaves_the_judge_to_its_parent(repository: Callable) -> None:
+def test_the_exit_of_a_forked_child_leaves_the_worker_to_its_parent(repository: Callable) -> None:
     assert reason(right(repository)) is None
     before, starts = verdicts.worker._child, verdicts.worker.starts
     assert in_a_fork(verdicts.worker.stop) == 0  # as atexit does
@@ -233,7 +233,7 @@ def test_the_exit_of_a_forked_child_leaves_the_judge_to_its_parent(repository: C
 
 
 @forks
-def test_a_forked_child_has_a_judge_of_its_own(repository: Callable) -> None:
+def test_a_forked_child_has_a_worker_of_its_own(repository: Callable) -> None:
     kernel = right(repository)
     verdicts.worker._start()
     theirs = verdicts.worker._process.pid
@@ -295,7 +295,7 @@ def test_an_interrupted_question_is_not_answered_to_the_next(
     assert reason(kernel) is None
 
 
-def test_a_judge_that_somebody_ended_is_asked_again(repository: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_somebody_ended_is_asked_again(repository: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = right(repository)
     verdicts.worker._start()
     send = process.send
@@ -354,9 +354,9 @@ def test_what_crashes_does_so_in_a_copy_although_that_cannot_differentiate(
 def test_a_function_of_a_module_that_is_nowhere_else_is_verified_here(
     asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = ModuleType("judged_nowhere")
+    module = ModuleType("verified_nowhere")
     exec("import torch.nn.functional as F\ndef f(x):\n    return F.gelu(x)", vars(module))
-    monkeypatch.setitem(sys.modules, "judged_nowhere", module)
+    monkeypatch.setitem(sys.modules, "verified_nowhere", module)
     monkeypatch.setattr(process.forks, "differentiate", False)
     assert reason(declared(module.f)) is None
     assert asked[0] == "worker"

@@ -251,10 +251,10 @@ def test_an_answer_is_of_one_kind_of_device(repository: Callable, monkeypatch: p
     names = {0: "small", 1: "large", 2: "small"}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    judged = fingerprint(kernel)
-    small, large, same = (verdicts._identity(kernel, judged, torch.device("cuda", index)) for index in range(3))
+    fingerprinted = fingerprint(kernel)
+    small, large, same = (verdicts._identity(kernel, fingerprinted, torch.device("cuda", index)) for index in range(3))
     assert small == same != large
-    assert len({small, large, verdicts._identity(kernel, judged, torch.device("cpu"))}) == 3
+    assert len({small, large, verdicts._identity(kernel, fingerprinted, torch.device("cpu"))}) == 3
 
 
 def test_layers_that_are_alike_ask_once(repository: Callable, asked: list) -> None:
@@ -311,7 +311,7 @@ def test_a_damaged_answer_on_disk_is_asked_for_again(repository: Callable, asked
     assert len(asked) == 4
 
 
-def test_each_failed_kernel_is_said_once(repository: Callable) -> None:
+def test_each_failed_kernel_is_reported_once(repository: Callable) -> None:
     made = repository("wrong", "def f(x):\n    return F.gelu(x) + 1", **GELU)
     by = executor(made)
     with pytest.warns(
