@@ -19,7 +19,7 @@ from forge.frontend.program import Program, inline_epilogue
 from forge.ir import Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
 from forge.ir.pytree import names
-from forge.torchlang import autocast, grad_mode
+from forge.torchlang import autocast_mode, grad_mode
 from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
@@ -95,9 +95,9 @@ def compile_program(program: Program, options: Options, *, eager: Callable | Non
     `eager` runs in its place when an input that the program changes shares memory with another one. What autocast does
     is written in the program, so neither the passes nor what they make run under it; `eager` does.
     """
-    with autocast.disabled():
+    with autocast_mode.disabled():
         compiled = _compile(program, options)
-    compiled.call = autocast.without(compiled.call)
+    compiled.call = autocast_mode.without(compiled.call)
     if program.mutated and eager is not None:
         compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
     return compiled

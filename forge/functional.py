@@ -21,7 +21,7 @@ from forge.ir import TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
 from forge.ir.state import state
 from forge.ir.structure import structure
-from forge.torchlang import autocast
+from forge.torchlang import autocast_mode
 
 
 @uncaptured
@@ -63,7 +63,7 @@ def _ambient() -> tuple:
     """What else decides what a program compiles to."""
     return (
         torch.is_grad_enabled(),
-        autocast.state(),
+        autocast_mode.state(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch._C._get_flash_sdp_enabled(),
@@ -106,7 +106,7 @@ class Direct:
     def compile(self, args: tuple, kwargs: dict) -> Compiled:
         """What runs for these arguments."""
         leaves, spec = _pytree.tree_flatten((args, kwargs))
-        key = (spec, torch.is_grad_enabled(), autocast.state(), *[_metadata(leaf) for leaf in leaves])
+        key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
         compiled = self.compiled.get(key)
         if compiled is None:
             with restored():

@@ -12,7 +12,7 @@ from torch._C._functorch import is_legacy_batchedtensor as is_batched
 from forge.frontend.ambient import unconverted
 from forge.ir import check
 from forge.ir.printing import qualified_name
-from forge.torchlang import autocast
+from forge.torchlang import autocast_mode
 from forge.transforms.opaque import OpaqueGraph
 
 _DREW = (
@@ -90,8 +90,8 @@ class Region:
             @staticmethod
             @unconverted
             def backward(ctx: Any, *gradients: Any) -> Any:
-                if autocast.is_enabled():
-                    with autocast.disabled():
+                if autocast_mode.is_enabled():
+                    with autocast_mode.disabled():
                         return ForgeFunction.backward(ctx, *gradients)
                 present = tuple([gradient is not None for gradient in gradients])
                 given = [gradient for gradient in gradients if gradient is not None]

@@ -32,7 +32,7 @@ from forge.ir import (
 )
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.torchlang import autocast, grad_mode
+from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.transforms.opaque import opaque_symbol
 
 
@@ -203,7 +203,7 @@ class _Interpreter:
         try:
             aliased = _shares_memory(node, example)
             output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)
-        except (autocast.ReachesInside, Ambiguous) as reason:
+        except (autocast_casts.ReachesInside, Ambiguous) as reason:
             raise Unsupported(str(reason)) from reason
         except NotImplementedError:
             function = getattr(torch.Tensor, target) if isinstance(target, str) else target
@@ -266,9 +266,9 @@ class _Interpreter:
             if str(symbol) not in self.trace.names:
                 raise Unsupported(f"how long the result of {name} is depends on the values that it is given")
         grad_mode.note(self.trace)
-        self.opaque_calls.append(f"{name} under torch.autocast" if autocast.is_enabled() else name)
-        if autocast.is_enabled():
-            function = autocast.Under(function)
+        self.opaque_calls.append(f"{name} under torch.autocast" if autocast_mode.is_enabled() else name)
+        if autocast_mode.is_enabled():
+            function = autocast_mode.Under(function)
         read_args, read_kwargs = self.trace.memory.read_all((args, kwargs))
         if not found.changed:
             floats = any(map(_is_differentiable, leaves(example)))

@@ -25,7 +25,7 @@ from forge.ir import (
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.torchlang import autocast, grad_mode, out
+from forge.torchlang import autocast_casts, autocast_mode, grad_mode, out
 
 language = LanguageContext("torchlang")
 
@@ -220,7 +220,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
     grad_mode.note(current_trace())
-    if autocast.is_enabled():
+    if autocast_mode.is_enabled():
         args, kwargs = _autocast(function, args, kwargs, memory)
     with speaking(clang.language):
         if "out" in kwargs:  # torch's own Python functions pass out=None on
@@ -247,7 +247,7 @@ def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memor
         with speaking(clang.language):
             return _call(_methods["to"], (tensor, dtype), {}, memory, None)
 
-    given = autocast.converted(_callable(function), args, kwargs, convert)
+    given = autocast_casts.converted(_callable(function), args, kwargs, convert)
     if given is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)} under torch.autocast")
     return given

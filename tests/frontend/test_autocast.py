@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.torchlang import autocast
+from forge.torchlang import autocast_casts
 from tests.models.zoo import MODELS
 
 BF16 = torch.bfloat16
@@ -108,8 +108,8 @@ def test_the_state_is_as_before_after_an_error() -> None:
 
 def test_what_no_conversion_reproduces_is_an_opaque_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo takes apart what torch writes in Python, so that no function of torch's is known to need it here."""
-    monkeypatch.setattr(autocast, "_known", {})
-    monkeypatch.setattr(autocast, "_find", lambda *args: None)
+    monkeypatch.setattr(autocast_casts, "_known", {})
+    monkeypatch.setattr(autocast_casts, "_find", lambda *args: None)
 
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", BF16):

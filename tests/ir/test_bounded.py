@@ -5,7 +5,7 @@ import torch
 
 import forge
 from forge.ir.bounded import Bounded
-from forge.torchlang import autocast
+from forge.torchlang import autocast_casts
 from forge.transforms.patterns import find_matches
 
 
@@ -26,12 +26,12 @@ def test_a_pattern_keeps_a_number_of_traced_references() -> None:
 
 
 def test_autocast_keeps_a_number_of_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(autocast._known, Bounded)
-    monkeypatch.setattr(autocast, "_known", Bounded(2))
+    assert isinstance(autocast_casts._known, Bounded)
+    monkeypatch.setattr(autocast_casts, "_known", Bounded(2))
     x = torch.linspace(-1, 1, 16).view(4, 4)
     for rank in range(2, 6):
         batch = x.view(*[1] * (rank - 2), 4, 4)
         with torch.autocast("cpu", torch.bfloat16):
             ours = forge.jit(lambda a: (a @ a).softmax(-1))(batch)
             torch.testing.assert_close(ours, (batch @ batch).softmax(-1))
-    assert len(autocast._known) == 2
+    assert len(autocast_casts._known) == 2

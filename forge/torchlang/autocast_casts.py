@@ -1,4 +1,4 @@
-"""torch.autocast: the dtypes that it gives the tensors of a call.
+"""torch.autocast: the casts that it makes before a call. Whether it is on is in autocast_mode.py.
 
 torch has lists, by device, of operators that autocast runs in lower precision, in float32, or in the widest dtype of
 their arguments. forge does not copy them: a call runs once on tensors without values under autocast, and once for each
@@ -6,8 +6,7 @@ way to convert its arguments beforehand; the way is taken whose operators see th
 (a function that runs some of its operators in lower precision and others in float32) is left to torch.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,65 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge.ir import TensorProxy
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import leaves, tree_map
+from forge.torchlang.autocast_mode import DEVICES, disabled, state
 from forge.torchlang.trial import run_without_values
 
 Way = Callable[[Any], torch.dtype]  # of a tensor that autocast may convert, its new dtype
-
-_DEVICES = ("cpu", "cuda")
-
-
-def is_enabled() -> bool:
-    """Whether the calls of this thread are under autocast, for some device."""
-    return torch._C._is_any_autocast_enabled()
-
-
-@contextmanager
-def disabled() -> Iterator[None]:
-    """Inside, nothing is under autocast."""
-    with ExitStack() as stack:
-        for kind in _DEVICES:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def without(call: Callable) -> Callable:
-    """A function that runs where nothing is under autocast: what that does to a program is written in it.
-
-    For a program compiled under what autocast is now: `call` itself where that is nothing.
-    """
-    if not is_enabled():
-        return call
-
-    def run(*args: Any) -> Any:
-        with disabled():
-            return call(*args)
-
-    return run
-
-
-def state() -> tuple | None:
-    """What autocast is now; None where it is not enabled."""
-    if not is_enabled():
-        return None
-    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES)
-
-
-class Under:
-    """A function that runs under what autocast is now."""
-
-    def __init__(self, function: Callable) -> None:
-        self.function = function
-        self.enabled = {kind: torch.is_autocast_enabled(kind) for kind in _DEVICES}
-        self.dtypes = {kind: torch.get_autocast_dtype(kind) for kind in _DEVICES}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            for kind, enabled in self.enabled.items():
-                if enabled or torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, self.dtypes[kind], enabled=enabled))
-            return self.function(*args, **kwargs)
-
 
 # the ways
 
@@ -145,7 +89,7 @@ _INSIDE = frozenset(
 def _is_eligible(tensor: Any) -> bool:
     kind = tensor.device.type
     is_float = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
-    return is_float and kind in _DEVICES and torch.is_autocast_enabled(kind)
+    return is_float and kind in DEVICES and torch.is_autocast_enabled(kind)
 
 
 def _widest(tensors: list[Any]) -> torch.dtype:

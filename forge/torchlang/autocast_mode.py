@@ -1,0 +1,66 @@
+"""torch's autocast mode: whether it is on, and what runs under it or without it.
+
+While a program is recorded, this thread is under the autocast under which the program would run; what that does to a
+call is written in the program (autocast_casts.py), which then runs without it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+DEVICES = ("cpu", "cuda")
+
+
+def is_enabled() -> bool:
+    """Whether the calls of this thread are under autocast, for some device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Inside, nothing is under autocast."""
+    with ExitStack() as stack:
+        for kind in DEVICES:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def without(call: Callable) -> Callable:
+    """A function that runs where nothing is under autocast: what that does to a program is written in it.
+
+    For a program compiled under what autocast is now: `call` itself where that is nothing.
+    """
+    if not is_enabled():
+        return call
+
+    def run(*args: Any) -> Any:
+        with disabled():
+            return call(*args)
+
+    return run
+
+
+def state() -> tuple | None:
+    """What autocast is now; None where it is not enabled."""
+    if not is_enabled():
+        return None
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES)
+
+
+class Under:
+    """A function that runs under what autocast is now."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+        self.enabled = {kind: torch.is_autocast_enabled(kind) for kind in DEVICES}
+        self.dtypes = {kind: torch.get_autocast_dtype(kind) for kind in DEVICES}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for kind, enabled in self.enabled.items():
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, self.dtypes[kind], enabled=enabled))
+            return self.function(*args, **kwargs)
