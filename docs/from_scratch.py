@@ -372,7 +372,7 @@ def sum_grad(x: TensorProxy, dims: tuple) -> TensorProxy:
     return out
 
 
-@register_grad(linear)  # of a composite: it keeps F.linear whole, and saves its operands as they are
+@register_grad(linear)  # of a composite: it keeps F.linear one call, and saves its operands as they are
 def linear_grad(input: TensorProxy, weight: TensorProxy, bias: TensorProxy) -> TensorProxy:
     out = linear(input, weight, bias)
     g = get_grad(out)
@@ -433,7 +433,7 @@ def fit(gradient: TensorProxy, shape: tuple[int, ...]) -> TensorProxy:
     return prims.reshape(prims.sum(gradient, dims), shape) if dims else gradient
 
 
-# What the backward reads of the forward has to be saved, and nothing else. A composite stays whole in the forward
+# What the backward reads of the forward has to be saved, and nothing else. A composite stays one call in the forward
 # unless the backward reads a value from inside it; then its calls take its place.
 
 

@@ -77,7 +77,7 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons]) -> Call
         declined.update((name, reasons) for name in bound.outputs if reasons)
         if chosen is None:
             return Choice(opaque_rule(bound))
-        return Choice(chosen[1].grad_transform, whole=chosen[1].grad == "recompute")
+        return Choice(chosen[1].grad_transform, recompute=chosen[1].grad == "recompute")
 
     return choice
 

@@ -85,8 +85,8 @@ class Implementation:
     arguments while a trace is recorded, calls the executor's operators. `checker` is asked first, with the arguments.
     `grad_transform` is a gradient rule (forge/ir/grad_rules.py) used in place of the symbol's own. Without one, `grad`
     says how a gradient comes about: "decompose" by the symbol's decomposition, which takes the call apart where the
-    backward reads a value from inside it; "recompute" by the decomposition too, but the call stays whole and the
-    backward computes those values again; "none" declines where a gradient is needed.
+    backward reads a value from inside it; "recompute" by the decomposition too, but the call stays one and the
+    backward recomputes those values; "none" declines where a gradient is needed.
     """
 
     __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "name", "op", "symbol")

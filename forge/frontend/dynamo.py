@@ -424,7 +424,7 @@ def _exit(interpreter: _Interpreter, region: Any) -> None:
 
 
 def _checkpoint(interpreter: _Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:
-    """The body inlined, its calls tagged: the backward computes them again instead of saving."""
+    """The body inlined, its calls tagged: the backward recomputes what they make."""
     trace = interpreter.trace
     with trace.tagged(trace.tags | {Tag.RECOMPUTE}):
         return interpreter.inline(body, args)

@@ -21,9 +21,9 @@ class Tag(Enum):
     ZERO_GRAD = auto()  # the gradients of its arguments are zeros, and its result a constant, as in eager
     ONCE_DIFFERENTIABLE = auto()  # a user's backward says that it cannot be differentiated
     NO_GRAD = auto()  # this call ran under torch.no_grad
-    RECOMPUTE = auto()  # this call belongs to a checkpointed region
+    RECOMPUTE = auto()  # what this call makes is recomputed by the backward instead of saved (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call
-    WHOLE = auto()  # this call is not taken apart: the backward computes again what it reads from inside
+    ATOMIC = auto()  # this composite stays one call, whatever is read from inside it
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
 
 

@@ -3,7 +3,7 @@
 Calls are flattened to prims; values are numbered by what they compute (so that repeated calls are one node); no-op
 casts, clones, `* 1` and `+ 0` vanish; x ** 2 is x * x, x ** -0.5 and 1 / sqrt(x) are rsqrt(x); nested broadcasts and
 reshapes are one; dims count from the back. What gradients do not flow through (under no_grad, or detached) is another
-value than what they flow through, and what a checkpoint recomputes another than what it keeps. Used to compare
+value than what they flow through, and what is recomputed another than what is saved. Used to compare
 programs, never to run them.
 """
 

@@ -10,7 +10,7 @@ from forge.ir.symbol import substitute
 
 UNMERGEABLE = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
 
-# a value under no_grad has no gradient; one that a checkpoint computes again is not kept
+# a value under no_grad has no gradient; one that is recomputed is not saved
 MEANINGFUL = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})
 
 

@@ -1,7 +1,7 @@
 """The backward as a program of the forward's own inputs, so that it can be differentiated again: double backward.
 
 An ordinary backward reads what the forward saved, which has no history. `differentiable_backward` is the backward that
-computes it again: one pure trace from a program's inputs and the gradients of its outputs to the gradients of the
+runs the forward again: one pure trace from a program's inputs and the gradients of its outputs to the gradients of the
 inputs. Every call's own gradient rule (or its decomposition's) makes it, none of an executor's, so that all of its
 calls have rules; it is compiled and differentiated as any program is, to any order.
 
@@ -84,7 +84,7 @@ def _runs_once(bound: BoundSymbol, repeated: Collection[str]) -> bool:
         return False
     if Tag.DIFFERENTIATED not in bound.tags or Tag.ZERO_GRAD in bound.symbol.tags:
         return True
-    return not bound.subsymbols or Tag.WHOLE in bound.tags or bound.symbol in _redraws
+    return not bound.subsymbols or Tag.ATOMIC in bound.tags or bound.symbol in _redraws
 
 
 def _holds_one(bound: BoundSymbol) -> bool:
@@ -134,7 +134,7 @@ def show_inside(
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
     """The calls with what is wanted from inside composites in sight, and what it is called now.
 
-    A call whose rule is a user's (torch.autograd.Function) stays whole, since its decomposition has another gradient:
+    A call whose rule is a user's (torch.autograd.Function) stays one, since its decomposition has another gradient:
     what its backward reads from inside is computed beside it, and is a constant, as in eager.
     """
     shown: list[BoundSymbol] = []

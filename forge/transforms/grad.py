@@ -18,11 +18,11 @@ from forge.ir.symbol import substitute
 
 class Choice(NamedTuple):
     """How the executor that will claim a call wants it differentiated: by its own rule; taken apart where the backward
-    reads a value from inside it, or kept whole, such values being computed again. A rule returns NotImplemented where
-    it has no gradient of an argument that needs one; the call is then kept whole."""
+    reads a value from inside it, or kept one call, such values being recomputed. A rule returns NotImplemented where
+    it has no gradient of an argument that needs one; then, too, it is kept one call."""
 
     rule: Callable | None = None
-    whole: bool = False
+    recompute: bool = False
 
 
 Choose = Callable[[BoundSymbol], Choice]
@@ -90,9 +90,9 @@ class _Forward:
             if calls is not None:
                 return calls
         calls = self.differentiate(bound, grad_rule(bound.symbol))
-        if (choice.whole or choice.rule is not None) and calls != [bound]:
+        if (choice.recompute or choice.rule is not None) and calls != [bound]:
             inside = [_tagged(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
-            return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.WHOLE})]
+            return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.ATOMIC})]
         return calls
 
     def differentiate(self, bound: BoundSymbol, rule: Callable | None) -> list[BoundSymbol]:

@@ -38,7 +38,7 @@ def backward_of(
 ) -> Trace:
     """The backward from these outputs to the inputs `wanted`, without repetitions.
 
-    What the `visible` calls of the forward compute is not computed again.
+    What the `visible` calls of the forward compute is not computed twice.
     """
     trace = backward(joint, seeds_of(joint.forward, outputs), wanted)
     seen: dict[tuple, BoundSymbol] = {}
@@ -82,8 +82,8 @@ def free_names(trace: Trace, lengths: set[str]) -> list[str]:
 def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Sequence[Proxy] = ()) -> Split:
     """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
 
-    A composite of the forward stays whole unless the backward reads a value from inside it. What a checkpointed call
-    made is not saved: `recompute` makes it again. The inputs `mutated` are written to after the forward: what the
+    A composite of the forward stays one call unless the backward reads a value from inside it. What is recomputed is
+    not saved. The inputs `mutated` are written to after the forward: what the
     backward reads of their memory is saved as a copy. The values `also` are saved in any case.
     """
     lengths = {proxy.name for proxy in forward.inputs if isinstance(proxy, NumberProxy)}
@@ -125,14 +125,14 @@ def _may_be_view(bound: BoundSymbol) -> bool:
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
-    """The backward with the checkpointed calls of the forward that it needs, each just before its first use.
+    """The backward with the calls of the forward that it recomputes, each just before its first use.
 
-    A random call is not repeated: what it made is saved.
+    A random call is not recomputed: what it made is saved.
     """
     makers = {
         name: bound
         for call in forward
-        for bound in (innermost(call.subsymbols) if Tag.WHOLE in call.tags else [call])
+        for bound in (innermost(call.subsymbols) if Tag.ATOMIC in call.tags else [call])
         if Tag.RECOMPUTE in bound.tags and KEPT.isdisjoint(bound.all_tags)
         for name in bound.outputs
     }
@@ -170,7 +170,7 @@ def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
     """The calls with every composite from inside which a name is wanted replaced by its subsymbols."""
     flat = []
     for bound in calls:
-        if bound.subsymbols and Tag.WHOLE not in bound.tags and _shows_inside(bound, wanted):
+        if bound.subsymbols and Tag.ATOMIC not in bound.tags and _shows_inside(bound, wanted):
             flat.extend(unfold(list(bound.subsymbols), wanted))
         else:
             flat.append(bound)

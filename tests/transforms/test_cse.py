@@ -62,7 +62,7 @@ def test_outputs_of_the_trace_keep_memory_of_their_own() -> None:
     assert len(set(trace.output_names)) == 3
 
 
-def test_a_recomputed_call_is_not_merged_with_one_that_is_kept() -> None:
+def test_a_recomputed_call_is_not_merged_with_one_that_is_saved() -> None:
     trace = Trace()
     x = trace.add_input(TensorProxy("x", (2,), torch.float32, torch.device("cpu")))
     with recording(trace, clang.language):

@@ -162,7 +162,7 @@ def test_what_only_the_backward_needs_is_not_in_the_forward() -> None:
     assert prim_ids(joint.forward) == ["prims.pow"]
 
 
-def test_a_composite_stays_whole_when_its_decomposition_was_differentiated() -> None:
+def test_a_composite_stays_one_call_when_its_decomposition_was_differentiated() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.silu(x)
 

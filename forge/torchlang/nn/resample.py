@@ -50,11 +50,11 @@ def _interpolate(
     scale_factor: Scales | None,
     mode: str,
     align_corners: bool | None,
-    recompute: bool,
+    recompute_scale_factor: bool,
     antialias: bool,
 ) -> TensorProxy:
     check_tensor("interpolate", input=input)
-    _check_options(input, size, scale_factor, mode, align_corners, recompute, antialias)
+    _check_options(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     rank = input.ndim - 2
     output_size, scales = _resize(input, size, scale_factor)
     if mode == "area":
@@ -65,7 +65,7 @@ def _interpolate(
         lambda: f"interpolate: mode {mode!r} does not go with {input} and antialias={antialias}",
         NotImplementedError,
     )
-    scales = (None,) * rank if recompute else scales
+    scales = (None,) * rank if recompute_scale_factor else scales
     return prims.upsample(input, kind.value, output_size, bool(align_corners), scales)
 
 
@@ -75,7 +75,7 @@ def _check_options(
     scale_factor: Scales | None,
     mode: str,
     align_corners: bool | None,
-    recompute: bool,
+    recompute_scale_factor: bool,
     antialias: bool,
 ) -> None:
     check(
@@ -102,7 +102,7 @@ def _check_options(
             ),
         )
     check(
-        not recompute or size is None,
+        not recompute_scale_factor or size is None,
         lambda: "interpolate: recompute_scale_factor is not meaningful with an explicit size.",
     )
     check(
