@@ -16,8 +16,8 @@ from typing import Any
 
 from forge.ir.checks import check
 from forge.ir.proxies import TensorProxy
-from forge.ir.state import current_trace
 from forge.ir.symbol import Symbol
+from forge.ir.trace import current_trace
 
 _rules: dict[str, Callable] = {}
 

@@ -1,4 +1,4 @@
-"""Traces as Python: one writer for the text that people read and for the code that runs.
+"""Calls and values as Python: one writer for the text that people read and for the code that runs.
 
 The two differ in how a callee is named: `torch.nn.functional.linear` in text, a flat global bound to the same object
 in the code that runs (no attribute look-ups per call).
@@ -11,19 +11,16 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from forge.ir import pytree
-from forge.ir.proxies import SYMBOLIC_TYPES, NumberProxy, Proxy, TensorProxy
+from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
 from forge.ir.symbol import BoundSymbol, Symbol
-
-if TYPE_CHECKING:
-    from forge.ir.trace import Trace
 
 DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
 
@@ -272,40 +269,19 @@ def source_line(source: str) -> str | None:
     return f"{path.rsplit('/', 1)[-1]}:{line}  {code}".rstrip()
 
 
-def _signature(trace: "Trace") -> tuple[str, list[str]]:
-    """A function's parameters, and the lines that unpack them where they come in one list."""
-    names = ", ".join(trace.input_names)
-    if not trace.boxed:
-        return names, []
-    return "boxed", [f"    {names}{',' if len(trace.inputs) == 1 else ''} = boxed", "    boxed.clear()"]
-
-
-def _read_constants(trace: "Trace") -> dict[str, torch.Tensor]:
-    read = {name for bound in trace.bound_symbols for name in bound.inputs}.union(trace.output_names)
-    return {name: value for name, value in trace.constants.items() if name in read}
-
-
-def show(trace: "Trace", depth: int = 1) -> str:
-    """The trace as text: Python that runs once every call is an executor's."""
-    writer = Writer(flat=False)
-    writer.holders = trace.held  # an object has the same number each time the trace is printed
-    body: list[str] = []
+def statements(writer: Writer, calls: Iterable[BoundSymbol], depth: int) -> list[str]:
+    """The calls as lines of a function: the user's line above each, its metadata beside it, and `depth - 1` levels of
+    its decomposition below, as comments."""
+    lines: list[str] = []
     last_line = None
-    for bound in trace.bound_symbols:
+    for bound in calls:
         line = source_line(bound.source) if bound.source is not None else None
         if line is not None and line != last_line:
             last_line = line
-            body.append(f"    # {line}")
-        body.append(f"    {writer.call(bound)}{_comment(bound)}")
-        body.extend(_decomposition(bound, depth - 1, writer))
-    body.append(f"    return {writer.value(trace.output)}")
-    constants = [f"{name} = {writer.object(value, name)}" for name, value in _read_constants(trace).items()]
-    signature, unboxing = _signature(trace)
-    body[:0] = unboxing
-    metadata = ", ".join(repr(proxy) for proxy in trace.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
-    head = [f"# {trace.name}, {trace.stage}: {len(trace.bound_symbols)} calls"]
-    head += sorted(f"import {module}" for module in writer.imports)
-    return "\n".join([*head, *constants, "", f"def {trace.name}({signature}):  # {metadata}", *body, ""])
+            lines.append(f"    # {line}")
+        lines.append(f"    {writer.call(bound)}{_comment(bound)}")
+        lines.extend(_decomposition(bound, depth - 1, writer))
+    return lines
 
 
 def _decomposition(bound: BoundSymbol, depth: int, writer: Writer, indent: str = "    #   ") -> list[str]:
@@ -321,20 +297,12 @@ def _decomposition(bound: BoundSymbol, depth: int, writer: Writer, indent: str =
 _compiled = count()
 
 
-def compile_trace(trace: "Trace") -> Callable:
-    """The trace's function. Every call must be an executor's (its symbol has an `op`)."""
-    taken = {*trace.input_names, *(name for bound in trace.bound_symbols for name in bound.outputs)}
-    writer = Writer(flat=True, taken=taken)
-    writer.globals.update(_read_constants(trace))
-    signature, body = _signature(trace)
-    for bound in trace.bound_symbols:
-        assert bound.symbol.op is not None or bound.symbol is DEL, f"{bound.symbol.id} was not claimed"
-        body.append(f"    {writer.call(bound)}")
-    body.append(f"    return {writer.value(trace.output)}")
-    text = "\n".join([f"def {trace.name}({signature}):", *body, ""])
-    path = f"<forge {trace.name} {next(_compiled)}>"
-    exec(compile(text, path, "exec"), writer.globals)
-    function = writer.globals[trace.name]
+def compile_function(name: str, lines: Sequence[str], scope: dict[str, Any]) -> Callable:
+    """The function that the lines define, with `scope` as its globals. Tracebacks quote it as long as it lives."""
+    text = "\n".join([*lines, ""])
+    path = f"<forge {name} {next(_compiled)}>"
+    exec(compile(text, path, "exec"), scope)
+    function = scope[name]
     linecache.cache[path] = (len(text), None, text.splitlines(True), path)
     weakref.finalize(function, linecache.cache.pop, path, None).atexit = False
     return function

@@ -3,10 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from forge.ir.trace import Trace
+
+class Recorder(Protocol):
+    """What symbol calls are recorded into: a trace (forge/ir/trace.py)."""
+
+    def record(self, bound: Any) -> None:
+        """Appends a call to the innermost open scope."""
+
+    def open_scope(self) -> list:
+        """Calls recorded until `close_scope` go into the list returned."""
+
+    def close_scope(self) -> None: ...
 
 
 class LanguageContext:
@@ -22,29 +31,18 @@ class LanguageContext:
 
 
 class _State(threading.local):
-    trace: "Trace | None" = None
+    trace: Recorder | None = None
     language: LanguageContext | None = None
 
 
 state = _State()
 
 
-def current_trace() -> "Trace":
-    """The trace that symbol calls record into. Raises RuntimeError outside of one."""
+def recorder() -> Recorder:
+    """What symbol calls record into. Raises RuntimeError outside of a trace."""
     if state.trace is None:
         raise RuntimeError("a forge symbol was called outside of a trace; use forge.trace(fn, *args) or forge.jit(fn)")
     return state.trace
-
-
-@contextmanager
-def recording(trace: "Trace", language: LanguageContext | None = None) -> Iterator["Trace"]:
-    """Symbol calls inside record into `trace`; operators on proxies have `language`'s meaning."""
-    before = state.trace, state.language
-    state.trace, state.language = trace, language or state.language
-    try:
-        yield trace
-    finally:
-        state.trace, state.language = before
 
 
 @contextmanager

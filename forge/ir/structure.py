@@ -1,16 +1,14 @@
 """What a trace is, as a key: two traces of one structure are one program."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.ir.proxies import Proxy, TensorProxy
 from forge.ir.symbol import BoundSymbol
-
-if TYPE_CHECKING:
-    from forge.ir.trace import Trace
+from forge.ir.trace import Trace
 
 
-def structure(trace: "Trace") -> tuple:
+def structure(trace: Trace) -> tuple:
     """Inputs with their metadata, calls with their arguments and the metadata of what they give, output, constants by
     identity; neither where in the user's code a call stands nor what it calls itself, which its arguments decide.
     Hashable unless the program names an object that is not."""

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import Any
 
 from forge.ir import pytree
-from forge.ir.state import current_trace
+from forge.ir.state import recorder
 
 
 class Tag(Enum):
@@ -70,7 +70,7 @@ class Symbol:
         return self.body is None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        trace = current_trace()
+        trace = recorder()
         if self.body is None:
             output = self.meta(*args, **kwargs)
             trace.record(BoundSymbol(self, args, kwargs, output))

@@ -9,7 +9,8 @@ import torch
 
 from forge.ir import printing, pytree
 from forge.ir.memory import Memory
-from forge.ir.proxies import Dim, Proxy, TensorProxy
+from forge.ir.proxies import Dim, NumberProxy, Proxy, TensorProxy
+from forge.ir.state import LanguageContext, recorder, state
 from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag
 
 # what a printed trace says itself, so that no value can be called that
@@ -162,15 +163,62 @@ class Trace:
         return pytree.names(self.output)
 
     def show(self, depth: int = 1) -> str:
-        """The trace as Python, with `depth - 1` levels of each call's decomposition as comments."""
-        return printing.show(self, depth)
+        """The trace as Python, with `depth - 1` levels of each call's decomposition as comments.
+
+        It runs once every call is an executor's.
+        """
+        writer = printing.Writer(flat=False)
+        writer.holders = self.held  # an object has the same number each time the trace is printed
+        body = printing.statements(writer, self.bound_symbols, depth)
+        body.append(f"    return {writer.value(self.output)}")
+        constants = [f"{name} = {writer.object(value, name)}" for name, value in self._read_constants().items()]
+        signature, unboxing = self._signature()
+        metadata = ", ".join(repr(proxy) for proxy in self.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
+        head = [f"# {self.name}, {self.stage}: {len(self.bound_symbols)} calls"]
+        head += sorted(f"import {module}" for module in writer.imports)
+        return "\n".join([*head, *constants, "", f"def {self.name}({signature}):  # {metadata}", *unboxing, *body, ""])
 
     def python_callable(self) -> Callable:
-        """The program, compiled once. Every call must be an executor's."""
-        return printing.compile_trace(self)
+        """The program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
+        taken = {*self.input_names, *(name for bound in self.bound_symbols for name in bound.outputs)}
+        writer = printing.Writer(flat=True, taken=taken)
+        writer.globals.update(self._read_constants())
+        signature, body = self._signature()
+        for bound in self.bound_symbols:
+            assert bound.symbol.op is not None or bound.symbol is printing.DEL, f"{bound.symbol.id} was not claimed"
+            body.append(f"    {writer.call(bound)}")
+        body.append(f"    return {writer.value(self.output)}")
+        return printing.compile_function(self.name, [f"def {self.name}({signature}):", *body], writer.globals)
+
+    def _signature(self) -> tuple[str, list[str]]:
+        """The function's parameters, and the lines that unpack them where they come in one list."""
+        names = ", ".join(self.input_names)
+        if not self.boxed:
+            return names, []
+        return "boxed", [f"    {names}{',' if len(self.inputs) == 1 else ''} = boxed", "    boxed.clear()"]
+
+    def _read_constants(self) -> dict[str, torch.Tensor]:
+        read = {name for bound in self.bound_symbols for name in bound.inputs}.union(self.output_names)
+        return {name: value for name, value in self.constants.items() if name in read}
 
     def __str__(self) -> str:
         return self.show()
 
     def __repr__(self) -> str:
         return f"<trace {self.name}, {self.stage}, {len(self.bound_symbols)} calls>"
+
+
+def current_trace() -> Trace:
+    """The trace that symbol calls record into. Raises RuntimeError outside of one."""
+    return recorder()
+
+
+@contextmanager
+def recording(trace: Trace, language: LanguageContext | None = None) -> Iterator[Trace]:
+    """Symbol calls inside record into `trace`; operators on proxies have `language`'s meaning."""
+    before = state.trace, state.language
+    state.trace, state.language = trace, language or state.language
+    try:
+        yield trace
+    finally:
+        state.trace, state.language = before
