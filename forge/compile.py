@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import InitVar, dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -69,19 +70,22 @@ def _not_compiled(*inputs: Any) -> Any:
     raise AssertionError("called before it was compiled")
 
 
+@dataclass(frozen=True)
 class Options:
-    """What forge.jit was asked for. `first` are executors that are asked before the others."""
+    """How programs are compiled, as forge.jit was asked to.
 
-    def __init__(
-        self,
-        executors: Sequence[Any] | None = None,
-        transforms: Sequence[Transform] = (),
-        strict: bool = False,
-        first: Sequence[Executor] = (),
-    ) -> None:
-        self.executors: list[Executor] = [*first, *resolve_executors(executors)]
-        self.transforms = tuple(transforms)
-        self.strict = strict
+    executors: names or Executor objects, all available ones for None; the objects once it is made, in the order in
+    which they are asked, after those of `first`. Raises as resolve_executors does.
+    """
+
+    executors: Sequence[str | Executor] | None = None
+    transforms: Sequence[Transform] = ()
+    strict: bool = False
+    first: InitVar[Sequence[Executor]] = ()
+
+    def __post_init__(self, first: Sequence[Executor]) -> None:
+        object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
+        object.__setattr__(self, "transforms", tuple(self.transforms))
 
     def find_patterns(self, trace: Trace) -> Trace:
         """The trace with the patterns of the executors' kernels found in it."""

@@ -43,7 +43,7 @@ class Programs:
     def compile(self, program: Program, options: Options) -> Compiled:
         """What runs for a program, compiled unless one of the same structure was."""
         parts = [structure(trace) for trace in (program.trace, program.epilogue) if trace is not None]
-        key = (*parts, program.grad, tuple(program.mutated), tuple(options.executors), *_ambient())
+        key = (*parts, program.grad, tuple(program.mutated), options.executors, *_ambient())
         try:
             hash(key)
         except TypeError:  # the program names an object that has no hash
@@ -84,7 +84,7 @@ def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
     mutated = recorded.program.mutated
     if mutated and overlap(recorded.inputs, mutated):
         return function(*args, **kwargs)
-    compiled = _programs.compile(recorded.program, Options(None))
+    compiled = _programs.compile(recorded.program, Options())
     return recorded.result(compiled.call(*recorded.inputs))
 
 
@@ -96,7 +96,7 @@ class Direct:
         self, function: Callable, executors: Sequence[str | Executor] | None = None, *, size: int = 256
     ) -> None:
         self.function = function
-        self.options = Options(executors, (), strict=False)
+        self.options = Options(executors)
         self.compiled: dict[tuple, Compiled] = Bounded(size)
         functools.update_wrapper(self, function)
 

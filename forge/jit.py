@@ -1,6 +1,7 @@
 """forge.jit: the whole pipeline, from a function or module to one that is called the same way and runs faster."""
 
 import builtins
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -8,7 +9,7 @@ import time
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +25,6 @@ from forge.frontend.higher_order import runnable
 from forge.frontend.module import jitted_module
 from forge.ir import Trace, check
 from forge.ir.collection import paused_gc
-
-_OPTIONS = ("executors", "transforms", "kernels", "strict", "fullgraph", "dynamic")
-
-
-_BACKEND_OPTIONS = ("executors", "transforms", "strict")
 
 
 class StrictError(RuntimeError):
@@ -89,8 +85,7 @@ def jit(
     Without a target, a decorator with these options. Raises TypeError for an unknown option or a target that cannot be
     called, ValueError for an unknown executor.
     """
-    for name in others:
-        raise TypeError(f"forge.jit: {unknown('option', name, _OPTIONS)}")
+    _check_options("forge.jit", others, _OPTIONS)
     rejit = functools.partial(
         jit,
         executors=executors,
@@ -103,7 +98,7 @@ def jit(
     if target is None:
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
-    options = Options(executors, transforms, strict, first=[kernel_executor(kernels)] if kernels else [])
+    options = Options(executors, transforms, strict, [kernel_executor(kernels)] if kernels else [])
     record = Record(_parameters(target))
     backend = _Backend(options, record)
     compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)
@@ -113,6 +108,15 @@ def jit(
     functools.update_wrapper(compiled, target, updated=())
     compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own marks stay
     return compiled
+
+
+_OPTIONS = [each.name for each in inspect.signature(jit).parameters.values() if each.kind is each.KEYWORD_ONLY]
+_BACKEND_OPTIONS = [each.name for each in dataclasses.fields(Options)]
+
+
+def _check_options(caller: str, given: Iterable[str], known: list[str]) -> None:
+    for name in given:
+        check(name in known, lambda name=name: f"{caller}: {unknown('option', name, known)}", TypeError)
 
 
 class _Backend:
@@ -216,11 +220,8 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
 
     Raises TypeError for another option.
     """
-    wanted = {"executors": None, "transforms": (), "strict": False, **(options.pop("options", None) or {})}
-    for name in (*options, *wanted):
-        check(
-            name in _BACKEND_OPTIONS, lambda name=name: f"forge: {unknown('option', name, _BACKEND_OPTIONS)}", TypeError
-        )
+    wanted = options.pop("options", None) or {}
+    _check_options("forge", (*options, *wanted), _BACKEND_OPTIONS)
     return compile_graph(graph, example_inputs, options=Options(**wanted))
 
 

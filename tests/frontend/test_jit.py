@@ -1,5 +1,7 @@
 """forge.jit's options, errors and reports; opaque calls; what runs in eager."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,12 @@ from forge.ir import Trace
 def test_unknown_option_names_the_near_one():
     with pytest.raises(TypeError, match="unknown option 'executer'; did you mean 'executors'"):
         forge.jit(lambda x: x, executer=["torch"])
+
+
+def test_a_copy_is_jitted_with_every_option():
+    again, _ = forge.jit(nn.Linear(2, 2)).__reduce_ex__(2)
+    options = [each for each in inspect.signature(forge.jit).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    assert list(again.keywords) == [each.name for each in options]
 
 
 def test_unknown_executor_names_the_near_one():
