@@ -21,6 +21,7 @@ from forge.torchlang.einsum import *  # noqa: F403
 from forge.torchlang.elementwise import *  # noqa: F403
 from forge.torchlang.indexing import *  # noqa: F403
 from forge.torchlang.joining import *  # noqa: F403
+from forge.torchlang.limits import *  # noqa: F403
 from forge.torchlang.linalg import *  # noqa: F403
 from forge.torchlang.nn import *  # noqa: F403
 from forge.torchlang.random import *  # noqa: F403

@@ -8,7 +8,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.elementwise import check_tensor
+from forge.torchlang.spelling import check_tensor
 
 
 def converted(

@@ -1,9 +1,9 @@
-"""Elementwise functions of torch: arithmetic, comparisons, logic, bits. See also special.py and conversion.py."""
+"""Elementwise functions of torch: arithmetic, comparisons, logic, bits. See also limits.py, special.py and
+conversion.py."""
 
 import builtins
 import math
 import operator
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,66 +11,17 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import (
-    NUMBER_TYPES,
     Number,
     Symbol,
     TensorProxy,
     check,
     get_grad,
-    needs_grad,
     put_grad,
     register_grad,
 )
 from forge.ir.memory import Memory
-from forge.ir.versions import TORCH
 from forge.torchlang.core import torchsymbol
-
-TensorOrNumber = TensorProxy | Number
-
-
-def spellings(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
-    """torch's functions and methods of these names (torch.x, Tensor.x, torch.special.x), or their in-place forms."""
-    suffix = "_" if inplace else ""
-    found = [getattr(owner, name + suffix, None) for name in names for owner in (torch, Tensor, torch.special)]
-    return tuple({id(function): function for function in found if function is not None}.values())
-
-
-def named(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
-    """torchsymbol for every spelling of these names, in-place forms included, and `more` functions."""
-    return torchsymbol(
-        *spellings(*names), *more, inplace=(*spellings(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
-    )
-
-
-def _id(name: str) -> str:
-    owner = next(path for path, owner in _OWNERS.items() if hasattr(owner, name))
-    return f"{owner}.{name}"
-
-
-_OWNERS = {"torch": torch, "torch.Tensor": Tensor, "torch.special": torch.special}
-
-
-def check_tensor(op: str, **arguments: object) -> None:
-    """Raises TypeError, in torch's words, naming the first argument that is no tensor."""
-    for name, value in arguments.items():
-        check(
-            isinstance(value, TensorProxy),
-            lambda name=name, value=value: f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}",
-            TypeError,
-        )
-
-
-def check_operands(op: str, **arguments: object) -> None:
-    """Raises TypeError, in torch's words, naming the first argument that is neither a tensor nor a number."""
-    for name, value in arguments.items():
-        check(
-            isinstance(value, (TensorProxy, *NUMBER_TYPES)),
-            lambda name=name, value=value: (
-                f"{op}(): argument '{name}' must be Tensor or Number, not {type(value).__name__}"
-            ),
-            TypeError,
-        )
-
+from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor, named
 
 # unary
 
@@ -494,7 +445,7 @@ def isclose(
     return close | (clang.isfinite(distance) & (distance <= clang.abs(other) * rtol + atol))
 
 
-# where and limits
+# where
 
 
 @torchsymbol(torch.where)
@@ -518,117 +469,3 @@ def tensor_where(self: TensorProxy, condition: TensorProxy, other: TensorOrNumbe
     """self where condition, else other."""
     check_tensor("where", condition=condition)
     return clang.where(condition, self, other)
-
-
-@named("clamp", "clip")
-def clamp(input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None) -> TensorProxy:
-    """input, but min where it is smaller and max where it is larger; max where min > max."""
-    check_tensor("clamp", input=input)
-    check(
-        min is not None or max is not None,
-        lambda: "clamp: At least one of 'min' or 'max' must not be None",
-        RuntimeError,
-    )
-    dtype = clang.compute_dtype(*[operand for operand in (input, min, max) if operand is not None])
-    out = clang.convert(input, dtype)
-    if min is not None:
-        out = clang.maximum(out, clang.convert(min, dtype))
-    return out if max is None else clang.minimum(out, clang.convert(max, dtype))
-
-
-@register_grad(clamp)
-def _clamp_grad(
-    input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None
-) -> TensorProxy:
-    out = clamp(input, min, max)
-    g = get_grad(out)
-    if TORCH >= (2, 14):
-        _put_shared_clamp_grads(input, min, max, g)
-        return out
-    above = None if min is None else input >= min
-    below = None if max is None else input <= max
-    if needs_grad(input):
-        inside = above if below is None else below if above is None else above & below
-        put_grad(input, clang.where(inside, g, 0))
-    if needs_grad(min):
-        chosen = input < min if max is None else (input < min) & (min < max)
-        put_grad(min, clang.where(chosen, g, 0))
-    if needs_grad(max):
-        chosen = input > max if min is None else (input > max) | (min > max)
-        put_grad(max, clang.where(chosen, g, 0))
-    return out
-
-
-def _put_shared_clamp_grads(
-    input: TensorProxy, min: TensorOrNumber | None, max: TensorOrNumber | None, g: TensorProxy
-) -> None:
-    """As torch 2.14 differentiates: an input that equals a number has no gradient, and shares it with a tensor."""
-    if min is None or max is None:
-        limit, worse, better = (min, clang.lt, clang.gt) if max is None else (max, clang.gt, clang.lt)
-        if isinstance(limit, TensorProxy):
-            _put_shared_grads(input, limit, g, worse)
-        else:
-            put_grad(input, clang.where(better(input, limit), g, 0))
-        return
-    if not isinstance(min, TensorProxy) and not isinstance(max, TensorProxy):
-        put_grad(input, clang.where((input > min) & (input < max), g, 0))
-        return
-    ordered, proper = clang.le(min, max), clang.lt(min, max)
-    at_min, at_max = clang.eq(input, min) & proper, clang.eq(input, max) & proper
-    if needs_grad(input):
-        shared = clang.where(at_min | at_max, g / 2, g)
-        put_grad(input, clang.where((input < min) | (input > max), 0, shared))
-    for limit, chosen, tied in (
-        (min, (input < min) & ordered, at_min),
-        (max, ((input > max) & ordered) | clang.gt(min, max), at_max),
-    ):
-        if needs_grad(limit):
-            put_grad(limit, clang.where(chosen, g, clang.where(tied, g / 2, 0)))
-
-
-def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Callable) -> None:
-    """Of the better of two: to both in halves where they are equal, and whole where one is nan."""
-    shared = clang.where(clang.eq(a, b), g / 2, g)
-    put_grad(a, clang.where(worse(a, b), 0, shared))
-    put_grad(b, clang.where(worse(b, a), 0, shared))
-
-
-@named("clamp_min")
-def clamp_min(input: TensorProxy, min: TensorOrNumber) -> TensorProxy:
-    """input, but min where it is smaller."""
-    return clamp(input, min)
-
-
-@named("clamp_max")
-def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
-    """input, but max where it is larger."""
-    return clamp(input, None, max)
-
-
-def _number_over_nan(name: str, better: Callable, worse: Callable) -> Symbol:
-    def body(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        check_tensor(name, input=input, other=other)
-        input, other = clang.prepare(name, input, other)
-        prims.check_dtype(name, input, prims.REAL, RuntimeError)
-        return clang.where(better(input, other) | clang.isnan(other), input, other)
-
-    body.__name__, body.__doc__ = name, "The better of two numbers; the other one where one is nan."
-    symbol = named(name)(body)
-
-    @register_grad(symbol)
-    def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-        out = symbol(input, other)
-        g = get_grad(out)
-        if TORCH >= (2, 14):
-            _put_shared_grads(input, other, g, worse)
-            return out
-        first = better(input, other) | clang.isnan(other)
-        put_grad(input, clang.where(first, g, 0))
-        put_grad(other, clang.where(first, 0, g))
-        return out
-
-    return symbol
-
-
-fmax = _number_over_nan("fmax", lambda a, b: a >= b, lambda a, b: a < b)
-fmin = _number_over_nan("fmin", lambda a, b: a <= b, lambda a, b: a > b)

@@ -22,7 +22,7 @@ from forge.ir import (
     register_grad,
 )
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.elementwise import check_tensor, named, spellings
+from forge.torchlang.spelling import check_tensor, named, spellings
 
 Dims = int | Sequence[int] | None
 

@@ -18,7 +18,7 @@ from forge.ir import (
     register_grad,
 )
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.elementwise import TensorOrNumber, check_operands, check_tensor, named
+from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor, named
 
 aten = torch.ops.aten
 

@@ -13,6 +13,7 @@ from forge.testing.opinfos import (
     embedding,
     indexing,
     joining,
+    limits,
     linalg,
     loss,
     norm,

@@ -15,7 +15,7 @@ from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.torchlang import elementwise
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.elementwise import check_tensor
+from forge.torchlang.spelling import check_tensor
 
 aten = torch.ops.aten
 _nn = torch._C._nn

@@ -9,7 +9,7 @@ from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, same
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.elementwise import clamp_min
+from forge.torchlang.limits import clamp_min
 from forge.torchlang.nn.activation import logsigmoid
 from forge.torchlang.nn.softmax import log_softmax
 from forge.torchlang.special import xlogy

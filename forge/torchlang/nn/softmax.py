@@ -7,7 +7,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, get_grad, put_grad, register_grad
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.elementwise import check_tensor
+from forge.torchlang.spelling import check_tensor
 
 aten = torch.ops.aten
 

@@ -1,0 +1,56 @@
+"""What the families of functions that torch spells in many ways share: every spelling of a name as one symbol, and the
+errors of arguments of another kind."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from forge.ir import NUMBER_TYPES, Number, Symbol, TensorProxy, check
+from forge.torchlang.core import torchsymbol
+
+TensorOrNumber = TensorProxy | Number
+
+
+def spellings(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
+    """torch's functions and methods of these names (torch.x, Tensor.x, torch.special.x), or their in-place forms."""
+    suffix = "_" if inplace else ""
+    found = [getattr(owner, name + suffix, None) for name in names for owner in (torch, Tensor, torch.special)]
+    return tuple({id(function): function for function in found if function is not None}.values())
+
+
+def named(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
+    """torchsymbol for every spelling of these names, in-place forms included, and `more` functions."""
+    return torchsymbol(
+        *spellings(*names), *more, inplace=(*spellings(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
+    )
+
+
+def _id(name: str) -> str:
+    owner = next(path for path, owner in _OWNERS.items() if hasattr(owner, name))
+    return f"{owner}.{name}"
+
+
+_OWNERS = {"torch": torch, "torch.Tensor": Tensor, "torch.special": torch.special}
+
+
+def check_tensor(op: str, **arguments: object) -> None:
+    """Raises TypeError, in torch's words, naming the first argument that is no tensor."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, TensorProxy),
+            lambda name=name, value=value: f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}",
+            TypeError,
+        )
+
+
+def check_operands(op: str, **arguments: object) -> None:
+    """Raises TypeError, in torch's words, naming the first argument that is neither a tensor nor a number."""
+    for name, value in arguments.items():
+        check(
+            isinstance(value, (TensorProxy, *NUMBER_TYPES)),
+            lambda name=name, value=value: (
+                f"{op}(): argument '{name}' must be Tensor or Number, not {type(value).__name__}"
+            ),
+            TypeError,
+        )
