@@ -9,9 +9,9 @@ from forge.executors.fusion import fuse_regions
 from forge.ir import BoundSymbol, Proxy, Tag, Trace, recording
 from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
+from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
 from forge.transforms.grad import Choice
-from forge.transforms.opaque import opaque_rule
 
 Reasons = list[tuple[str, str]]
 

@@ -13,7 +13,7 @@ from forge.frontend.ambient import unconverted
 from forge.ir import check
 from forge.ir.printing import qualified_name
 from forge.torchlang import autocast_mode
-from forge.transforms.opaque import OpaqueGraph
+from forge.torchlang.opaque import OpaqueGraph
 
 _DREW = (
     "double backward (create_graph=True) through {}: it draws random numbers, which cannot be drawn again; "

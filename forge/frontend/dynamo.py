@@ -33,7 +33,7 @@ from forge.ir import (
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
-from forge.transforms.opaque import opaque_symbol
+from forge.torchlang.opaque import opaque_symbol
 
 
 class Capture:

@@ -15,9 +15,9 @@ from forge import clang, prims
 from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check, recording
 from forge.ir.pytree import proxies, rename, tensors
 from forge.ir.symbol import substitute
+from forge.torchlang.opaque import keeps_graph, repeated_rule
 from forge.transforms.dce import dce
 from forge.transforms.grad import Choice, Choose, Joint, backward, differentiate
-from forge.transforms.opaque import keeps_graph, repeated_rule
 from forge.transforms.split import free_names, unfold
 
 _redraws: dict[Symbol, Callable] = {}

@@ -19,7 +19,7 @@ from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, S
 from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors
-from forge.transforms.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
+from forge.torchlang.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
 from forge.transforms.patterns import Pattern
 
 Verdict = Callable[["Kernel", tuple, dict], Decision]
