@@ -22,12 +22,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
 from bench.text_models import NAMES, build, counting
-from forge import builtin_patterns
 from forge.executors import OperatorExecutor
 from forge.ir import Trace
+from forge.patterns import Pattern, builtin, replace_patterns
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
-from forge.transforms.patterns import Pattern, replace_patterns
 
 FAMILIES = ("norm", "rotary", "glu", "loss")
 # a model's dtype; mixed is float32 under torch.autocast to bfloat16
@@ -37,7 +36,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "mixed": tor
 class Finder(OperatorExecutor):
     """An executor that wants patterns found and implements none of them."""
 
-    def __init__(self, wanted: Sequence[Pattern] = builtin_patterns.ALL) -> None:
+    def __init__(self, wanted: Sequence[Pattern] = builtin.ALL) -> None:
         super().__init__("finder")
         self.patterns = tuple(wanted)
 
@@ -124,7 +123,7 @@ def llama_seconds(layers: int = 32, repeats: int = 5) -> tuple[int, int, float, 
     seconds = []
     for _ in range(repeats):
         start = time.process_time()
-        _, matches = replace_patterns(trace, builtin_patterns.ALL)
+        _, matches = replace_patterns(trace, builtin.ALL)
         seconds.append(time.process_time() - start)
     return len(trace.bound_symbols), len(matches), seconds[0], min(seconds)
 
@@ -186,7 +185,7 @@ def main(names: list[str]) -> None:
     print("\n" + table(rows))
     calls, sites, first, best = llama_seconds()
     print(
-        f"{len(builtin_patterns.ALL)} patterns in a 32-layer Llama ({calls} calls): {sites} sites, "
+        f"{len(builtin.ALL)} patterns in a 32-layer Llama ({calls} calls): {sites} sites, "
         f"{first:.3f} s first, {best:.3f} s warm"
     )
 

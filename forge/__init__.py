@@ -8,7 +8,7 @@ from forge.functional import grad, trace, value_and_grad, vjp
 from forge.ir import versions
 from forge.jit import StrictError, jit, last_backward_traces, last_traces
 from forge.load_kernel import LoadedKernel, load_kernel
-from forge.transforms.patterns import Pattern, pattern
+from forge.patterns import Pattern, pattern
 
 __all__ = [
     "Explanation",

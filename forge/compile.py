@@ -20,12 +20,12 @@ from forge.frontend.program import Program, inline_epilogue
 from forge.ir import Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
 from forge.ir.pytree import names
+from forge.patterns import replace_patterns
 from forge.torchlang import autocast_mode, grad_mode
 from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate
-from forge.transforms.patterns import replace_patterns
 from forge.transforms.split import Split, backward_of, backward_of_saved, innermost, seeds_of, split
 
 Transform = Callable[[Trace], Trace]

@@ -12,7 +12,7 @@ from forge.frontend.direct import input_tensors
 from forge.functional import Direct
 from forge.hub.manifest import Checker, no_kernel
 from forge.ir import check, speaking
-from forge.transforms.patterns import Pattern
+from forge.patterns import Pattern
 
 
 class LoadedKernel:

@@ -125,7 +125,7 @@ class Implementation:
 
 class Executor:
     """What operator and fusion executors share: a name, by which `forge.jit(executors=[…])` finds it, and the patterns
-    (forge/transforms/patterns.py) that are to be found in a trace before its executors are asked."""
+    (forge/patterns) that are to be found in a trace before its executors are asked."""
 
     patterns: Sequence[Any] = ()
 

@@ -17,7 +17,7 @@ def log_softmax_like(x):
 @pytest.fixture
 def composite():
     """A composite symbol without a gradient rule, whose decomposition's backward reads values from inside it."""
-    from forge.transforms.patterns import Pattern
+    from forge.patterns import Pattern
 
     return Pattern(log_softmax_like)
 
@@ -33,7 +33,7 @@ def jit_with(composite, grad):
     mine.register_implementation(composite.symbol, kernel, grad=grad)
 
     def transform(trace):
-        from forge.transforms.patterns import replace_patterns
+        from forge.patterns import replace_patterns
 
         return replace_patterns(trace, [composite])[0]
 

@@ -5,8 +5,8 @@ import torch
 
 import forge
 from forge.ir.bounded import Bounded
+from forge.patterns import find_matches
 from forge.torchlang import autocast_casts
-from forge.transforms.patterns import find_matches
 
 
 def test_a_new_entry_takes_the_place_of_the_first() -> None:

@@ -9,7 +9,7 @@ from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.operators import Operators
 from forge.hub.manifest import Mark, caller
 from forge.hub.manifest import kernel as entry_of
-from forge.transforms.patterns import Pattern
+from forge.patterns import Pattern
 
 
 def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: Any) -> Any:

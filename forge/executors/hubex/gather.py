@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from forge import builtin_patterns, hub
+from forge import hub
 from forge.executors.hubex.eager import define
 from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
@@ -20,7 +20,7 @@ from forge.hub.imports import ALWAYS
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Problem, from_function, read_manifest, unmet
 from forge.hub.source import parse_source
 from forge.ir import check
-from forge.transforms.patterns import Pattern
+from forge.patterns import Pattern, builtin
 
 MANIFEST = "forge_kernels.yaml"
 ALONE = (".yaml", ".yml")
@@ -57,7 +57,7 @@ def gather(
 def operators(declared: Declarations | None = None) -> Operators:
     """The operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
     torch.ops has, and the patterns that forge ships."""
-    shipped = (*builtin_patterns.ALL, builtin_patterns.gelu_tanh)
+    shipped = (*builtin.ALL, builtin.gelu_tanh)
     return Operators({each.name: each.reference for each in shipped}, declared)
 
 
@@ -297,7 +297,7 @@ _patterns: dict[Any, Pattern] = {}
 def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
     """A shipped pattern, or one whose reference a kernel's repository has."""
     if not name.startswith("python:"):
-        return builtin_patterns.by_name(name)
+        return builtin.by_name(name)
     reference = find(name)
     if isinstance(reference, Pattern):
         return reference

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from forge import builtin_patterns
 from forge.executors.executor import Decision, Implementation, OperatorExecutor
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.lockfile import Lock
@@ -19,8 +18,8 @@ from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, S
 from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors
+from forge.patterns import Pattern, builtin
 from forge.torchlang.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
-from forge.transforms.patterns import Pattern
 
 Verdict = Callable[["Kernel", tuple, dict], Decision]
 
@@ -372,5 +371,5 @@ def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
 def _in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
     """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
-    shipped = {each: place for place, each in enumerate(builtin_patterns.ALL)}
+    shipped = {each: place for place, each in enumerate(builtin.ALL)}
     return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))

@@ -13,7 +13,7 @@ from forge.hub.lockfile import Lock
 from forge.hub.manifest.errors import did_you_mean
 from forge.ir import check
 from forge.ir.printing import qualified_name
-from forge.transforms.patterns import Pattern
+from forge.patterns import Pattern
 
 hubex = register_executor(HubExecutor("hub", verifier.verdict), default=True, first=True)
 

@@ -34,7 +34,7 @@ from forge.executors.hubex.verification import natives
 from forge.executors.hubex.verification.owners import is_installed, owner_of_file, owner_of_module
 from forge.executors.hubex.verification.reads import Import, reads_of
 from forge.hub.manifest import KernelEntry
-from forge.transforms.patterns import Pattern
+from forge.patterns import Pattern
 
 LIMIT = 20_000  # objects that are looked at
 VALUE_BYTES = 1 << 20  # of a tensor or an array that is hashed by its values

@@ -8,7 +8,7 @@ each step, where a kernel computes in float32. Ask for it by name.
 import torch
 import torch.nn.functional as F
 
-from forge.transforms.patterns import Pattern, pattern
+from forge.patterns.reference import Pattern, pattern
 
 
 def _normalized(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -8,27 +8,26 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge import builtin_patterns
 from forge.executors import OperatorExecutor
 from forge.functional import Direct
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy
+from forge.patterns import Match, Pattern, builtin, find_matches, replace_patterns
+from forge.patterns.ordering import in_order
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
-from forge.transforms.ordering import in_order
-from forge.transforms.patterns import Match, Pattern, find_matches, replace_patterns
 
 EPS = 1e-5
 
 
-def matches(function: Callable, *args: Any, wanted: tuple[Pattern, ...] = builtin_patterns.ALL) -> list[Match]:
+def matches(function: Callable, *args: Any, wanted: tuple[Pattern, ...] = builtin.ALL) -> list[Match]:
     return find_matches(cse(dce(forge.trace(function, *args))), wanted)
 
 
-def names(function: Callable, *args: Any, wanted: tuple[Pattern, ...] = builtin_patterns.ALL) -> list[str]:
+def names(function: Callable, *args: Any, wanted: tuple[Pattern, ...] = builtin.ALL) -> list[str]:
     return [match.pattern.name for match in matches(function, *args, wanted=wanted)]
 
 
-def finder(wanted: tuple[Pattern, ...] = builtin_patterns.ALL) -> OperatorExecutor:
+def finder(wanted: tuple[Pattern, ...] = builtin.ALL) -> OperatorExecutor:
     """An executor that wants patterns found and implements none of them."""
     executor = OperatorExecutor("finder")
     executor.patterns = wanted
@@ -41,9 +40,7 @@ def pattern_ids(jitted: Any) -> set[str]:
     return {each for each in found if each.startswith("pattern.")}
 
 
-def assert_unchanged(
-    function: Callable, *args: torch.Tensor, wanted: tuple[Pattern, ...] = builtin_patterns.ALL
-) -> None:
+def assert_unchanged(function: Callable, *args: torch.Tensor, wanted: tuple[Pattern, ...] = builtin.ALL) -> None:
     """Outputs and gradients with every site replaced are those without patterns.
 
     In half precision bit by bit; in float32 within 2e-6 of the scale, since gradients may be summed in another order.
@@ -163,7 +160,7 @@ def test_residual_and_norm_are_one_call_of_two_outputs(dtype):
 
     args = x(dtype), x(dtype), x(dtype, 8)
     (match,) = matches(block, *args)
-    assert match.pattern is builtin_patterns.add_rms_norm and len(match.outputs) == 2
+    assert match.pattern is builtin.add_rms_norm and len(match.outputs) == 2
     assert_unchanged(block, *args)
 
 
@@ -228,7 +225,7 @@ def test_two_sites_may_share_a_cast():
         (F.silu, "swiglu"),
         (lambda g: F.gelu(g, approximate="tanh"), "geglu"),
         (F.gelu, "geglu_exact"),
-        (builtin_patterns.gelu_tanh.reference, "geglu_written"),
+        (builtin.gelu_tanh.reference, "geglu_written"),
     ],
     ids=["silu", "gelu_tanh", "gelu", "gelu_new"],
 )
@@ -257,7 +254,7 @@ def test_the_clamped_gated_unit_is_found_with_its_numbers():
 def test_the_causal_loss_is_found(dtype):
     logits, labels = x(dtype, 2, 5, 8), torch.randint(0, 8, (2, 5))
     (match,) = matches(loss, logits, labels)
-    assert match.pattern is builtin_patterns.causal_lm_loss
+    assert match.pattern is builtin.causal_lm_loss
     assert match.binding["logits"].shape == (2, 5, 8) and match.binding["ignore_index"] == -100
     assert_unchanged(loss, logits, labels)
 
@@ -313,7 +310,7 @@ def test_a_norm_that_rounds_its_mean_is_none_in_half_precision():
 
 def test_a_norm_of_another_offset_is_not_gemmas():
     (match,) = matches(lambda x, w: (x * scale(x)) * (2.0 + w), x(), W)
-    assert match.pattern is builtin_patterns.rms_norm
+    assert match.pattern is builtin.rms_norm
 
 
 def test_a_norm_whose_mean_has_no_gradient_is_none():
@@ -441,8 +438,8 @@ def test_of_two_sites_that_need_each_other_one_is_left():
         return rms(first, w + second.mean((0, 1))), rms(second, w + first.mean((0, 1)))
 
     program = cse(dce(forge.trace(block, x(), x(), W)))
-    assert len(find_matches(program, builtin_patterns.ALL)) == 2
-    replaced, kept = replace_patterns(program, builtin_patterns.ALL)
+    assert len(find_matches(program, builtin.ALL)) == 2
+    replaced, kept = replace_patterns(program, builtin.ALL)
     assert len(kept) == 1
     assert sum(bound.symbol.id.startswith("pattern.") for bound in replaced.bound_symbols) == 1
     assert_unchanged(block, x(), x(), W)
@@ -516,7 +513,7 @@ def test_sites_inside_a_checkpoint_are_found():
 
 def test_an_unknown_pattern_is_named_with_those_there_are():
     with pytest.raises(KeyError, match=r"no shipped pattern is called 'rmsnorm'; there are .*rms_norm"):
-        builtin_patterns.by_name("rmsnorm")
+        builtin.by_name("rmsnorm")
 
 
 def test_a_reference_is_refused_that_has_no_plain_parameters_or_computes_nothing():

@@ -1,0 +1,184 @@
+"""Where patterns are in a trace.
+
+A match is proven in two steps. A pattern's skeleton finds what each parameter stands for, operands of commutative prims
+in either order. Then the reference is traced with exactly those dtypes, shapes and numbers, and embedded in the
+program's normal form: it is the same value there, or no match.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from forge.ir import NUMBER_TYPES, TensorProxy, Trace
+from forge.patterns.canonical import COMMUTATIVE, RESHAPE, Canonical, Node, relative_args, unshaped
+from forge.patterns.reference import TRANSPARENT, Pattern, Scalar, Skeleton, Wild
+
+
+class Match:
+    """One site: the pattern, what its parameters stand for, and the names of the values that it computes."""
+
+    def __init__(
+        self, pattern: Pattern, binding: dict[str, Any], outputs: list[TensorProxy], covered: set[int]
+    ) -> None:
+        self.pattern = pattern
+        self.binding = binding
+        self.outputs = outputs
+        self.covered = covered
+
+    def __repr__(self) -> str:
+        return f"<match of {self.pattern.name} at {', '.join(proxy.name for proxy in self.outputs)}>"
+
+
+def find_matches(trace: Trace, patterns: Sequence[Pattern]) -> list[Match]:
+    """The sites of `patterns` in a trace, in program order; an earlier pattern goes before a later one.
+
+    Two sites do not share a computation (casts and broadcasts apart).
+    """
+    graph = Canonical(trace.inputs, trace.bound_symbols)
+    roots = _visible_roots(trace, graph)
+    by_prim: dict[str, list[tuple[str, Node]]] = {}
+    for name, node in roots:
+        by_prim.setdefault(_strip(node).id, []).append((name, node))
+    program = _Dependencies(trace)
+    taken: set[int] = set()
+    found: dict[str, Match] = {}
+    for each in patterns:
+        for name, node in by_prim.get(each.skeleton[-1].id, ()):
+            if name in found:
+                continue
+            match = _match_at(each, node, graph)
+            if match is not None and match.covered.isdisjoint(taken) and program.is_convex(match):
+                taken |= match.covered
+                found[match.outputs[-1].name] = match
+    order = {name: position for position, (name, _) in enumerate(roots)}
+    return sorted(found.values(), key=lambda match: order[match.outputs[-1].name])
+
+
+def _visible_roots(trace: Trace, graph: Canonical) -> list[tuple[str, Node]]:
+    """Each value that the program computes in plain sight, under its first name."""
+    roots, seen = [], set()
+    for bound in trace.bound_symbols:
+        if isinstance(bound.output, TensorProxy) and bound.outputs:
+            node = graph.node_of[bound.output.name]
+            if id(node) not in seen and node.id != "input":
+                seen.add(id(node))
+                roots.append((bound.output.name, node))
+    return roots
+
+
+def _strip(node: Node) -> Node:
+    while node.id in TRANSPARENT:
+        node = node.args[0]
+    return node
+
+
+def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
+    for binding in _unify(pattern.skeleton[-1], root, {}, graph):
+        if any(name not in binding for name in pattern.parameters):
+            continue
+        traced = pattern.exact(binding, graph)
+        if traced is None:
+            continue
+        nodes = graph.embed({name: binding[name] for name in traced[0]}, *traced[1:], _strip(root).tags)
+        if nodes[-1] is not root or any(id(node) not in graph.visible for node in nodes):
+            continue
+        shown = [graph.visible[id(node)][0] for node in nodes]
+        stand_ins = {
+            name: graph.visible[id(value)][0] if isinstance(value, Node) else value for name, value in binding.items()
+        }
+        bound = {name: value for name, value in binding.items() if isinstance(value, Node)}
+        graph.favoured.update((name, id(value)) for name, value in bound.items())
+        leaves = {id(each) for value in bound.values() for each in (value, unshaped(value))}
+        return Match(pattern, stand_ins, shown, _covered(root, leaves, graph))
+    return None
+
+
+def _unify(part: Any, node: Any, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
+    """Every way in which a skeleton's part can be a node's, as what its parameters stand for."""
+    if isinstance(part, Skeleton):
+        if not isinstance(node, Node):
+            return
+        if part.parameter is not None:
+            yield from _bind(part.parameter, node, binding, graph)
+            return
+        node = _strip(node)
+        if part.id == RESHAPE:
+            for candidate in graph.same_elements(node):
+                yield from _unify(part.args[0], candidate, binding, graph)
+        elif node.id == part.id and len(node.args) == len(part.args):
+            args = relative_args(node)
+            yield from _unify_all(part.args, args, binding, graph)
+            if part.id in COMMUTATIVE:
+                yield from _unify_all(part.args, args[::-1], binding, graph)
+    elif isinstance(part, tuple):
+        if isinstance(node, tuple) and len(part) == len(node):
+            yield from _unify_all(part, node, binding, graph)
+    elif isinstance(part, Scalar):
+        if isinstance(node, NUMBER_TYPES) and binding.get(part.name, node) == node:
+            yield {**binding, part.name: node}
+    elif isinstance(part, Wild) or (not isinstance(node, Node) and part == node):
+        yield binding
+
+
+def _unify_all(parts: tuple, nodes: tuple, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
+    if not parts:
+        yield binding
+        return
+    for first in _unify(parts[0], nodes[0], binding, graph):
+        yield from _unify_all(parts[1:], nodes[1:], first, graph)
+
+
+def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
+    """A parameter may stand for a node, or for what was cast or broadcast to it: first for what it stood for elsewhere
+    (all layers share their cosines), then for the innermost."""
+    candidates = [node]
+    while node.id in TRANSPARENT:
+        candidates += graph.between.get(id(node), ())
+        node = node.args[0]
+        candidates.append(node)
+    candidates.reverse()
+    candidates.sort(key=lambda candidate: (name, id(candidate)) not in graph.favoured)
+    for candidate in candidates:
+        if id(candidate) in graph.visible and binding.get(name, candidate) is candidate:
+            yield {**binding, name: candidate}
+
+
+def _covered(root: Node, leaves: set[int], graph: Canonical) -> set[int]:
+    """The computations of a site, without those that merely cast or broadcast."""
+    found: set[int] = set()
+    stack: list[Any] = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, tuple):
+            stack.extend(node)
+        elif isinstance(node, Node) and id(node) not in leaves and id(node) not in found:
+            if node.id not in TRANSPARENT:
+                found.add(id(node))
+            elif any(id(inner) in leaves for inner in graph.between.get(id(node), ())):
+                continue
+            stack.extend(node.args)
+    return found
+
+
+class _Dependencies:
+    """Who makes each value of a program, and where."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.makers = {name: (i, bound) for i, bound in enumerate(trace.bound_symbols) for name in bound.outputs}
+
+    def is_convex(self, match: Match) -> bool:
+        """Whether each output is a call's only one, and no input is computed from an output."""
+        if any(out.name not in self.makers or len(self.makers[out.name][1].outputs) > 1 for out in match.outputs):
+            return False
+        made = {output.name for output in match.outputs}
+        first = min(self.makers[name][0] for name in made)
+        stack = [value.name for value in match.binding.values() if isinstance(value, TensorProxy)]
+        seen: set[str] = set()
+        while stack:
+            name = stack.pop()
+            if name in made:
+                return False
+            position, bound = self.makers.get(name, (-1, None))
+            if position > first and name not in seen:
+                seen.add(name)
+                stack.extend(bound.inputs)
+        return True

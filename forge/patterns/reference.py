@@ -1,0 +1,193 @@
+"""Patterns: a reference in plain torch, to be found in a trace.
+
+    @pattern
+    def rms_norm(x, weight, eps: float):
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+The reference is traced to prims in normal form (canonical.py). Its *skeleton*, in which casts and broadcasts are
+transparent and what depends on sizes matches anything, is what two traces of it have in common.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge import torchlang
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, check, recording, speaking
+from forge.ir.bounded import Bounded
+from forge.ir.pytree import tensors
+from forge.patterns.canonical import BROADCAST, CAST, Canonical, Node, relative_args
+
+TRANSPARENT = frozenset({CAST, BROADCAST})
+_SIZES = ((2, 3, 4, 8), (3, 5, 6, 16))
+_SCALARS: dict[Any, tuple[tuple, tuple]] = {  # values that no reference writes itself, for each of two traces
+    float: ((0.0137, 0.0251, 0.0389), (0.0173, 0.0217, 0.0331)),
+    int: ((-1013, -1019, -1021), (-1031, -1033, -1039)),
+}
+_CPU = torch.device("cpu")
+
+
+class Wild:
+    """An argument of the skeleton that depends on sizes."""
+
+
+class Scalar:
+    """An argument of the skeleton that is a number parameter."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Skeleton:
+    """One node of a reference's skeleton: a prim over skeletons, wild and number arguments; or a parameter."""
+
+    __slots__ = ("args", "id", "parameter")
+
+    def __init__(self, id: str, args: tuple, parameter: str | None) -> None:
+        self.id = id
+        self.args = args
+        self.parameter = parameter
+
+
+class Pattern:
+    """A reference to find. Parameters annotated `float` or `int` are numbers, the others tensors: `torch.LongTensor`
+    one integer for each vector of the others, along their last dim.
+
+    `symbol` is the composite that a match becomes, with the parameters as arguments in order; its body is the
+    reference, so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at
+    the last.
+    Raises TypeError for a reference with *args or **kwargs, ValueError for one that computes nothing.
+    """
+
+    def __init__(self, reference: Callable, name: str | None = None) -> None:
+        self.reference = reference
+        self.name = name or reference.__name__
+        parameters = inspect.signature(reference).parameters.values()
+        for parameter in parameters:
+            check(
+                parameter.kind is parameter.POSITIONAL_OR_KEYWORD,
+                lambda parameter=parameter: f"pattern {self.name}: {parameter} is not a plain parameter",
+                TypeError,
+            )
+        self.parameters = [p.name for p in parameters]
+        self.annotations = {p.name: p.annotation for p in parameters}
+        self.numbers = [p.name for p in parameters if p.annotation in _SCALARS]
+        self.tensors = [p.name for p in parameters if p.annotation not in _SCALARS]
+        self.symbol = Symbol(self.name, f"pattern.{self.name}", body=self._body)
+        self.symbol.__doc__ = reference.__doc__
+        self.skeleton = self._trace_skeleton()
+        self.size = _count(self.skeleton)
+        self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = Bounded(256)
+
+    def __reduce__(self) -> tuple:
+        """Pickled as what it is made of."""
+        return Pattern, (self.reference, self.name)
+
+    def _body(self, *args: Any) -> Any:
+        with speaking(torchlang.language):
+            return self.reference(*args)
+
+    def _trace(self, metadata: dict[str, Any]) -> tuple[list[str], list[BoundSymbol], list[str]]:
+        """(inputs, calls, outputs) of the reference on tensors (shape, dtype, device) and numbers."""
+        trace = Trace(self.name)
+        arguments = []
+        with recording(trace, torchlang.language):
+            for parameter in self.parameters:
+                value = metadata[parameter]
+                if isinstance(value, tuple):
+                    value = trace.add_input(trace.tensor(*value, name=parameter))
+                arguments.append(value)
+            result = self.reference(*arguments)
+        return trace.input_names, trace.bound_symbols, [proxy.name for proxy in tensors(result)]
+
+    def _trace_skeleton(self) -> list[Skeleton]:
+        roots, stand_ins = [], []
+        for trial in range(len(_SIZES)):
+            metadata = self._stand_ins(trial, alike=True)
+            try:
+                inputs, calls, outputs = self._trace(metadata)
+            except RuntimeError:  # half of a tensor meets a whole one
+                metadata = self._stand_ins(trial, alike=False)
+                inputs, calls, outputs = self._trace(metadata)
+            stand_ins.append(metadata)
+            check(bool(calls), lambda: f"pattern {self.name}: the reference computes nothing")
+            graph = Canonical((), ())
+            leaves = {name: Node("input", (name,), TensorProxy(name, *metadata[name]), name) for name in inputs}
+            roots.append(graph.embed(leaves, calls, outputs))
+        values = {name: tuple(metadata[name] for metadata in stand_ins) for name in self.numbers}
+        memo: dict[int, Skeleton] = {}
+        return [_merge(a, b, values, memo) for a, b in zip(*roots, strict=True)]
+
+    def _stand_ins(self, trial: int, *, alike: bool) -> dict[str, Any]:
+        """What the skeleton is traced with: tensors of one shape (`alike`), or that broadcast to the first."""
+        numbers = {kind: iter(values[trial]) for kind, values in _SCALARS.items()}
+        metadata: dict[str, Any] = {}
+        for name, kind in self.annotations.items():
+            *sizes, last = _SIZES[trial]
+            if kind in numbers:
+                metadata[name] = next(numbers[kind])
+            elif kind is torch.LongTensor:
+                metadata[name] = (tuple(sizes), torch.int64, _CPU)
+            else:
+                metadata[name] = ((*sizes, last if alike or name == self.tensors[0] else 1), torch.float32, _CPU)
+        return metadata
+
+    def exact(self, binding: dict[str, Any], graph: Canonical) -> tuple[list[str], list[BoundSymbol], list[str]] | None:
+        """The reference traced on what a binding stands for; None where it does not take that.
+
+        Kept by its metadata: for this program alone where lengths are symbols of it.
+        """
+        metadata = {
+            name: (value.proxy.shape, value.proxy.dtype, value.proxy.device) if isinstance(value, Node) else value
+            for name, value in binding.items()
+        }
+        shapes = [value[0] for value in metadata.values() if isinstance(value, tuple)]
+        symbolic = any(not isinstance(dim, int) for shape in shapes for dim in shape)
+        kept = graph.traced.setdefault(self, {}) if symbolic else self._exact
+        key = tuple([str(metadata[name]) for name in self.parameters])
+        traced = kept.get(key, ...)
+        if traced is ...:
+            try:
+                traced = self._trace(metadata)
+            except (RuntimeError, ValueError, TypeError, IndexError):  # shapes that do not go together, say
+                traced = None
+            kept[key] = traced
+        return traced
+
+    def __repr__(self) -> str:
+        return f"<pattern {self.name}({', '.join(self.parameters)})>"
+
+
+def pattern(reference: Callable) -> Pattern:
+    """Decorator: the pattern whose reference the function is."""
+    return Pattern(reference)
+
+
+def _merge(a: Any, b: Any, scalars: dict[str, tuple], memo: dict[int, Skeleton]) -> Any:
+    """The skeleton of two traces of one reference: what differs between them is a number parameter or wild."""
+    if isinstance(a, Node):
+        while a.id in TRANSPARENT:
+            a, b = a.args[0], b.args[0]
+        if id(a) not in memo:
+            if a.id == "input":
+                memo[id(a)] = Skeleton("input", (), a.args[0])
+            else:
+                pairs = zip(relative_args(a), relative_args(b), strict=True)
+                memo[id(a)] = Skeleton(a.id, tuple(_merge(x, y, scalars, memo) for x, y in pairs), None)
+        return memo[id(a)]
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return tuple(_merge(x, y, scalars, memo) for x, y in zip(a, b, strict=True))
+    for name, values in scalars.items():
+        if (a, b) == values:
+            return Scalar(name)
+    return a if type(a) is type(b) and a == b else Wild()
+
+
+def _count(part: Any) -> int:
+    """The number of prims in a skeleton."""
+    if isinstance(part, Skeleton):
+        return (part.parameter is None) + sum(map(_count, part.args))
+    return sum(map(_count, part)) if isinstance(part, (tuple, list)) else 0

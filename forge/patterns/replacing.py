@@ -1,0 +1,49 @@
+"""The transform that makes each site of a pattern one call."""
+
+from collections.abc import Sequence
+
+from forge import torchlang
+from forge.ir import BoundSymbol, Trace, recording
+from forge.ir.pytree import tensors
+from forge.patterns.matching import Match, find_matches
+from forge.patterns.ordering import in_order
+from forge.patterns.reference import Pattern
+from forge.transforms.dce import live_calls
+
+
+def replace_patterns(trace: Trace, patterns: Sequence[Pattern]) -> tuple[Trace, list[Match]]:
+    """The trace with every site of `patterns` one call of the pattern's symbol, and the sites."""
+    matches = find_matches(trace, patterns)
+    while matches:
+        new, places = _replaced(trace, matches)
+        ordered, stuck = in_order(new.bound_symbols, [*trace.input_names, *trace.constants])
+        if not stuck:
+            new.bound_symbols[:] = live_calls(ordered, new.output_names)
+            return new, matches
+        late = [name for bound in stuck for name in bound.outputs]  # two sites, each of which needs the other
+        first = next(places[name] for name in late if name in places and len(places[name].outputs) > 1)
+        matches = [match for match in matches if match is not first]
+    return trace, []
+
+
+def _replaced(trace: Trace, matches: list[Match]) -> tuple[Trace, dict[str, Match]]:
+    """The trace with each match in place of its first output's call, and which that is; perhaps before its inputs."""
+    places = {match.outputs[0].name: match for match in matches}
+    made = {proxy.name for match in matches for proxy in match.outputs}
+    new = trace.derive("patterns")
+    with recording(new, torchlang.language):
+        for bound in trace.bound_symbols:
+            match = next((places[name] for name in bound.outputs if name in places), None)
+            if match is not None:
+                _place(match, bound, new)
+            elif made.isdisjoint(bound.outputs):
+                new.record(bound)
+    return new, places
+
+
+def _place(match: Match, bound: BoundSymbol, new: Trace) -> None:
+    with new.tagged(bound.tags, bound.source):
+        output = match.pattern.symbol(*[match.binding[name] for name in match.pattern.parameters])
+    for proxy, kept in zip(tensors(output), match.outputs, strict=True):
+        new.names.discard(proxy.name)
+        proxy.name = kept.name
