@@ -10,7 +10,7 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 
-_DEVICES = ("cpu", "cuda")
+from forge.torchlang import autocast_mode
 
 
 def unconverted(function: Callable) -> Callable:
@@ -32,9 +32,8 @@ def restored() -> Iterator[None]:
     """Compiling inside, and failing at it, changes nothing of torch's own state: modes of autograd, functorch's levels,
     saved-tensor hooks, autocast, random numbers, the default dtype."""
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
-    autocasts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES]
     dtype, random = torch.get_default_dtype(), _random_states()
-    with transforms_restored(), torch._C._PreserveDispatchKeyGuard():
+    with transforms_restored(), torch._C._PreserveDispatchKeyGuard(), autocast_mode.kept():
         try:
             yield
         finally:
@@ -42,9 +41,6 @@ def restored() -> Iterator[None]:
                 torch.autograd.grad_mode._enter_inference_mode(inference)
             torch._C._set_grad_enabled(grad)
             torch._C._set_fwd_grad_enabled(forward)
-            for kind, enabled, lower in autocasts:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, lower)
             torch.set_default_dtype(dtype)
             for restore, state in random:
                 restore(state)

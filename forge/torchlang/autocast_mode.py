@@ -19,6 +19,18 @@ def is_enabled() -> bool:
 
 
 @contextmanager
+def kept() -> Iterator[None]:
+    """Autocast is afterwards what it was before, whatever the inside set."""
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES]
+    try:
+        yield
+    finally:
+        for kind, enabled, lower in before:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, lower)
+
+
+@contextmanager
 def disabled() -> Iterator[None]:
     """Inside, nothing is under autocast."""
     with ExitStack() as stack:
