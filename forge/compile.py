@@ -13,7 +13,7 @@ import torch
 from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser
-from forge.executors.executor import Executor, resolve_executors
+from forge.executors.executor import Executor, OperatorExecutor, resolve_executors
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Region, Sources
 from forge.frontend.program import Program, inline_epilogue
@@ -86,6 +86,11 @@ class Options:
     def __post_init__(self, first: Sequence[Executor]) -> None:
         object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
         object.__setattr__(self, "transforms", tuple(self.transforms))
+
+    @property
+    def operator_executors(self) -> list[Executor]:
+        """Those that run single calls: what runs once is not worth a region."""
+        return [each for each in self.executors if isinstance(each, OperatorExecutor)]
 
     def find_patterns(self, trace: Trace) -> Trace:
         """The trace with the patterns of the executors' kernels found in it."""
@@ -162,7 +167,7 @@ def _apply(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -
 
 
 def _run_now(program: Trace, options: Options) -> tuple[torch.Tensor, ...]:
-    claimed, _ = claim(program, options.executors)
+    claimed, _ = claim(program, options.operator_executors)
     with torch.no_grad():
         return claimed.python_callable()()
 

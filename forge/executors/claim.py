@@ -6,6 +6,8 @@ from types import MappingProxyType
 from forge import clang
 from forge.executors.executor import Executor, FusionExecutor, Implementation, OperatorExecutor
 from forge.executors.fusion import fuse_regions
+from forge.executors.layout import Layout, Layouts, Ran
+from forge.executors.regions import Node
 from forge.ir import BoundSymbol, Proxy, Tag, Trace, recording
 from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
@@ -28,26 +30,87 @@ class Claim:
         self.level = level
 
 
+class _Placed:
+    """A call of the program and the executors' calls that run it; `fuser` takes it into a region, where one pays."""
+
+    __slots__ = ("bound", "calls", "claims", "declined", "fuser", "level")
+
+    def __init__(
+        self, bound: BoundSymbol, fuser: FusionExecutor | None, declined: Reasons, level: int, calls: list[BoundSymbol]
+    ) -> None:
+        self.bound = bound
+        self.fuser = fuser
+        self.declined = declined
+        self.level = level
+        self.calls = calls
+        self.claims: list[Claim] = []
+
+
 def claim(
-    trace: Trace, executors: Sequence[Executor], earlier: Mapping[str, Reasons] = MappingProxyType({})
+    trace: Trace,
+    executors: Sequence[Executor],
+    earlier: Mapping[str, Reasons] = MappingProxyType({}),
+    layouts: Layouts | None = None,
 ) -> tuple[Trace, list[Claim]]:
     """The trace with every call an executor's, and who claimed what.
 
-    `earlier` holds, by output name, why calls that were taken apart before this pass had been declined. Fusion
-    executors are offered regions before anything is claimed singly, in the order given. Raises
-    NotImplementedError naming a prim that nobody claims, with the reasons.
+    Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
+    to is claimed by the executors after it as well, and runs there where no region of it pays. `earlier` holds, by
+    output name, why calls that were taken apart before this pass had been declined. `layouts` knows the strides of the
+    inputs, and is told those of every value. Raises NotImplementedError naming a prim that nobody claims, with the
+    reasons.
     """
     new = trace.derive("claim")
-    claims: list[Claim] = []
-    operators = [executor for executor in executors if isinstance(executor, OperatorExecutor)]
-    for executor in executors:
-        if isinstance(executor, FusionExecutor):
-            trace = fuse_regions(trace, executor)
+    walker = _Claiming(executors, new)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             known = [reason for name in bound.outputs for reason in earlier.get(name, ())]
-            _claim(bound, operators, new, claims, known, 0)
-    return new, claims
+            walker.visit(bound, executors, known, 0)
+    placed = walker.placed
+    if not any(each.fuser for each in placed):
+        new.bound_symbols.extend(call for each in placed for call in each.calls)
+        return new, [made for each in placed for made in each.claims]
+    return _with_regions(new, placed, Layouts(trace.inputs) if layouts is None else layouts)
+
+
+def _with_regions(trace: Trace, placed: list[_Placed], layouts: Layouts) -> tuple[Trace, list[Claim]]:
+    layouts.add_constants(trace.constants)
+    nodes: list[Node] = []
+    for each in placed:
+        nodes += _nodes(each, layouts)
+    fused = fuse_regions(trace, nodes, layouts)
+    trace.bound_symbols.extend(fused.calls)
+    return trace, [made for each in placed for made in _claims(each, fused.unfused)]
+
+
+def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
+    """What a call is to the search for regions; no longer a fusion executor's where its strides cannot be known."""
+    ran = [layouts.run(call) for call in placed.calls]
+    if placed.fuser is None:
+        return [Node(call, [call], None) for call in placed.calls]
+    if placed.fuser.strided and not all(each.certain for each in ran):
+        placed.declined.append((placed.fuser.name, "the strides of what it gives are not known"))
+        placed.fuser = None
+        return [Node(call, [call], None) for call in placed.calls]
+    node = Node(placed.bound, placed.calls, placed.fuser)
+    node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in zip(placed.calls, ran))
+    return [node]
+
+
+def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
+    """Whose memory each tensor of a call's output is."""
+    return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
+
+
+def _claims(placed: _Placed, unfused: Mapping[str, str]) -> list[Claim]:
+    if placed.fuser is None:
+        return placed.claims
+    reason = unfused.get(placed.bound.outputs[0])
+    if reason is None:
+        return [Claim(placed.bound, placed.fuser.name, placed.declined, placed.level)]
+    for made in placed.claims:
+        made.declined.append((placed.fuser.name, reason))
+    return placed.claims
 
 
 def choose(
@@ -55,13 +118,10 @@ def choose(
 ) -> tuple[Executor, Implementation] | None:
     """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
     for executor in executors:
-        if not isinstance(executor, OperatorExecutor):
-            continue
-        for implementation in executor.candidates(bound.symbol):
-            decision = implementation.decide(bound)
-            if decision:
+        if isinstance(executor, OperatorExecutor):
+            implementation = _accepting(bound, executor, declined)
+            if implementation is not None:
                 return executor, implementation
-            declined.append((implementation.name or executor.name, decision.reason))
     return None
 
 
@@ -82,33 +142,80 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons]) -> Call
     return choice
 
 
-def _claim(
-    bound: BoundSymbol,
-    executors: Sequence[OperatorExecutor],
-    new: Trace,
-    claims: list[Claim],
-    inherited: Reasons,
-    level: int,
-) -> None:
-    if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
-        new.record(bound)
-        claims.append(Claim(bound, _runner(bound), inherited, level))
-        return
-    declined = list(inherited)
-    chosen = choose(bound, executors, declined)
-    if chosen is not None:
-        executor, implementation = chosen
-        claims.append(Claim(bound, implementation.name or executor.name, declined, level))
-        _place(bound, implementation, new)
-    elif bound.subsymbols:
+class _Claiming:
+    """One walk over a trace: who runs each call."""
+
+    def __init__(self, executors: Sequence[Executor], new: Trace) -> None:
+        self.executors = executors
+        self.new = new
+        self.placed: list[_Placed] = []
+
+    def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
+        """Asks the executors for a call, and for its parts where none takes it."""
+        if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
+            self._put(bound, [bound], Claim(bound, _runner(bound), inherited, level))
+            return
+        declined = list(inherited)
+        for position, executor in enumerate(executors):
+            if isinstance(executor, FusionExecutor):
+                parts = _fusible(bound, executor, declined)
+                for part in parts:
+                    self._mark(part, executor, executors[position + 1 :], declined, level)
+                if parts:
+                    return
+            elif (implementation := _accepting(bound, executor, declined)) is not None:
+                made = Claim(bound, implementation.name or executor.name, declined, level)
+                self._put(bound, _calls_of(bound, implementation, self.new), made)
+                return
+        if not bound.subsymbols:
+            raise NotImplementedError(_unclaimed(bound, self.executors, declined))
         for sub in live_calls(bound.subsymbols, bound.outputs):
-            _claim(sub, executors, new, claims, declined, level + 1)
-    else:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
-        names = ", ".join(executor.name for executor in executors)
-        raise NotImplementedError(
-            f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}"
-        )
+            self.visit(sub, executors, declined, level + 1)
+
+    def _put(self, bound: BoundSymbol, calls: list[BoundSymbol], made: Claim) -> None:
+        placed = _Placed(bound, None, made.declined, made.level, calls)
+        placed.claims.append(made)
+        self.placed.append(placed)
+
+    def _mark(
+        self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
+    ) -> None:
+        """A fusion executor takes the call; the `others` run it where no region does."""
+        fallback = _Claiming([each for each in others if isinstance(each, OperatorExecutor)], self.new)
+        fallback.visit(bound, fallback.executors, declined, level)
+        placed = _Placed(bound, fuser, list(declined), level, [call for each in fallback.placed for call in each.calls])
+        placed.claims = [made for each in fallback.placed for made in each.claims]
+        self.placed.append(placed)
+
+
+def _fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons) -> list[BoundSymbol]:
+    """The call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
+    decision = executor.can_fuse(bound)
+    if decision:
+        return [bound]
+    declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))
+    parts: list[BoundSymbol] = []
+    for sub in live_calls(bound.subsymbols, bound.outputs):
+        found = _fusible(sub, executor, [])
+        if not found:
+            return []
+        parts += found
+    return parts
+
+
+def _accepting(bound: BoundSymbol, executor: Executor, declined: Reasons) -> Implementation | None:
+    for implementation in executor.candidates(bound.symbol):
+        decision = implementation.decide(bound)
+        if decision:
+            return implementation
+        declined.append((implementation.name or executor.name, decision.reason))
+    return None
+
+
+def _unclaimed(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
+    names = ", ".join(executor.name for executor in executors)
+    return f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}"
 
 
 def _runner(bound: BoundSymbol) -> str:
@@ -119,17 +226,17 @@ def _runner(bound: BoundSymbol) -> str:
     return "opaque" if Tag.OPAQUE in symbol.tags else symbol.id.partition(".")[0]
 
 
-def _place(bound: BoundSymbol, implementation: Implementation, new: Trace) -> None:
+def _calls_of(bound: BoundSymbol, implementation: Implementation, new: Trace) -> list[BoundSymbol]:
+    """The executor's calls that run a call by an implementation."""
     if implementation.execution_transform is None:
-        new.record(bound.replace(symbol=implementation.op, subsymbols=(bound,)))
-        return
+        return [bound.replace(symbol=implementation.op, subsymbols=(bound,))]
     with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
         output = implementation.execution_transform(*bound.args, **bound.kwargs)
     renamed: dict[str, Proxy] = {}
     for made, kept in zip(proxies(output), proxies(bound.output), strict=True):
         assert made.name not in bound.inputs, f"{bound.symbol.id}: an execution transform returned its input"
         renamed[made.name] = kept
-    for call in recorded:
-        call = substitute(call, renamed)
+    calls = [substitute(call, renamed) for call in recorded]
+    for call in calls:
         assert call.symbol.op is not None, f"{bound.symbol.id}: an execution transform called {call.symbol.id}"
-        new.record(call)
+    return calls

@@ -213,15 +213,29 @@ class OperatorExecutor(Executor):
 
 
 class FusionExecutor(Executor):
-    """Takes regions: it says which calls it can fuse, and makes one operator of a region."""
+    """Takes regions: it says which calls it can fuse, and makes one operator of a region.
+
+    `strided`: its code is made for the strides that a region's inputs have, and gives the strides that torch's
+    functions give; each input comes with its strides, and has them when the region runs. `boxed`: the function takes
+    its inputs in one list.
+    """
+
+    strided = False
+    boxed = False
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
-        """Whether a call may be in a region, or Declined with the reason."""
+        """Whether a call may be in a region, or Declined with the reason. Where all parts of a call's decomposition
+        may be, but not the call itself, the parts are."""
         raise NotImplementedError
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        """A function of the region's inputs that returns the tuple of its outputs; Declined leaves it unfused."""
+        """A function of the region's inputs that returns the tuple of its outputs; Declined leaves it unfused. Regions
+        that are identical but for names are fused once."""
         raise NotImplementedError
+
+    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
+        """Whether a region of these calls is worth a call of its own; else the next executors run them."""
+        return len(calls) > 1
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

@@ -1,83 +1,215 @@
-"""Regions for fusion executors: runs of neighbouring calls that an executor says it can fuse."""
+"""Regions for fusion executors: what they said yes to is cut by level and made one call each.
 
-from collections.abc import Callable
+Identical regions (the layers of a model) are one artifact: a region's key is its calls with names by position, and the
+metadata of what it reads, strides included.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from forge.executors.executor import Declined, FusionExecutor
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Trace
-from forge.ir.pytree import proxies
+from forge.executors.layout import Layout, Layouts, restrided
+from forge.executors.regions import Node, Region, find_regions
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
+from forge.ir.bounded import Bounded
+from forge.ir.pytree import names, proxies
+from forge.ir.structure import key_of
 
-SMALLEST_REGION = 2
+ARTIFACTS = 4096  # the regions of one executor that are kept
 
+_artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
 
-def fuse_regions(trace: Trace, executor: FusionExecutor) -> Trace:
-    """The trace with the executor's regions replaced by one call each."""
-    new = trace.derive(f"fused by {executor.name}")
-    fused = 0
-    read_later, numbers = _readers(trace), _numbers(trace)
-    run: list[BoundSymbol] = []
-    for position, bound in enumerate([*trace.bound_symbols, None]):
-        if bound is not None and bound.symbol.op is None and executor.can_fuse(bound):
-            run.append(bound)
-            continue
-        if run:
-            call = _fuse(trace, run, position, read_later, numbers, executor, fused)
-            new.bound_symbols.extend(run if call is None else [call])
-            fused += call is not None
-            run = []
-        if bound is not None:
-            new.bound_symbols.append(bound)
-    return new
+RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
 
 
-def _readers(trace: Trace) -> dict[str, int]:
-    """The position of the last call that reads each name; the trace's output is read after all of them."""
-    last = {name: position for position, bound in enumerate(trace.bound_symbols) for name in bound.inputs}
-    last.update((name, len(trace.bound_symbols)) for name in trace.output_names)
-    return last
+class Fused:
+    """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
+    them, by the first name that it makes."""
+
+    def __init__(self, calls: list[BoundSymbol], unfused: dict[str, str]) -> None:
+        self.calls = calls
+        self.unfused = unfused
 
 
-def _numbers(trace: Trace) -> dict[str, Proxy]:
-    """The symbolic numbers of a trace by name, which arguments hold in expressions."""
-    known = [*trace.inputs, *(proxy for bound in trace.bound_symbols for proxy in proxies(bound.output))]
-    return {proxy.name: proxy for proxy in known if isinstance(proxy, NumberProxy)}
+def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> Fused:
+    """The calls that run a trace: its regions, and the calls of the nodes that are in none."""
+    writer = _Writer(trace, nodes, layouts)
+    for item in find_regions(nodes, trace.output_names):
+        if isinstance(item, Region):
+            writer.region(item)
+        else:
+            writer.single(item)
+    writer.ready(trace.output_names)
+    return Fused(writer.calls, writer.unfused)
 
 
-def _fuse(
-    trace: Trace,
-    run: list[BoundSymbol],
-    end: int,
-    read_later: dict[str, int],
-    numbers: dict[str, Proxy],
-    executor: FusionExecutor,
-    number: int,
-) -> BoundSymbol | None:
-    if len(run) < SMALLEST_REGION:
-        return None
-    made = {proxy.name: proxy for bound in run for proxy in proxies(bound.output)}
-    inputs: dict[str, Proxy] = {}
-    for bound in run:
-        read = [numbers[name] for name in bound.reads(numbers) if name in numbers]
-        for proxy in (*proxies([bound.args, bound.kwargs]), *read):
-            if proxy.name not in made:
-                inputs.setdefault(proxy.name, proxy)
-    outputs = tuple(proxy for name, proxy in made.items() if read_later.get(name, -1) >= end)
-    region = trace.derive(
-        f"region of {executor.name}", run, name="region", inputs=list(inputs.values()), output=outputs
-    )
-    region.boxed = False  # a region of a backward takes its inputs one by one
-    function = executor.fuse(region)
-    if isinstance(function, Declined):
-        return None
-    name = f"fusion{number}"
-    symbol = Symbol(
-        name, f"{executor.name}.{name}", meta=lambda *args: outputs, executor=executor, op=_named(function, name)
-    )
-    return BoundSymbol(symbol, tuple(inputs.values()), {}, outputs, run, source=run[0].source)
+class _Writer:
+    def __init__(self, trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> None:
+        self.trace = trace
+        self.layouts = layouts
+        self.calls: list[BoundSymbol] = []
+        self.unfused: dict[str, str] = {}
+        self.there = {*trace.input_names, *trace.constants}
+        self.makers = {name: node for node in nodes for name in node.makes}
+        self.order = {id(node): position for position, node in enumerate(nodes)}
+        self.outputs = set(trace.output_names)
+        known = [*trace.inputs, *(proxy for node in nodes for proxy in proxies([node.bound.args, node.bound.kwargs]))]
+        known += [proxy for node in nodes for proxy in proxies(node.bound.output)]
+        self.proxies = {proxy.name: proxy for proxy in known}
+        self.numbers = {name: proxy for name, proxy in self.proxies.items() if isinstance(proxy, NumberProxy)}
+        self.restrided: dict[str, TensorProxy] = {}
+        self.count = 0
+
+    def single(self, node: Node) -> None:
+        """The call as it is."""
+        self.ready(node.reads)
+        if node.view:
+            self.unfused[node.makes[0]] = "a view is read outside of its regions"
+        self.calls.extend(node.calls)
+        self.there.update(node.makes)
+
+    def ready(self, wanted: Iterable[str]) -> None:
+        """The views that stand for these names are made, where they are not yet."""
+        for name in wanted:
+            node = self.makers.get(name)
+            if node is not None and node.view and name not in self.there:
+                self.single(node)
+
+    def region(self, region: Region) -> None:
+        """One call for all of it, or its calls where the executor declines."""
+        outputs = list(self._escaping(region))
+        if not outputs:
+            return
+        body, inputs = self._body(region)
+        self.ready(inputs)
+        function = self._artifact(region, body, inputs, outputs)
+        if isinstance(function, Declined):
+            self.unfused.update((node.makes[0], function.reason) for node in region.nodes)
+            for node in region.nodes:
+                self.single(node)
+            return
+        name = f"fusion{self.count}"
+        self.count += 1
+        given = [self._given(region.fuser, each) for each in inputs]
+        made = tuple(self.proxies[each] for each in outputs)
+        symbol = Symbol(
+            name, f"{region.fuser.name}.{name}", meta=lambda *args: made, executor=region.fuser, op=function
+        )
+        args = (given,) if region.fuser.boxed else tuple(given)
+        inside = [node.bound for node in body]
+        self.calls.append(BoundSymbol(symbol, args, {}, made, inside, source=region.nodes[0].bound.source))
+        self.there.update(outputs)
+        if not region.fuser.strided:
+            self.layouts.uncertain.update(outputs)
+
+    def _escaping(self, region: Region) -> Iterator[str]:
+        """The names that something outside reads, through views too."""
+        inside = set(map(id, region.nodes))
+        for node in region.nodes:
+            for name in node.makes:
+                if self._escapes(name, node, inside, region.fuser):
+                    yield name
+
+    def _escapes(self, name: str, node: Node, inside: set[int], fuser: FusionExecutor) -> bool:
+        if name in self.outputs:
+            return True
+        for reader in node.readers:
+            if name not in reader.reads or id(reader) in inside:
+                continue
+            if not reader.view or reader.fuser is not fuser:
+                return True
+            if any(self._escapes(view, reader, inside, fuser) for view in reader.makes):
+                return True
+        return False
+
+    def _body(self, region: Region) -> tuple[list[Node], list[str]]:
+        """The region's calls with the views that it reads, in order, and the names that it is given."""
+        made = {name for node in region.nodes for name in node.makes}
+        body = list(region.nodes)
+        given: dict[str, None] = {}
+        waiting = [name for node in reversed(region.nodes) for name in reversed(self._reads(node))]
+        while waiting:
+            name = waiting.pop()
+            if name in made or name in given:
+                continue
+            maker = self.makers.get(name)
+            if maker is not None and maker.view and maker.fuser is region.fuser:
+                body.append(maker)
+                made.update(maker.makes)
+                waiting += self._reads(maker)
+            else:
+                given[name] = None
+        body.sort(key=lambda node: self.order[id(node)])
+        lengths = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
+        return body, list(dict.fromkeys([*given, *(each for each in lengths if each in self.there)]))
+
+    def _reads(self, node: Node) -> list[str]:
+        return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
+
+    def _given(self, fuser: FusionExecutor, name: str) -> Proxy:
+        """What a region is given: of the strides that its code is made for."""
+        proxy = self._proxy(name)
+        if not fuser.strided or name not in self.layouts.uncertain or not isinstance(proxy, TensorProxy):
+            return proxy
+        if name not in self.restrided:
+            strides = self.layouts.values[name].strides
+            new = self.trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{name}_restrided")
+            self.calls.append(BoundSymbol(RESTRIDED, (proxy, strides), {}, new))
+            self.restrided[name] = new
+        return self.restrided[name]
+
+    def _proxy(self, name: str) -> Proxy:
+        if name in self.proxies:
+            return self.proxies[name]
+        value = self.trace.constants[name]
+        return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
+
+    def _artifact(
+        self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
+    ) -> Callable | Declined:
+        """What runs the region; the same for an identical one."""
+        if not region.fuser.pays([node.bound for node in region.nodes]):
+            return Declined(f"a region of {len(region.nodes)} here does not pay")
+        calls = [node.bound for node in body]
+        key = _key(calls, inputs, outputs, self.layouts)
+        known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))
+        try:
+            found = known.get(key)
+        except TypeError:  # a call's argument is not hashable
+            return region.fuser.fuse(self._region_trace(region, calls, inputs, outputs))
+        if found is None:
+            found = known[key] = region.fuser.fuse(self._region_trace(region, calls, inputs, outputs))
+        return found
+
+    def _region_trace(
+        self, region: Region, calls: list[BoundSymbol], inputs: list[str], outputs: list[str]
+    ) -> Trace:
+        trace = self.trace.derive(
+            f"region of {region.fuser.name}",
+            calls,
+            name="region",
+            inputs=[self._with_strides(name) for name in inputs],
+            output=tuple(self.proxies[name] for name in outputs),
+        )
+        trace.boxed = False
+        trace.constants.clear()
+        return trace
+
+    def _with_strides(self, name: str) -> Proxy:
+        layout = self.layouts.values[name]
+        if not isinstance(layout, Layout):
+            return self.proxies[name]
+        return TensorProxy(name, layout.shape, layout.dtype, layout.device, strides=layout.strides)
 
 
-def _named(function: Callable, name: str) -> Callable:
-    def region(*args: object) -> tuple:
-        return function(*args)
-
-    region.__name__ = region.__qualname__ = name
-    return region
+def _key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:
+    """What a region is, wherever it stands: names are positions."""
+    position = {name: place for place, name in enumerate(inputs)}
+    lines: list[Any] = [tuple([key_of(layouts.values[name]) for name in inputs])]
+    for bound in calls:
+        given = [key_of(each, lambda proxy: (position[proxy.name],)) for each in (bound.args, bound.kwargs)]
+        for name in bound.outputs:
+            position[name] = len(position)
+        lines.append((bound.symbol, bound.tags, *given, *[position[each.name] for each in proxies(bound.output)]))
+    return (*lines, tuple([position[name] for name in outputs]))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from forge.ir.proxies import Proxy, TensorProxy
+from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
 from forge.ir.symbol import BoundSymbol
 from forge.ir.trace import Trace
 
@@ -15,7 +15,7 @@ def structure(trace: Trace) -> tuple:
     return (
         tuple([_declared(proxy) for proxy in trace.inputs]),
         tuple([_call(bound) for bound in trace.bound_symbols]),
-        _value(trace.output),
+        key_of(trace.output),
         tuple([(name, id(value)) for name, value in trace.constants.items()]),
     )
 
@@ -24,15 +24,16 @@ def _call(bound: BoundSymbol) -> tuple:
     return (
         bound.symbol,
         bound.tags,
-        *[_value(each) for each in bound.args],
-        _value(bound.kwargs) if bound.kwargs else None,
-        _value(bound.output, _declared),
+        *[key_of(each) for each in bound.args],
+        key_of(bound.kwargs) if bound.kwargs else None,
+        key_of(bound.output, _declared),
     )
 
 
 def _declared(proxy: Proxy) -> tuple:
     if isinstance(proxy, TensorProxy):
-        return (proxy.name, proxy.shape, proxy.dtype, proxy.device, proxy.requires_grad, proxy.strides)
+        shape, strides = key_of(proxy.shape), key_of(proxy.strides)
+        return (proxy.name, shape, proxy.dtype, proxy.device, proxy.requires_grad, strides)
     return (proxy.name, type(proxy))
 
 
@@ -40,17 +41,19 @@ def _named(proxy: Proxy) -> tuple:
     return (proxy.name,)
 
 
-def _value(value: Any, shown: Callable[[Proxy], tuple] = _named) -> Any:
-    """A value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0."""
+def key_of(value: Any, shown: Callable[[Proxy], Any] = _named) -> Any:
+    """A value as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; a symbolic number is its expression."""
     kind = type(value)
     if kind is TensorProxy or isinstance(value, Proxy):
         return shown(value)
     if kind is float or kind is complex:
         return (kind, repr(value))
     if isinstance(value, (tuple, list)):
-        return (kind, *[_value(item, shown) for item in value])
+        return (kind, *[key_of(item, shown) for item in value])
     if isinstance(value, dict):
-        return (kind, *[(key, _value(item, shown)) for key, item in value.items()])
+        return (kind, *[(key, key_of(item, shown)) for key, item in value.items()])
     if kind is slice:
-        return (kind, _value(value.start), _value(value.stop), _value(value.step))
+        return (kind, key_of(value.start, shown), key_of(value.stop, shown), key_of(value.step, shown))
+    if kind in SYMBOLIC_TYPES:
+        return (kind, value.node.shape_env, str(value.node.expr))
     return (kind, value)

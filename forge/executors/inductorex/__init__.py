@@ -1,0 +1,89 @@
+"""Inductor, torch's own compiler of kernels, as the default fusion executor on CPUs and CUDA devices.
+
+It takes what torch's function for a call runs as aten operators that Inductor writes loops for; matrix products,
+convolutions, attention and random numbers stay torch's. Importing Inductor takes a second, so that it is done when a
+program is first compiled.
+"""
+
+import functools
+import importlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from torch.utils._triton import has_triton
+
+from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
+from forge.ir import BoundSymbol, Tag, Trace
+from forge.ir.pytree import tensors
+
+_NEVER = {
+    Tag.RANDOM: "random numbers are drawn by torch, as in eager",
+    Tag.EFFECT: "it has an effect",
+    Tag.OPAQUE: "it is an opaque call",
+    Tag.SYNCHRONIZING: "it reads values back to Python",
+    Tag.UNINITIALIZED: "it gives memory that others write to",
+}
+
+
+class InductorExecutor(FusionExecutor):
+    """Regions of pointwise calls, reductions and views, each one artifact of Inductor."""
+
+    strided = True
+    boxed = True
+
+    def is_available(self) -> Decision:
+        return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        for tag in bound.all_tags:
+            if tag in _NEVER:
+                return decline(_NEVER[tag])
+        proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
+        if not tensors(bound.output):
+            return decline("it gives no tensor")
+        devices = {proxy.device for proxy in proxies}
+        if len(devices) > 1:
+            return decline(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
+        for proxy in proxies:
+            if proxy.dtype.is_complex:
+                return decline(f"Inductor has no code for {proxy.dtype}")
+        if not _can_compile_for(proxies[0].device.type):
+            return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
+        return _inductor().takes(bound)
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        return _inductor().compile_region(region)
+
+    def pays(self, calls: list[BoundSymbol]) -> bool:
+        return _inductor().pays(calls)
+
+
+def _devices() -> list[str]:
+    return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@functools.cache
+def _can_compile_for(device: str) -> bool:
+    """Whether there is a compiler for the device's kernels; a notice where there is none."""
+    if device == "cpu":
+        found = any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"]))
+        missing = "no C++ compiler was found (g++ or clang++, or what CXX names)"
+    elif device == "cuda":
+        found, missing = has_triton(), "Triton is not installed"
+    else:
+        return False
+    if not found:
+        warnings.warn(f"forge: {missing}: programs on {device} run unfused, by torch", stacklevel=2)
+    return found
+
+
+@functools.cache
+def _inductor() -> ModuleType:
+    return importlib.import_module("forge.executors.inductorex.lower")
+
+
+inductorex = register_executor(InductorExecutor("inductor"), default=True, first=True)

@@ -1,0 +1,158 @@
+"""Which calls Inductor writes loops for, and an artifact of a region of them.
+
+Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of aten operators on tensors without values.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext, tracing
+from torch._inductor import config as inductor_config
+from torch._inductor import lowering
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge.executors.claim import claim
+from forge.executors.executor import Decision, Declined, decline, resolve_executors
+from forge.executors.layout import Layouts, paired
+from forge.ir import BoundSymbol, Proxy, Trace
+from forge.ir.pytree import leaves, tree_map
+
+aten = torch.ops.aten
+_log = logging.getLogger("forge.inductor")
+
+# torch's own kernels for these are the ones to run
+_TORCHS = frozenset(
+    {
+        aten.mm,
+        aten.bmm,
+        aten.addmm,
+        aten.baddbmm,
+        aten.addmv,
+        aten.mv,
+        aten.dot,
+        aten.vdot,
+        aten.addbmm,
+        aten.convolution,
+        aten.convolution_backward,
+        aten.embedding_dense_backward,
+        aten.upsample_bicubic2d,
+    }
+)
+_NOTHING = frozenset({aten.detach.default, aten.alias.default})
+_lock = threading.RLock()
+
+
+def takes(bound: BoundSymbol) -> Decision:
+    """Whether the aten operators of torch's function for a call are ones that Inductor writes loops for."""
+    operators = _operators(bound)
+    if operators is None:
+        return decline("torch does not run it on tensors without values")
+    for operator in operators:
+        if not _has_loops(operator):
+            return decline(f"{operator} is left to torch")
+    return True
+
+
+def _operators(bound: BoundSymbol) -> list[Any] | None:
+    try:
+        calls = claim_by_torch([bound], bound.args, bound.kwargs)
+    except NotImplementedError:
+        return None
+    layouts = Layouts()
+    for proxy in _given(bound):
+        layouts.add(proxy)
+    found: list[Any] = []
+    for call in calls:
+        ran = layouts.run(call)
+        if not ran.certain:
+            return None
+        found += ran.operators
+    return found
+
+
+def _given(bound: BoundSymbol) -> list[Proxy]:
+    found = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, Proxy)]
+    return list({proxy.name: proxy for proxy in found}.values())
+
+
+def claim_by_torch(calls: list[BoundSymbol], *inputs: Any) -> list[BoundSymbol]:
+    """The calls as torch's own."""
+    trace = Trace("region")
+    trace.names.update(name for bound in calls for name in (*bound.inputs, *bound.outputs))
+    trace.bound_symbols.extend(calls)
+    return claim(trace, resolve_executors(["torch"]))[0].bound_symbols
+
+
+def _has_loops(operator: Any) -> bool:
+    if operator.namespace == "prim" or operator in _NOTHING:
+        return True
+    if operator.overloadpacket in _TORCHS or torch.Tag.nondeterministic_seeded in operator.tags:
+        return False
+    return operator in _decompositions() or (operator in lowering.lowerings and operator not in lowering.fallbacks)
+
+
+def _decompositions() -> dict:
+    return select_decomp_table()
+
+
+def pays(calls: Sequence[BoundSymbol]) -> bool:
+    """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
+    kernels = 0
+    for bound in calls:
+        kernels += len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])
+        if kernels > 1:
+            return True
+    return False
+
+
+def compile_region(region: Trace) -> Callable | Declined:
+    """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails."""
+    try:
+        layouts = Layouts(region.inputs)
+        with _lock, _disable_current_modes(), torch.no_grad(), tracing(TracingContext(layouts.fake)):
+            graph, given = _graph_of(region, layouts)
+            return _compile(graph, given)
+    except Exception as error:
+        _log.warning("forge: Inductor cannot compile a region, which torch runs: %s", str(error).split("\n")[0])
+        _log.debug("%s", region, exc_info=True)
+        return decline(f"Inductor failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The region as a graph of aten operators, and the stand-ins for its inputs that it was traced with."""
+    calls = claim_by_torch(region.bound_symbols)
+    names = region.input_names
+
+    def run(*given: Any) -> list[torch.Tensor]:
+        known = dict(zip(names, given, strict=True))
+        for call in calls:
+            args, kwargs = tree_map(partial(_value, known), (tuple(call.args), call.kwargs))
+            result = call.symbol.op(*args, **kwargs)
+            known.update((leaf.name, value) for leaf, value in paired(call.output, result) if isinstance(leaf, Proxy))
+        return [known[proxy.name] for proxy in region.output]
+
+    with layouts.fake:
+        given = [layouts.stand_in(proxy) for proxy in region.inputs]
+        return make_fx(run, decomposition_table=_decompositions())(*given), given
+
+
+def _value(known: dict[str, Any], leaf: Any) -> Any:
+    return known[leaf.name] if isinstance(leaf, Proxy) else leaf
+
+
+def _compile(graph: torch.fx.GraphModule, given: list[Any]) -> Callable:
+    (output,) = graph.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
+    with (
+        functorch_config.patch(bundled_autograd_cache=False),
+        inductor_config.patch(size_asserts=False, alignment_asserts=False),
+    ):
+        return compile_fx_inner(graph, given, is_inference=True).current_callable

@@ -1,0 +1,210 @@
+"""Strides of every value of a claimed trace, and whose memory it is: its calls are run on tensors without values.
+
+A trace promises shapes and dtypes; strides come from what runs. A fusion executor's code is made for the strides of a
+region's inputs, so they must be known: what a torch function gives is found by running it under a FakeTensorMode, once
+for each metadata of its arguments. What cannot be run so (a Hub kernel, an opaque call) is promised to be contiguous,
+and so is a gradient that comes from outside; `restrided` keeps such a promise when the program runs.
+"""
+
+import threading
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy
+from forge.ir.bounded import Bounded
+from forge.ir.proxies import SYMBOLIC_TYPES, Dim
+from forge.ir.pytree import leaves, tree_map
+from forge.ir.structure import key_of
+
+UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
+
+
+class Layout(NamedTuple):
+    """A tensor's metadata."""
+
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Ran(NamedTuple):
+    """What one call gives: for each leaf of its output a Layout, or the value itself where it is no tensor; which
+    argument's memory each tensor shares, by place among the call's tensors, None for memory of its own; the aten
+    operators that ran; whether the strides are what they will be (else they are a promise to keep)."""
+
+    outputs: tuple[Any, ...]
+    shares: tuple[int | None, ...]
+    operators: tuple[Any, ...]
+    certain: bool
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+_static = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+_known: Bounded = Bounded(20_000)
+_lock = threading.RLock()
+
+
+class Layouts:
+    """The layouts of a program's values by name; other values of the program (a number, what a kernel keeps) too.
+
+    `uncertain` names those whose strides are a promise. `fake` is the mode in which their stand-ins live.
+    """
+
+    def __init__(self, inputs: Iterable[Proxy] = ()) -> None:
+        self.values: dict[str, Any] = {}
+        self.uncertain: set[str] = set()
+        self.fake = _static
+        self._memo: dict[Any, Ran] = _known
+        for proxy in inputs:
+            self.add(proxy)
+
+    def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
+        """An input; `like` names a value whose strides it is promised to have."""
+        if isinstance(proxy, NumberProxy):
+            self.values[proxy.name] = proxy.value
+            self._see([proxy.value])
+        elif isinstance(proxy, TensorProxy):
+            self._see(proxy.shape)
+            if like is not None:
+                self.values[proxy.name] = self.values[like.name]
+                self.uncertain.add(proxy.name)
+            elif proxy.strides is None:
+                self.promise(proxy)
+            else:
+                self.values[proxy.name] = Layout(
+                    tuple(proxy.shape), tuple(proxy.strides), proxy.dtype, proxy.device
+                )
+
+    def add_constants(self, constants: dict[str, torch.Tensor]) -> None:
+        for name, value in constants.items():
+            self.values[name] = Layout(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+
+    def promise(self, proxy: TensorProxy) -> None:
+        """The value is contiguous, which is seen to when the program runs."""
+        self.values[proxy.name] = Layout(tuple(proxy.shape), contiguous(proxy.shape), proxy.dtype, proxy.device)
+        self.uncertain.add(proxy.name)
+
+    def run(self, call: BoundSymbol) -> Ran:
+        """What a claimed call gives; its outputs are known from now on."""
+        key = (call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
+        try:
+            ran = self._memo.get(key)
+        except TypeError:  # an argument that is not hashable
+            ran, key = None, None
+        if ran is None:
+            ran = self._run(call)
+            if key is not None:
+                self._memo[key] = ran
+        for leaf, value in zip(leaves(call.output), ran.outputs, strict=True):
+            if isinstance(leaf, Proxy):
+                self.values[leaf.name] = value
+                if not ran.certain:
+                    self.uncertain.add(leaf.name)
+        return ran
+
+    def stand_in(self, leaf: Any) -> Any:
+        """A tensor without values for a proxy, the value itself for another; to be called under `fake`."""
+        value = self.values[leaf.name] if isinstance(leaf, Proxy) else leaf
+        if not isinstance(value, Layout):
+            return value
+        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
+
+    def _key(self, proxy: Proxy) -> Any:
+        value = self.values[proxy.name]
+        if self.fake is _static and isinstance(value, Layout):
+            return value
+        return key_of(value)
+
+    def _see(self, lengths: Iterable[Any]) -> None:
+        """Symbolic lengths live in an environment of their own."""
+        for length in lengths:
+            if isinstance(length, SYMBOLIC_TYPES) and self.fake is _static:
+                self.fake = FakeTensorMode(shape_env=length.node.shape_env, allow_non_fake_inputs=True)
+                self._memo = {}
+
+    def _run(self, call: BoundSymbol) -> Ran:
+        if not UNPREDICTABLE.isdisjoint(call.all_tags):
+            return self._promised(call)
+        given: dict[str, Any] = {}
+
+        def stand_in(leaf: Any) -> Any:
+            if not isinstance(leaf, Proxy):
+                return leaf
+            return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
+
+        try:
+            with _lock, _disable_current_modes(), torch.no_grad(), self.fake, _Operators() as operators:
+                args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
+                result = call.symbol.op(*args, **kwargs)
+                if call.symbol.out:
+                    result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in call.symbol.out)
+                return _ran(call, result, given, operators.seen)
+        except Exception:  # it needs values, or knows nothing of tensors without them
+            return self._promised(call)
+
+    def _promised(self, call: BoundSymbol) -> Ran:
+        outputs = [
+            Layout(tuple(leaf.shape), contiguous(leaf.shape), leaf.dtype, leaf.device)
+            if isinstance(leaf, TensorProxy)
+            else None
+            for leaf in leaves(call.output)
+        ]
+        return Ran(tuple(outputs), (None,) * len(outputs), (), False)
+
+
+def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: list[Any]) -> Ran:
+    memory = {
+        value.untyped_storage()._cdata: place
+        for place, value in enumerate(value for value in given.values() if isinstance(value, torch.Tensor))
+    }
+    outputs: list[Any] = []
+    shares: list[int | None] = []
+    for leaf, value in paired(call.output, result):
+        if isinstance(value, torch.Tensor):
+            outputs.append(Layout(tuple(value.shape), tuple(value.stride()), value.dtype, value.device))
+            shares.append(memory.get(value.untyped_storage()._cdata))
+            if isinstance(leaf, TensorProxy) and (value.dtype != leaf.dtype or value.ndim != leaf.ndim):
+                raise TypeError(f"{call.symbol.id} gives {value.dtype}, {value.ndim} dims for {leaf}")
+        else:
+            outputs.append(value)
+            shares.append(None)
+    return Ran(tuple(outputs), tuple(shares), tuple(operators), True)
+
+
+def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
+    """The leaves of a call's output with what stands there in its result: one proxy may stand for a tuple."""
+    if isinstance(output, (tuple, list)):
+        return [pair for one, other in zip(output, result, strict=True) for pair in paired(one, other)]
+    return [(output, result)]
+
+
+def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The strides of a contiguous tensor."""
+    strides: list[Dim] = []
+    step: Dim = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step = step * (max(length, 1) if isinstance(length, int) else length)
+    return tuple(reversed(strides))
+
+
+def restrided(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides: itself where it has them."""
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

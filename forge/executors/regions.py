@@ -1,0 +1,141 @@
+"""Which calls of a program become one region: those of one level.
+
+A level is how many cuts (calls that no fusion executor takes: matrix products, kernels) stand between a call and the
+program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the
+cuts of its own, never another region of its level, so that regions cannot depend on each other in a circle. Three
+walks find the levels: forward, by inputs; the cuts whose results only leave the program (the gradients of weights) one
+level later, so that they split no region; backward, each fusible call as late as its readers allow. Views belong to no
+region: each reader makes its own.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from forge.executors.executor import FusionExecutor
+from forge.ir import BoundSymbol, Tag
+
+BARRIERS = frozenset({Tag.EFFECT})
+ORDERED = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.SYNCHRONIZING})
+
+
+class Node:
+    """One call of a program to be cut into regions.
+
+    `calls` are the executors' calls that run it where no region does, `bound` is what the trace says; `fuser` takes it
+    into a region (None: a cut), `view`: its results are memory of its arguments. `reads` and `makes` are names.
+    """
+
+    __slots__ = ("bound", "calls", "fuser", "level", "makes", "reads", "readers", "view")
+
+    def __init__(self, bound: BoundSymbol, calls: Sequence[BoundSymbol], fuser: FusionExecutor | None) -> None:
+        self.bound = bound
+        self.calls = calls
+        self.fuser = fuser
+        self.view = False
+        self.reads = list(bound.inputs)
+        self.makes = list(bound.outputs)
+        self.level = 0
+        self.readers: list[Node] = []
+
+    @property
+    def cut(self) -> bool:
+        return self.fuser is None
+
+    def has(self, tags: frozenset[Tag]) -> bool:
+        """Whether it is a call with one of these tags."""
+        return not tags.isdisjoint(self.bound.all_tags)
+
+    def __repr__(self) -> str:
+        return f"<{self.level}: {self.bound!r}>"
+
+
+class Region:
+    """The calls of one level that one fusion executor takes, in the program's order."""
+
+    __slots__ = ("fuser", "nodes")
+
+    def __init__(self, fuser: FusionExecutor) -> None:
+        self.fuser = fuser
+        self.nodes: list[Node] = []
+
+
+def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | Region"]:
+    """The program's cuts and regions in an order in which they can run; views are in none of them."""
+    makers = _link(nodes)
+    _count_cuts(nodes, makers)
+    _move_leaves(nodes)
+    _move_late(nodes, set(outputs))
+    return _plan(nodes)
+
+
+def _link(nodes: Sequence[Node]) -> dict[str, Node]:
+    makers: dict[str, Node] = {}
+    for node in nodes:
+        for maker in {id(makers[name]): makers[name] for name in node.reads if name in makers}.values():
+            maker.readers.append(node)
+        makers.update((name, node) for name in node.makes)
+    return makers
+
+
+def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
+    barrier = ordered = highest = 0
+    for node in nodes:
+        level = max([_after(makers[name], node) for name in node.reads if name in makers], default=0)
+        level = max(level, barrier)
+        if node.cut:
+            level += 1
+            if node.has(BARRIERS):  # what is before it stays before it, and what is after it after it
+                barrier = level = highest + 1
+            if node.has(ORDERED):
+                ordered = level = max(level, ordered)
+        node.level = level
+        highest = max(highest, level)
+
+
+def _after(maker: Node, node: Node) -> int:
+    """The first level at which a node may read what another makes."""
+    apart = not maker.cut and not node.cut and maker.fuser is not node.fuser
+    return maker.level + apart
+
+
+def _move_leaves(nodes: Sequence[Node]) -> None:
+    leaving: set[int] = set()
+    for node in reversed(nodes):
+        if node.has(BARRIERS):  # nothing before it moves
+            return
+        if all(reader.view and id(reader) in leaving for reader in node.readers):
+            leaving.add(id(node))
+            node.level += node.cut and not node.has(ORDERED)
+
+
+def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
+    latest = math.inf
+    for node in reversed(nodes):
+        if node.has(BARRIERS):
+            latest = node.level - 1
+        elif not node.cut and node.readers and outputs.isdisjoint(node.makes):
+            wanted = min(_before(node, reader) for reader in node.readers)
+            node.level = max(node.level, min(wanted, latest))
+
+
+def _before(node: Node, reader: Node) -> int:
+    """The last level at which a node may make what another reads."""
+    if reader.cut:
+        return reader.level - 1
+    return reader.level - (reader.fuser is not node.fuser)
+
+
+def _plan(nodes: Sequence[Node]) -> list["Node | Region"]:
+    cuts: dict[int, list[Node]] = {}
+    regions: dict[int, dict[int, Region]] = {}
+    for node in nodes:
+        if node.cut:
+            cuts.setdefault(node.level, []).append(node)
+        elif not node.view:
+            at_level = regions.setdefault(node.level, {})
+            at_level.setdefault(id(node.fuser), Region(node.fuser)).nodes.append(node)
+    plan: list[Node | Region] = []
+    for level in range(max((node.level for node in nodes), default=0) + 1):
+        plan += cuts.get(level, ())
+        plan += regions.get(level, {}).values()
+    return plan
