@@ -1,7 +1,7 @@
 """From a recorded program to a function: the passes, in order. Every stage is kept."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser
 from forge.executors.executor import Executor, OperatorExecutor, resolve_executors
+from forge.executors.layout import Layouts
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Region, Sources
 from forge.frontend.program import Program, inline_epilogue
@@ -180,9 +181,10 @@ def _generate(
     *,
     declined: Mapping[str, Reasons] = MappingProxyType({}),
     own_inputs: bool = False,
+    layouts: Layouts | None = None,
 ) -> Callable:
     """Claims a trace, ends each value's life at its last use, and compiles it."""
-    claimed, made = claim(trace, options.executors, declined)
+    claimed, made = claim(trace, options.executors, declined, layouts)
     claims.extend(made)
     final = delete_last_used(claimed, own_inputs=own_inputs)
     stages += [claimed, final]
@@ -201,13 +203,16 @@ def _compile_training(
     with compiled.timed("split"):
         parts = split(joint.forward, full, mutated, [value for each in given for value in each.values or ()])
     compiled.traces += [joint.forward, parts.forward]
+    layouts = Layouts(parts.forward.inputs)
     with compiled.timed("claim and generate"):
-        forward = _generate(parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined)
+        forward = _generate(
+            parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined, layouts=layouts
+        )
 
     def backward_for(present: tuple[bool, ...]) -> Callable:
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
-            return _compile_backward(joint, parts, chosen, options, compiled)
+            return _compile_backward(joint, parts, chosen, options, compiled, layouts)
 
     def again_for(present: tuple[bool, ...], recorded: tuple[bool, ...]) -> Again:
         chosen = [output for i, output in enumerate(outputs) if present[i]]
@@ -217,7 +222,8 @@ def _compile_training(
 
     constants = [i for i in range(len(outputs)) if i not in flowing]
     sources = _sources(trace, parts, program.mutated, list(flowing.values()))
-    apply = Region(forward, backward_for, constants, sources, again_for).apply
+    usual = _usual(outputs, flowing)
+    apply = Region(forward, backward_for, constants, sources, again_for, {usual: backward_for(usual)}).apply
     if not program.grad:
         apply = grad_mode.enabled(apply)
     if program.epilogue is None:
@@ -228,6 +234,12 @@ def _compile_training(
         return epilogue(*inputs, *apply(*inputs))
 
     return _kept_mode(call, program.epilogue, program.grad)
+
+
+def _usual(outputs: Sequence[TensorProxy], flowing: Collection[int]) -> tuple[bool, ...]:
+    """Which outputs most likely get a gradient: the losses, where there are some among others."""
+    losses = [i for i in flowing if outputs[i].ndim == 0] or flowing
+    return tuple([i in losses for i in range(len(outputs))])
 
 
 def _kept_mode(call: Callable, trace: Trace, mode: bool) -> Callable:
@@ -278,14 +290,24 @@ def _differentiable_backward(
 
 
 def _compile_backward(
-    joint: Joint, parts: Split, outputs: list[TensorProxy], options: Options, compiled: Compiled
+    joint: Joint,
+    parts: Split,
+    outputs: list[TensorProxy],
+    options: Options,
+    compiled: Compiled,
+    layouts: Layouts,
 ) -> Callable:
     """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
     trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
     trace.boxed = True
+    layouts = layouts.copy()
+    for gradient, output in zip(trace.inputs[-len(outputs) :], outputs, strict=True):
+        layouts.add(gradient, like=output)
     compiled.backward_traces[:] = [trace]
     compiled.backward_claims.clear()
-    return _generate(trace, options, compiled.backward_traces, compiled.backward_claims, own_inputs=True)
+    return _generate(
+        trace, options, compiled.backward_traces, compiled.backward_claims, own_inputs=True, layouts=layouts
+    )
 
 
 def _unless_overlapping(call: Callable, mutated: list[int], eager: Callable) -> Callable:

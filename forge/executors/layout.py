@@ -73,6 +73,13 @@ class Layouts:
         for proxy in inputs:
             self.add(proxy)
 
+    def copy(self) -> "Layouts":
+        """The same knowledge, to which more is added elsewhere: a backward's, of a forward."""
+        new = Layouts()
+        new.values, new.uncertain = dict(self.values), set(self.uncertain)
+        new.fake, new._memo = self.fake, self._memo
+        return new
+
     def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
         """An input; `like` names a value whose strides it is promised to have."""
         if isinstance(proxy, NumberProxy):

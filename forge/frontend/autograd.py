@@ -1,7 +1,7 @@
 """One torch.autograd.Function for a differentiated region."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Region:
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backward_for(present)` is compiled on first use
     for each set of outputs that have a gradient, so that an unused output costs nothing and leaves None.
-    `again_for(present, flowing)` is too: it gives the Again for gradients of which `flowing` have a history. It runs in
+    `ready` are those that are compiled already. `again_for(present, flowing)` is compiled on first use, too: it gives the Again for gradients of which `flowing` have a history. It runs in
     place of the backward under create_graph=True.
     """
 
@@ -64,8 +64,9 @@ class Region:
         non_differentiable: list[int],
         sources: Sources,
         again_for: Callable[[tuple[bool, ...], tuple[bool, ...]], Again],
+        ready: Mapping[tuple[bool, ...], Callable],
     ) -> None:
-        backwards: dict[tuple[bool, ...], Callable] = {}
+        backwards = dict(ready)
         lock = threading.RLock()
         agains: dict[tuple, Again] = {}
         remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
