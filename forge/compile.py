@@ -12,13 +12,13 @@ import torch
 
 from forge import prims
 from forge.executors import claim
-from forge.executors.claim import Claim, Reasons, chooser
+from forge.executors.claim import Claim, Reasons, chooser, is_fused
 from forge.executors.executor import Executor, OperatorExecutor, resolve_executors
 from forge.executors.layout import Layouts
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Region, Sources
 from forge.frontend.program import Program, inline_epilogue
-from forge.ir import Tag, TensorProxy, Trace, check
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
@@ -27,6 +27,7 @@ from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate
+from forge.transforms.rematerialize import rematerialize
 from forge.transforms.split import Split, backward_of, backward_of_saved, innermost, seeds_of, split
 
 Transform = Callable[[Trace], Trace]
@@ -71,20 +72,28 @@ def _not_compiled(*inputs: Any) -> Any:
     raise AssertionError("called before it was compiled")
 
 
+MEMORY = ("speed", "balanced", "smallest")
+
+
 @dataclass(frozen=True)
 class Options:
     """How programs are compiled, as forge.jit was asked to.
 
     executors: names or Executor objects, all available ones for None; the objects once it is made, in the order in
-    which they are asked, after those of `first`. Raises as resolve_executors does.
+    which they are asked, after those of `first`. Raises as resolve_executors does; ValueError for an unknown `memory`.
     """
 
     executors: Sequence[str | Executor] | None = None
     transforms: Sequence[Transform] = ()
     strict: bool = False
+    memory: str = "balanced"
     first: InitVar[Sequence[Executor]] = ()
 
     def __post_init__(self, first: Sequence[Executor]) -> None:
+        check(
+            self.memory in MEMORY,
+            lambda: f"forge.jit: memory is {self.memory!r}, but must be one of {', '.join(MEMORY)}",
+        )
         object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
@@ -92,6 +101,10 @@ class Options:
     def operator_executors(self) -> list[Executor]:
         """Those that run single calls: what runs once is not worth a region."""
         return [each for each in self.executors if isinstance(each, OperatorExecutor)]
+
+    def may_run_again(self, bound: BoundSymbol) -> bool:
+        """Whether a backward may run a call of the forward again, rather than read what it saved."""
+        return self.memory == "smallest" or is_fused(bound, self.executors)
 
     def find_patterns(self, trace: Trace) -> Trace:
         """The trace with the patterns of the executors' kernels found in it."""
@@ -200,6 +213,10 @@ def _compile_training(
     mutated = [program.trace.inputs[i].name for i in program.mutated]
     with compiled.timed("gradients"):
         full = backward_of(joint, list(flowing.values()), joint.forward.inputs, joint.forward.bound_symbols)
+    if options.memory != "speed":
+        with compiled.timed("rematerialize"):
+            forward = rematerialize(joint.forward, full, options.may_run_again, mutated)
+            joint = Joint(forward, joint.runs, joint.active)
     with compiled.timed("split"):
         parts = split(joint.forward, full, mutated, [value for each in given for value in each.values or ()])
     compiled.traces += [joint.forward, parts.forward]

@@ -66,6 +66,7 @@ def jit(
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
     kernels: Sequence[Source] = (),
+    memory: str = "balanced",
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -77,6 +78,8 @@ def jit(
     transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes.
     kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels declared in Python; their
         kernels are asked before all executors. forge.use_kernels does the same for the process.
+    memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes ("balanced"),
+        or computed again wherever that saves bytes ("smallest", slower).
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
@@ -91,6 +94,7 @@ def jit(
         executors=executors,
         transforms=transforms,
         kernels=kernels,
+        memory=memory,
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
@@ -98,7 +102,7 @@ def jit(
     if target is None:
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
-    options = Options(executors, transforms, strict, [kernel_executor(kernels)] if kernels else [])
+    options = Options(executors, transforms, strict, memory, [kernel_executor(kernels)] if kernels else [])
     record = Record(_parameters(target))
     backend = _Backend(options, record)
     compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)

@@ -203,6 +203,17 @@ def _fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons) ->
     return parts
 
 
+def is_fused(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
+    """Whether a fusion executor is the first to take a call."""
+    for executor in executors:
+        if isinstance(executor, FusionExecutor):
+            if _fusible(bound, executor, []):
+                return True
+        elif _accepting(bound, executor, []) is not None:
+            return False
+    return False
+
+
 def _accepting(bound: BoundSymbol, executor: Executor, declined: Reasons) -> Implementation | None:
     for implementation in executor.candidates(bound.symbol):
         decision = implementation.decide(bound)

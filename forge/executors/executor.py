@@ -45,6 +45,7 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 """
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -279,10 +280,13 @@ def known_executors() -> dict[str, Executor]:
 
 
 def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Executor]:
-    """Executors by name or object, in order; all available default ones for None.
+    """Executors by name or object, in order; for None those that FORGE_EXECUTORS names ("inductor,torch"), else all
+    available default ones.
 
     Raises ValueError for an unknown name (with the near ones), TypeError for something else.
     """
+    if executors is None and (named := os.environ.get("FORGE_EXECUTORS")):
+        executors = [name.strip() for name in named.split(",")]
     if executors is None:
         chosen = [_known[name] for name in _default_order]
         return [executor for executor in chosen if executor.is_available()]

@@ -1,0 +1,113 @@
+"""What a backward reads is saved by the forward, or computed again: the choice that saves the fewest bytes.
+
+The forward is a network from its inputs to what the backward reads. Each value is an edge whose capacity is its bytes;
+the minimum cut is what to save, and what lies between the cut and the backward is computed again. Inputs that the
+backward reads anyway, and parameters, cost nothing. What is not cheap to run twice (a matrix product, attention, an
+embedding, whatever draws random numbers or is opaque) is never on the far side of the cut.
+
+Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), for computing again; a cut as in the
+partitioners of AOTAutograd (torch._functorch.partitioners).
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+import networkx
+from networkx.algorithms.flow import boykov_kolmogorov
+
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
+from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.pytree import proxies
+from forge.transforms.dce import KEPT, live_calls
+from forge.transforms.split import free_names, unfold
+
+_NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.WHOLE}
+_SOURCE, _SINK = "source", "sink"
+
+
+def rematerialize(
+    forward: Trace, backward: Trace, cheap: Callable[[BoundSymbol], bool], mutated: Collection[str] = ()
+) -> Trace:
+    """The forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
+
+    cheap: whether a call may be run twice. mutated: inputs that are written to after the forward.
+    """
+    lengths = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
+    read = set(free_names(backward, lengths))
+    wanted = {*read, *forward.output_names}
+    calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
+    network = _Network()
+    for proxy in forward.inputs:
+        free = proxy.name in read or not isinstance(proxy, TensorProxy) or proxy.requires_grad
+        network.add(proxy, 0 if free and proxy.name not in mutated else None)
+        network.give(proxy.name)
+    for name in forward.constants:
+        network.add(Proxy(name), 0)
+        network.give(name)
+    for bound in calls:
+        again = _NEVER.isdisjoint(bound.all_tags) and (Tag.RECOMPUTE in bound.tags or cheap(bound))
+        network.run(bound, again)
+    network.take(name for name in read if name in network.values)
+    computed = network.computed_again()
+    if not computed:
+        return forward
+    tagged = [
+        bound.replace(tags=bound.tags | {Tag.RECOMPUTE}) if bound.outputs and computed.issuperset(bound.outputs) else bound
+        for bound in calls
+    ]
+    return forward.derive("rematerialize", tagged)
+
+
+class _Network:
+    """Values as edges (name, 0) → (name, 1); who may run again leads from what it reads to what it makes."""
+
+    def __init__(self) -> None:
+        self.graph = networkx.DiGraph()
+        self.graph.add_nodes_from((_SOURCE, _SINK))
+        self.values: set[str] = set()
+
+    def add(self, proxy: Proxy, bytes: int | None) -> None:
+        """A value; None: it cannot be saved for fewer bytes than there are."""
+        self.values.add(proxy.name)
+        if bytes is None:
+            self.graph.add_edge((proxy.name, 0), (proxy.name, 1))
+        else:
+            self.graph.add_edge((proxy.name, 0), (proxy.name, 1), capacity=bytes)
+
+    def give(self, name: str) -> None:
+        """The value is there."""
+        self.graph.add_edge(_SOURCE, (name, 0))
+
+    def run(self, bound: BoundSymbol, again: bool) -> None:
+        """A call of the forward."""
+        view = Tag.VIEW in bound.all_tags
+        for proxy in proxies(bound.output):
+            if proxy.name not in bound.outputs or proxy.name in self.values:
+                continue
+            self.add(proxy, _bytes(proxy) + view)  # rather than a view, what it shows
+            if not again:
+                self.give(proxy.name)
+            for name in bound.inputs:
+                if name in self.values:
+                    self.graph.add_edge((name, 1), (proxy.name, 0))
+
+    def take(self, names: Iterable[str]) -> None:
+        """The backward reads these."""
+        for name in names:
+            self.graph.add_edge((name, 1), _SINK)
+
+    def computed_again(self) -> set[str]:
+        """The names of the values that are on the backward's side of the cut."""
+        if not self.graph.in_degree(_SINK):
+            return set()
+        _, (near, _) = networkx.minimum_cut(self.graph, _SOURCE, _SINK, flow_func=boykov_kolmogorov)
+        return {name for name in self.values if (name, 0) not in near}
+
+
+def _bytes(proxy: Proxy) -> int:
+    """A value's bytes; of a symbolic length, what it was when the program was recorded."""
+    if not isinstance(proxy, TensorProxy):
+        return 8
+    count = proxy.element_size()
+    for length in proxy.shape:
+        count *= length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
+    return max(int(count), 1)
