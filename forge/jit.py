@@ -78,8 +78,8 @@ def jit(
     transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes.
     kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels declared in Python; their
         kernels are asked before all executors. forge.use_kernels does the same for the process.
-    memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes ("balanced"),
-        or computed again wherever that saves bytes ("smallest", slower).
+    memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes
+        ("balanced"), or wherever it saves bytes ("smallest", slower).
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.

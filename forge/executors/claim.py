@@ -88,12 +88,12 @@ def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
     ran = [layouts.run(call) for call in placed.calls]
     if placed.fuser is None:
         return [Node(call, [call], None) for call in placed.calls]
-    if placed.fuser.strided and not all(each.certain for each in ran):
+    if placed.fuser.strided and not all(each.known for each in ran):
         placed.declined.append((placed.fuser.name, "the strides of what it gives are not known"))
         placed.fuser = None
         return [Node(call, [call], None) for call in placed.calls]
     node = Node(placed.bound, placed.calls, placed.fuser)
-    node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in zip(placed.calls, ran))
+    node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in zip(placed.calls, ran, strict=True))
     return [node]
 
 

@@ -190,7 +190,7 @@ class _Writer:
             calls,
             name="region",
             inputs=[self._with_strides(name) for name in inputs],
-            output=tuple(self.proxies[name] for name in outputs),
+            output=tuple(map(self._with_strides, outputs)),
         )
         trace.boxed = False
         trace.constants.clear()

@@ -36,12 +36,31 @@ class Layout(NamedTuple):
 class Ran(NamedTuple):
     """What one call gives: for each leaf of its output a Layout, or the value itself where it is no tensor; which
     argument's memory each tensor shares, by place among the call's tensors, None for memory of its own; the aten
-    operators that ran; whether the strides are what they will be (else they are a promise to keep)."""
+    operators that ran; `known`: whether it ran (else it is taken to give contiguous tensors); `chosen`: whether which
+    kernel runs, and so which strides it gives, may change with the program's run."""
 
     outputs: tuple[Any, ...]
     shares: tuple[int | None, ...]
     operators: tuple[Any, ...]
-    certain: bool
+    known: bool
+    chosen: bool = False
+
+
+aten = torch.ops.aten
+_CHOSEN_LATER = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_backward,
+        aten._scaled_dot_product_efficient_attention,
+        aten._scaled_dot_product_efficient_attention_backward,
+        aten._scaled_dot_product_cudnn_attention,
+        aten._scaled_dot_product_cudnn_attention_backward,
+        aten.convolution,
+        aten.convolution_backward,
+    }
+)
 
 
 class _Operators(TorchDispatchMode):
@@ -120,7 +139,7 @@ class Layouts:
         for leaf, value in zip(leaves(call.output), ran.outputs, strict=True):
             if isinstance(leaf, Proxy):
                 self.values[leaf.name] = value
-                if not ran.certain:
+                if ran.chosen or not ran.known:
                     self.uncertain.add(leaf.name)
         return ran
 
@@ -159,7 +178,8 @@ class Layouts:
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
                 result = call.symbol.op(*args, **kwargs)
                 if call.symbol.out:
-                    result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in call.symbol.out)
+                    places = call.symbol.out
+                    result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
                 return _ran(call, result, given, operators.seen)
         except Exception:  # it needs values, or knows nothing of tensors without them
             return self._promised(call)
@@ -190,7 +210,8 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: list[
         else:
             outputs.append(value)
             shares.append(None)
-    return Ran(tuple(outputs), tuple(shares), tuple(operators), True)
+    chosen = any(each.overloadpacket in _CHOSEN_LATER for each in operators)
+    return Ran(tuple(outputs), tuple(shares), tuple(operators), True, chosen)
 
 
 def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
@@ -214,4 +235,6 @@ def restrided(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor with these strides: itself where it has them."""
     if x.stride() == strides:
         return x
+    if all(one == other or length == 1 for one, other, length in zip(x.stride(), strides, x.shape, strict=True)):
+        return x.as_strided(x.shape, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

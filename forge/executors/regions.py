@@ -25,7 +25,7 @@ class Node:
     into a region (None: a cut), `view`: its results are memory of its arguments. `reads` and `makes` are names.
     """
 
-    __slots__ = ("bound", "calls", "fuser", "level", "makes", "reads", "readers", "view")
+    __slots__ = ("bound", "calls", "fuser", "level", "makes", "readers", "reads", "view")
 
     def __init__(self, bound: BoundSymbol, calls: Sequence[BoundSymbol], fuser: FusionExecutor | None) -> None:
         self.bound = bound

@@ -53,8 +53,8 @@ class Region:
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backward_for(present)` is compiled on first use
     for each set of outputs that have a gradient, so that an unused output costs nothing and leaves None.
-    `ready` are those that are compiled already. `again_for(present, flowing)` is compiled on first use, too: it gives the Again for gradients of which `flowing` have a history. It runs in
-    place of the backward under create_graph=True.
+    `ready` are those that are compiled already. `again_for(present, flowing)` is compiled on first use, too: it gives
+    the Again for gradients of which `flowing` have a history. It runs in place of the backward under create_graph=True.
     """
 
     def __init__(

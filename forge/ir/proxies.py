@@ -34,6 +34,11 @@ def short_dtype(dtype: torch.dtype) -> str:
     return _SHORT_DTYPE.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+def hint_of(length: Dim) -> int:
+    """A length; of a symbolic one, what it was when the program was recorded."""
+    return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
+
+
 class Proxy:
     """A named value of a trace."""
 

@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from forge.ir import SYMBOLIC_TYPES, TensorProxy
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tree_map
 
 
@@ -38,14 +39,10 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
         return leaf.node.hint
     if not isinstance(leaf, TensorProxy):
         return leaf
-    shape = [_hint(length) for length in leaf.shape]
+    shape = [hint_of(length) for length in leaf.shape]
     if leaf.strides is None:
         return torch.empty(shape, dtype=dtype(leaf), device=leaf.device)
-    return torch.empty_strided(shape, list(map(_hint, leaf.strides)), dtype=dtype(leaf), device=leaf.device)
-
-
-def _hint(length: Any) -> int:
-    return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
+    return torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=dtype(leaf), device=leaf.device)
 
 
 class Seen(TorchDispatchMode):

@@ -15,7 +15,7 @@ import networkx
 from networkx.algorithms.flow import boykov_kolmogorov
 
 from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
-from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import proxies
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.split import free_names, unfold
@@ -50,11 +50,12 @@ def rematerialize(
     computed = network.computed_again()
     if not computed:
         return forward
-    tagged = [
-        bound.replace(tags=bound.tags | {Tag.RECOMPUTE}) if bound.outputs and computed.issuperset(bound.outputs) else bound
-        for bound in calls
-    ]
+    tagged = [_tagged(bound) if bound.outputs and computed.issuperset(bound.outputs) else bound for bound in calls]
     return forward.derive("rematerialize", tagged)
+
+
+def _tagged(bound: BoundSymbol) -> BoundSymbol:
+    return bound.replace(tags=bound.tags | {Tag.RECOMPUTE})
 
 
 class _Network:
@@ -109,5 +110,5 @@ def _bytes(proxy: Proxy) -> int:
         return 8
     count = proxy.element_size()
     for length in proxy.shape:
-        count *= length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
+        count *= hint_of(length)
     return max(int(count), 1)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.layout import Layouts, paired
+from forge.executors.layout import Layouts, paired, restrided
 from forge.ir import BoundSymbol, Proxy, Trace
 from forge.ir.pytree import leaves, tree_map
 
@@ -72,7 +72,7 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
     found: list[Any] = []
     for call in calls:
         ran = layouts.run(call)
-        if not ran.certain:
+        if not ran.known:
             return None
         found += ran.operators
     return found
@@ -119,7 +119,7 @@ def compile_region(region: Trace) -> Callable | Declined:
         layouts = Layouts(region.inputs)
         with _lock, _disable_current_modes(), torch.no_grad(), tracing(TracingContext(layouts.fake)):
             graph, given = _graph_of(region, layouts)
-            return _compile(graph, given)
+            return _with_strides(_compile(graph, given), graph, region)
     except Exception as error:
         _log.warning("forge: Inductor cannot compile a region, which torch runs: %s", str(error).split("\n")[0])
         _log.debug("%s", region, exc_info=True)
@@ -142,6 +142,23 @@ def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, li
     with layouts.fake:
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
         return make_fx(run, decomposition_table=_decompositions())(*given), given
+
+
+def _with_strides(artifact: Callable, graph: torch.fx.GraphModule, region: Trace) -> Callable:
+    """The artifact with results of the strides that torch gives: a decomposition may give others."""
+    (output,) = graph.graph.find_nodes(op="output")
+    made = [tuple(node.meta["val"].stride()) for node in output.args[0]]
+    others = [place for place, proxy in enumerate(region.output) if made[place] != proxy.strides]
+    if not others:
+        return artifact
+
+    def run(boxed: list[Any]) -> list[torch.Tensor]:
+        results = list(artifact(boxed))
+        for place in others:
+            results[place] = restrided(results[place], region.output[place].strides)
+        return results
+
+    return run
 
 
 def _value(known: dict[str, Any], leaf: Any) -> Any:

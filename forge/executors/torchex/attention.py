@@ -10,11 +10,14 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
+from forge.ir.proxies import hint_of
 from forge.prims.core import like
 
 aten = torch.ops.aten
@@ -171,15 +174,29 @@ def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callabl
         return None
     if call.wanted[3] or (query.is_cuda and (query.shape[-1] % 8 or leaves[2].shape[-1] % 8)):
         return None
-    with torch.enable_grad():
-        choice = torch._fused_sdp_choice(
-            *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
-        )
+    choice = _choice(call, leaves)
     kernel = _KERNELS.get((query.device.type, choice))
     if kernel is None or mask is None or kernel[0] is _flash_cpu:
         return kernel
     aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient
     return kernel if aligned else None
+
+
+def _choice(call: Attention, leaves: list[torch.Tensor | None]) -> int:
+    """torch's choice; for tensors without values, what it is for memory like theirs."""
+    if isinstance(leaves[0], FakeTensor):
+        with _disable_current_modes():
+            return _choice(call, [None if leaf is None else _real(leaf) for leaf in leaves])
+    with torch.enable_grad():
+        return torch._fused_sdp_choice(
+            *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+        )
+
+
+def _real(fake: FakeTensor) -> torch.Tensor:
+    shape, strides = [[hint_of(length) for length in lengths] for lengths in (fake.shape, fake.stride())]
+    real = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
+    return real.requires_grad_(fake.requires_grad)
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
