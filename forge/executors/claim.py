@@ -67,7 +67,8 @@ def claim(
             known = [reason for name in bound.outputs for reason in earlier.get(name, ())]
             walker.visit(bound, executors, known, 0)
     placed = walker.placed
-    if not any(each.fuser for each in placed):
+    fuses = any(isinstance(each, FusionExecutor) for each in executors)
+    if not fuses or (layouts is None and not any(each.fuser for each in placed)):
         new.bound_symbols.extend(call for each in placed for call in each.calls)
         return new, [made for each in placed for made in each.claims]
     return _with_regions(new, placed, Layouts(trace.inputs) if layouts is None else layouts)
@@ -93,7 +94,8 @@ def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
         placed.fuser = None
         return [Node(call, [call], None) for call in placed.calls]
     node = Node(placed.bound, placed.calls, placed.fuser)
-    node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in zip(placed.calls, ran, strict=True))
+    pairs = zip(placed.calls, ran, strict=True)
+    node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in pairs)
     return [node]
 
 

@@ -106,8 +106,9 @@ class Layouts:
             self._see([proxy.value])
         elif isinstance(proxy, TensorProxy):
             self._see(proxy.shape)
-            if like is not None:
-                self.values[proxy.name] = self.values[like.name]
+            known = self.values.get(like.name) if like is not None else None
+            if isinstance(known, Layout):
+                self.values[proxy.name] = known
                 self.uncertain.add(proxy.name)
             elif proxy.strides is None:
                 self.promise(proxy)
