@@ -1,11 +1,17 @@
-"""What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles."""
+"""What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
+Programs run by torch's own functions unless a test names executors: compiling each test's regions would take an hour.
+Tests of fusion name them.
+"""
+
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("FORGE_EXECUTORS", "torch")
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )

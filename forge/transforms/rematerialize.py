@@ -20,7 +20,7 @@ from forge.ir.pytree import proxies
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.split import free_names, unfold
 
-_NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.WHOLE}
+_NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.ATOMIC}
 _SOURCE, _SINK = "source", "sink"
 
 

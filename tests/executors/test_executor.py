@@ -55,7 +55,8 @@ def test_an_implementation_is_an_operator_or_a_transform(given: dict) -> None:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the registry that the test may change."""
+    """A copy of the registry that the test may change, and no choice by the environment."""
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
     monkeypatch.setattr(executor, "_known", dict(executor._known))
     monkeypatch.setattr(executor, "_default_order", list(executor._default_order))
 
@@ -63,6 +64,15 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 class Absent(OperatorExecutor):
     def is_available(self) -> Any:
         return decline("there is no such device")
+
+
+def test_the_environment_names_the_executors_of_who_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_EXECUTORS", "torch-prims, torch")
+    assert [each.name for each in resolve_executors(None)] == ["torch-prims", "torch"]
+    assert [each.name for each in resolve_executors(["torch"])] == ["torch"]
+    monkeypatch.setenv("FORGE_EXECUTORS", "trch")
+    with pytest.raises(ValueError, match="unknown executor 'trch'; did you mean 'torch'"):
+        resolve_executors(None)
 
 
 @pytest.mark.usefixtures("registry")
