@@ -107,7 +107,7 @@ class _Interpreter:
     def run_region(self, region: higher_order.Region) -> None:
         """Nodes that only make sense together run as one opaque call."""
         args = self.look_up(tuple(region.inputs))
-        nothing = Effects([], frozenset())  # transform_region has looked
+        nothing = Effects([], frozenset(), [])  # transform_region has looked
         output = self.opaque(grad_mode.InMode(region.function), region.name, args, {}, [], region.example, nothing)
         self.env.update(zip(region.outputs, output, strict=True))
 
@@ -285,8 +285,10 @@ class _Interpreter:
         written = tuple(self.trace.tensor(x.shape, x.dtype, x.device, strides=x.strides) for x in changed)
         symbol = opaque_symbol(Functional(function, found.changed), name, tags=found.tags)
         self.trace.record(BoundSymbol(symbol, read_args, read_kwargs, (result, written)))
-        for handle, new in zip(changed, written, strict=True):
-            torchlang.write(handle, new, self.trace.memory, name)
+        for position, handle, new in zip(found.changed, changed, written, strict=True):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and position not in found.silently):
+                grad_mode.note(self.trace)
+                torchlang.write(handle, new, self.trace.memory, name)
         return result
 
     def check_apart(self, changed: list[TensorProxy], name: str, flat: list[Any]) -> None:

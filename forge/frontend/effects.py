@@ -25,10 +25,12 @@ _HIGHER_ORDER = frozenset("associative_scan cond flex_attention map map_impl sca
 
 
 class Effects(NamedTuple):
-    """The leaves of a call's arguments that it changes, by position, and the tags of the call."""
+    """The leaves of a call's arguments that it changes, by position, those of them that it changes without grad, and
+    the tags of the call."""
 
     changed: list[int]
     tags: frozenset[Tag]
+    silently: list[int]
 
 
 def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects:
@@ -39,12 +41,11 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
         raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
     tried = try_without_values(function, args, kwargs)
     if tried is None:
-        return Effects(_by_schema(function, name, args, kwargs), frozenset())
-    seen, changed = tried
-    if seen.reshapes:
+        return Effects(_by_schema(function, name, args, kwargs), frozenset(), [])
+    if tried.reshapes:
         raise Unsupported(f"{name} changes the shape or the memory of a tensor that it is given")
-    tags = {Tag.RANDOM: seen.random, Tag.EFFECT: seen.acts}
-    return Effects(changed, frozenset(tag for tag, holds in tags.items() if holds))
+    tags = {Tag.RANDOM: tried.random, Tag.EFFECT: tried.acts}
+    return Effects(tried.changed, frozenset(tag for tag, holds in tags.items() if holds), tried.silently)
 
 
 def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int]:

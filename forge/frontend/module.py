@@ -32,6 +32,10 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
             return result
         return compiled(module, *args, **kwargs)
 
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        """What a module makes of its own class (a slice of a Sequential) is another module, which is not jitted."""
+        return original(*args, **kwargs)
+
     def __deepcopy__(self: torch.nn.Module, memo: dict) -> torch.nn.Module:
         return rejit(copy.deepcopy(module, memo))
 
@@ -43,6 +47,7 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
 
     members = {
         "__call__": __call__,
+        "__new__": __new__,
         "__deepcopy__": __deepcopy__,
         "__copy__": __copy__,
         "__reduce_ex__": __reduce_ex__,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from forge import prims
-from forge.ir import Proxy, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, current_trace, recording
 from forge.ir.memory import Memory, Storage
-from forge.ir.pytree import tree_map
+from forge.ir.pytree import names, tree_map
 
 
 class Unsupported(NotImplementedError):
@@ -45,6 +45,8 @@ class _Finisher:
         self.values: list[TensorProxy] = []
         self.value_of: dict[int, TensorProxy] = {}
         self.taken: set[str] = set(self.inputs) | set(trace.constants)
+        self.written = {storage.root.name for storage in memory.written}
+        self.items = {bound.output.name: bound for bound in trace.bound_symbols if bound.symbol is prims.item}
 
     def value(self, storage: Storage) -> TensorProxy:
         """The storage's final value, as a value of the trace that nothing else shares."""
@@ -57,6 +59,15 @@ class _Finisher:
             self.value_of[id(storage)] = known
             self.values.append(known)
         return known
+
+    def read(self, item: BoundSymbol) -> BoundSymbol:
+        """A number's reading from a tensor, as the epilogue can do it: from an input that stays, or a value."""
+        (tensor,) = item.args
+        if tensor.name not in self.inputs or tensor.name in self.written:
+            tensor = prims.clone(tensor) if tensor.name in self.taken else tensor
+            self.taken.add(tensor.name)
+            self.values.append(tensor)
+        return BoundSymbol(item.symbol, (tensor,), {}, item.output)
 
 
 def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
@@ -90,6 +101,7 @@ class _Planned:
         storage = ref.storage
         self.chain = ref.chain
         needed = [tensor.name for step in self.chain for tensor in step.tensors]
+        lengths = dict.fromkeys(name for step in self.chain for name in names((step.args, step.kwargs)))
         self.elsewhere = storage.root.name in finisher.memory.elsewhere
         self.from_input = storage.root.name in finisher.inputs and finisher.inputs.issuperset(needed)
         if self.from_input:
@@ -99,6 +111,7 @@ class _Planned:
             finisher.values.append(self.base)
         else:
             self.base = finisher.value(storage)
+        self.items = [finisher.read(finisher.items[name]) for name in lengths if self.chain and name in finisher.items]
 
     @property
     def is_value(self) -> bool:
@@ -130,6 +143,8 @@ class _Epilogue:
         key: tuple = (shown.name,)
         if planned.elsewhere:
             shown = self.once((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
+        for item in planned.items:
+            current_trace().record(item)
         for step in planned.chain:
             key = (*key, id(step))
             if key not in self.shown:

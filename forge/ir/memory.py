@@ -150,6 +150,19 @@ class Memory:
         self.refs[second.name] = Ref(ref.storage, (*ref.chain, step), self.read(handle))
         return second
 
+    def become(self, handle: TensorProxy, value: TensorProxy, step: ViewStep, call: str) -> None:
+        """Says that the handle, no view, has another history from now on: `value`, which `step` shows of what it was.
+
+        Where other handles show its memory, a later write to it is an error."""
+        self.nameless += 1
+        storage = self.ref(handle).storage
+        if any(ref.storage is storage for name, ref in self.refs.items() if name != handle.name):
+            storage.ambiguous = call
+            self.refs[handle.name] = Ref(storage, (step,), value)
+            return
+        fresh = self.refs[handle.name] = Ref.own(handle)
+        fresh.storage.value = fresh.value = value
+
     def share(self, handle: TensorProxy, base: TensorProxy, call: str) -> None:
         """Says that `handle` may or may not show `base`'s memory; a later write to either is an error."""
         storage = self.ref(base).storage

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, Symbol, Tag, TensorProxy, check
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
+from forge.ir.memory import Ambiguous, Memory, ViewStep
 from forge.prims.core import check_dim, check_dims, known
 from forge.torchlang.core import View, torchsymbol
 
@@ -125,7 +126,13 @@ def expand_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
     return clang.expand(self, other.shape)
 
 
-@torchsymbol(torch.broadcast_to, Tensor.broadcast_to, view=View.ALWAYS)
+@torchsymbol(Tensor.broadcast_to, view=View.ALWAYS)
+def tensor_broadcast_to(self: TensorProxy, *sizes: Any, size: Sequence[Dim] | None = None) -> TensorProxy:
+    """Broadcast to a shape."""
+    return clang.expand(self, _sizes(sizes, size, "broadcast_to"))
+
+
+@torchsymbol(torch.broadcast_to, view=View.ALWAYS)
 def broadcast_to(input: TensorProxy, size: Sequence[Dim]) -> TensorProxy:
     """Broadcast to a shape."""
     return clang.expand(input, size)
@@ -513,4 +520,22 @@ def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) 
 )
 def detach(input: TensorProxy) -> TensorProxy:
     """The same values, through which no gradient flows."""
+    return prims.detach(input)
+
+
+def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    """The handle shows its memory through `detach` from now on; other views of the memory keep their history."""
+    (target,) = args
+    if any(target is each for each in current_trace().inputs) and not target.requires_grad:
+        return target
+    if memory.ref(target).chain or any(target is each for each in current_trace().inputs):
+        raise Ambiguous(f"detach_ of {target}, which the program was given or which is a view: use detach()")
+    step = ViewStep(detach, (), {}, None, prims.with_data, hides_history=True)
+    memory.become(target, symbol(memory.read(target)), step, "detach_")
+    return target
+
+
+@torchsymbol(torch.detach_, Tensor.detach_, handler=_detach_in_place, tags=[Tag.NOT_DIFFERENTIABLE])
+def detach_(input: TensorProxy) -> TensorProxy:
+    """The tensor itself, without its history from now on."""
     return prims.detach(input)

@@ -1,7 +1,7 @@
 """A torch function run on tensors without values: which operators it runs, and what they do to its arguments."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,12 +18,15 @@ def run_without_values(
     kwargs: dict,
     seen: TorchDispatchMode,
     dtype: Callable[[TensorProxy], torch.dtype] = lambda proxy: proxy.dtype,
+    grad: bool = False,
 ) -> list[Any] | None:
-    """Runs a function under `seen` on tensors that have the proxies' metadata, in `dtype`; None where it raises.
+    """Runs a function under `seen` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
+    not; None where it raises.
 
     The leaves of the arguments that it was given.
     """
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), FakeTensorMode():
+    mode = torch.set_grad_enabled(grad)
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, FakeTensorMode():
         try:
             args, kwargs = tree_map(lambda leaf: _empty(leaf, dtype), (args, kwargs))  # a length may have no value yet
             given = list(leaves((args, kwargs)))
@@ -48,16 +51,19 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
 class Seen(TorchDispatchMode):
     """What the operators that run do besides returning tensors.
 
-    `written` holds the memory that they change; `random` says whether they draw random numbers, `acts` whether one of
-    them returns nothing and changes no tensor (an assertion), `reshapes` whether one changes a tensor's own shape.
+    `written` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
+    grad enabled, not through detach); `reshaped` the tensors whose own shape or memory they change. `random` says whether they draw random numbers, `acts` whether
+    one of them returns nothing and changes no tensor (an assertion).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.written: set[int] = set()
+        self.tracked: set[int] = set()
+        self.detached: list[torch.Tensor] = []
+        self.reshaped: list[torch.Tensor] = []
         self.random = False
         self.acts = False
-        self.reshapes = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -70,25 +76,51 @@ class Seen(TorchDispatchMode):
             for tensor in leaves(value)
             if isinstance(tensor, torch.Tensor)
         ]
-        before = [(tensor.shape, tensor.stride(), _memory(tensor)) for tensor in changed]
+        before = [_layout(tensor) for tensor in changed]
         result = func(*args, **kwargs)
-        self.written.update(memory for _, _, memory in before)
-        self.reshapes |= before != [(tensor.shape, tensor.stride(), _memory(tensor)) for tensor in changed]
+        self.written.update(memory for *_, memory in before)
+        if torch.is_grad_enabled():
+            self.tracked.update(was[-1] for x, was in zip(changed, before, strict=True) if not self.is_detached(x))
+        if func is torch.ops.aten.detach.default or any(map(self.is_detached, args)):
+            self.detached += [each for each in leaves(result) if isinstance(each, torch.Tensor)]
+        self.reshaped += [tensor for tensor, was in zip(changed, before, strict=True) if _layout(tensor) != was]
         self.random |= torch.Tag.nondeterministic_seeded in func.tags
         self.acts |= not changed and not schema.returns
         return result
+
+    def is_detached(self, leaf: Any) -> bool:
+        return any(leaf is each for each in self.detached)
 
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def try_without_values(function: Callable, args: tuple, kwargs: dict) -> tuple[Seen, list[int]] | None:
-    """What a call does besides returning tensors, and which leaves of its arguments it changes; None where that cannot
-    be seen without values."""
+def _layout(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.stride(), _memory(tensor)
+
+
+class Trial(NamedTuple):
+    """What a call does besides returning tensors.
+
+    changed: the leaves of its arguments that it changes, by position; silently: those of them that it changes without
+    grad, whatever the mode around it. reshapes: whether it changes the shape or the memory of one.
+    """
+
+    changed: list[int]
+    silently: list[int]
+    reshapes: bool
+    random: bool
+    acts: bool
+
+
+def try_without_values(function: Callable, args: tuple, kwargs: dict) -> Trial | None:
+    """What a call does besides returning tensors; None where that cannot be seen without values."""
     seen = Seen()
-    given = run_without_values(function, args, kwargs, seen)
+    given = run_without_values(function, args, kwargs, seen, grad=True)
     if given is None:
         return None
     changed = [i for i, leaf in enumerate(given) if isinstance(leaf, torch.Tensor) and _memory(leaf) in seen.written]
-    return seen, changed
+    silently = [i for i in changed if _memory(given[i]) not in seen.tracked]
+    reshapes = any(leaf is tensor for tensor in seen.reshaped for leaf in given)
+    return Trial(changed, silently, reshapes, seen.random, seen.acts)

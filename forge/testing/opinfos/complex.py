@@ -31,13 +31,15 @@ nn.functional.dropout.inplace dropout alpha_dropout feature_dropout feature_alph
 nn.functional.feature_alpha_dropout nn.functional.dropout1d nn.functional.dropout2d nn.functional.dropout3d sum mean
 any all prod count_nonzero logsumexp Tensor.sum_to_size var std var_mean std_mean cumsum cumprod logcumsumexp
 nn.functional.pad pixel_shuffle pixel_unshuffle channel_shuffle reshape Tensor.reshape Tensor.view Tensor.view_as
-Tensor.reshape_as flatten ravel unflatten unsqueeze squeeze Tensor.expand broadcast_to Tensor.expand_as
+Tensor.reshape_as flatten ravel unflatten unsqueeze squeeze Tensor.expand broadcast_to Tensor.broadcast_to
+Tensor.expand_as
 broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d transpose swapaxes permute Tensor.permute movedim moveaxis
 t adjoint Tensor.T Tensor.mT Tensor.H Tensor.mH select narrow ops.aten.slice diagonal Tensor.unfold flip Tensor.flip
 fliplr flipud roll rot90 tril triu diag_embed diag Tensor.contiguous clone detach diagonal.written chunk.written
 reshape.computed Tensor.reshape.computed Tensor.view.computed Tensor.view_as.computed Tensor.reshape_as.computed
 flatten.computed ravel.computed unflatten.computed unsqueeze.computed squeeze.computed Tensor.expand.computed
-broadcast_to.computed Tensor.expand_as.computed broadcast_tensors.computed meshgrid.computed atleast_1d.computed
+broadcast_to.computed Tensor.broadcast_to.computed
+Tensor.expand_as.computed broadcast_tensors.computed meshgrid.computed atleast_1d.computed
 atleast_2d.computed atleast_3d.computed transpose.computed swapaxes.computed permute.computed Tensor.permute.computed
 movedim.computed moveaxis.computed t.computed adjoint.computed Tensor.T.computed Tensor.mT.computed Tensor.H.computed
 Tensor.mH.computed select.computed narrow.computed ops.aten.slice.computed diagonal.computed Tensor.unfold.computed

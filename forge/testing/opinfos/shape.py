@@ -99,6 +99,7 @@ _bad_expand = errors(
     (lambda make: sample(make(2, 3), (3,)), RuntimeError, "number of sizes provided"),
 )
 _method("expand", _expands, _bad_expand)
+_method("broadcast_to", _expands, _bad_expand)
 _register("broadcast_to", torch.broadcast_to, _expands, _bad_expand)
 _method(
     "expand_as",
@@ -369,6 +370,21 @@ def _written_diagonal(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _detached_clone(x: torch.Tensor) -> torch.Tensor:
+    """A clone of x, detached in place."""
+    return x.clone().detach_()
+
+
+_register(
+    "detach_",
+    _detached_clone,
+    cases(*of_input((2, 3), ())),
+    errors((lambda make: sample(None), AttributeError, "clone")),
+    gradient=False,
+    symbols=("torch.detach_",),
+)
+
+
 def _written_parts(x: torch.Tensor) -> torch.Tensor:
     """A clone of x, changed through some of several views; eager allows that without gradients only."""
     out = x.clone()
@@ -396,7 +412,7 @@ _register(
 
 register_computed(
     """reshape Tensor.reshape Tensor.view Tensor.view_as Tensor.reshape_as flatten ravel unflatten unsqueeze squeeze
-    Tensor.expand broadcast_to Tensor.expand_as broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d transpose
+    Tensor.expand Tensor.broadcast_to broadcast_to Tensor.expand_as broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d transpose
     swapaxes permute Tensor.permute movedim moveaxis t adjoint Tensor.T Tensor.mT Tensor.H Tensor.mH select narrow
     ops.aten.slice diagonal Tensor.unfold diag Tensor.contiguous""".split()
 )

@@ -321,3 +321,98 @@ def an_expanded_tensor_changed_below(jit):
 
 
 assert len(PROGRAMS) > 300
+
+
+@program
+def a_value_detached_in_place(jit):
+    def run(x):
+        y = x * 2
+        y.detach_()
+        return y * x, y
+
+    x = torch.randn(3, requires_grad=True)
+    out, y = jit(run)(x)
+    out.sum().backward()
+    return out, y, x.grad
+
+
+@program
+def a_value_detached_in_place_beside_its_view(jit):
+    def run(x):
+        y = x.exp()
+        row = y[0]
+        z = torch.detach_(y)
+        return row * x, y * x, z, y.add(1)
+
+    x = torch.randn(3, 3, requires_grad=True)
+    results = jit(run)(x)
+    (results[0].sum() + results[1].sum()).backward()
+    return results, x.grad
+
+
+@program
+def a_value_detached_in_place_and_changed(jit):
+    def run(x):
+        y = (x * 2).detach_()
+        y.mul_(x)
+        return y.sum(), y
+
+    x = torch.randn(3, requires_grad=True)
+    total, y = jit(run)(x)
+    total.backward()
+    return total, y, x.grad
+
+
+@program(eager="detach_")
+def an_input_detached_in_place(jit):
+    def run(x):
+        return x.detach_() * 2
+
+    x = torch.randn(3, requires_grad=True)
+    h = x * 3
+    return jit(run)(h), h
+
+
+@program
+def sizes_given_one_by_one(jit):
+    def run(x):
+        return x.broadcast_to(2, 2, 3), x.broadcast_to((4, 2, 3)), torch.broadcast_to(x * 2, (2, 2, 3))
+
+    return jit(run)(torch.randn(2, 3)), jit(run)(torch.randn(2, 3, requires_grad=True))
+
+
+@program
+def a_window_whose_length_is_a_number_of_a_tensor(jit):
+    def run(x):
+        n = int(x.abs().sum().item()) % 3 + 1
+        y = x * 2
+        return x[:n], y[n:], y, x.narrow(0, 0, n)
+
+    jitted, found = jit(run), []
+    for length in (4, 5, 7):
+        x = torch.randn(length, 3, requires_grad=True)
+        results = jitted(x)
+        sum(t.sum() for t in results).backward()
+        found.append([results, x, x.grad])
+    return found
+
+
+@program
+def a_window_whose_length_is_read_before_it_changes(jit):
+    def run(x, n):
+        k = n.sum().item()
+        torch._check(k >= 0)
+        torch._check(k <= 3)
+        n.add_(1)
+        y = x * 2
+        return x[k:], y.narrow(0, 0, k), y
+
+    found = []
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        jitted = jit(run)
+        for _ in range(2):
+            x, n = torch.randn(4, 3, requires_grad=True), torch.tensor([1, 1])
+            results = jitted(x, n)
+            sum(t.sum() for t in results).backward()
+            found.append([results, x, n, x.grad])
+    return found
