@@ -16,7 +16,7 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import config, eval_frame
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, RecompileError, TorchRuntimeError
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters
 from torch.fx.experimental import _config as shapes_config
@@ -68,10 +68,13 @@ class _Configured:
             before = counters["graph_break"].copy()
             try:
                 return self._torchdynamo_orig_backend(*frame)
-            except TorchRuntimeError as failure:
+            except (BackendCompilerFailed, FailOnRecompileLimitHit, RecompileError):
+                raise
+            except Exception as failure:  # of a call of the program, or of Dynamo's own
                 if self._fullgraph:
                     raise
-                self._history.graph_breaks.append(f"a call fails: {str(failure).splitlines()[0]}")
+                said = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                self._history.graph_breaks.append(f"a call fails: {said}")
                 return _IN_EAGER  # where it raises what torch does, and the user may catch it
             finally:
                 self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
@@ -87,9 +90,9 @@ def enter(
 ) -> Callable:
     """`function` compiled by `backend`, a Dynamo backend; called the same way.
 
-    Calls take torch.compile's wrapper while a stance, a tracer or a functorch transform is active, which it knows how
-    to deal with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo
-    does not guard, calls run in eager. An error of the backend is raised as itself, and
+    Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
+    with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
+    guard, or a tracer is active (torch.fx, torch.jit.trace), calls run in eager. An error of the backend is raised as itself, and
     one that torch raises for bad arguments is of torch's type.
     """
     context = torch._dynamo.optimize(
@@ -97,7 +100,8 @@ def enter(
     )
     callback = context.callback = _Configured(context.callback, dynamic, history, fullgraph)
     compiled = context(function)
-    compiling, tracing = torch._C._functorch.maybe_current_level, torch.fx._symbolic_trace.is_fx_symbolic_tracing
+    compiling, jit_tracing = torch._C._functorch.maybe_current_level, torch._C._is_tracing
+    tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
     plain = None  # the stance in which a call may go the short way, once one went the long way
 
     @functools.wraps(function)
@@ -105,7 +109,9 @@ def enter(
         nonlocal plain
         if has_global_hooks():
             return function(*args, **kwargs)
-        if eval_frame._stance is not plain or compiling() is not None or tracing():
+        if tracing() or jit_tracing():  # its calls are part of what is traced
+            return function(*args, **kwargs)
+        if eval_frame._stance is not plain or compiling() is not None:
             try:
                 result = compiled(*args, **kwargs)
             except BackendCompilerFailed as failure:

@@ -5,6 +5,8 @@ Each body is recorded with a memory of its own, so that what it changes in place
 forward changes of its inputs comes out beside its results, and is written to them afterwards.
 """
 
+import itertools
+import linecache
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -165,6 +167,25 @@ def _once_differentiable(backward: GraphModule) -> bool:
     return any(_ONCE_LINES.search(node.meta.get("stack_trace") or "") for node in backward.graph.nodes)
 
 
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in forward\n')
+_FORWARD = re.compile(r"\s*def forward\(")
+
+
+def _calls_functions(backward: GraphModule) -> bool:
+    """Whether a backward calls another torch.autograd.Function: Dynamo leaves what its forward did, without its
+    backward, which only a second differentiation would ask for."""
+    frames = {frame for node in backward.graph.nodes for frame in _FRAME.findall(node.meta.get("stack_trace") or "")}
+    return any(_is_static_forward(path, int(line)) for path, line in frames)
+
+
+def _is_static_forward(path: str, line: int) -> bool:
+    """Whether a line is one of a static method `forward`, which a module's is not."""
+    above = linecache.getlines(path)[:line]
+    start = next((i for i in range(len(above) - 1, -1, -1) if _FORWARD.match(above[i])), 0)
+    decorators = itertools.takewhile(lambda text: text.strip().startswith("@"), reversed(above[:start]))
+    return any(text.strip() == "@staticmethod" for text in decorators)
+
+
 def from_graphs(
     inline: Callable[..., Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
 ) -> FunctionCall:
@@ -179,7 +200,7 @@ def from_graphs(
     def run_backward(kept: tuple, gradients: tuple) -> Any:
         return inline(backward, (*gradients, *kept), _outer_mode(backward))
 
-    return FunctionCall(run_forward, run_backward, once=_once_differentiable(backward))
+    return FunctionCall(run_forward, run_backward, once=_once_differentiable(backward) or _calls_functions(backward))
 
 
 # traced directly

@@ -19,7 +19,7 @@ class Tag(Enum):
     SYNCHRONIZING = auto()  # reads a tensor's data back to Python
     NOT_DIFFERENTIABLE = auto()  # no gradient flows through it, as in eager
     ZERO_GRAD = auto()  # the gradients of its arguments are zeros, and its result a constant, as in eager
-    ONCE_DIFFERENTIABLE = auto()  # a user's backward says that it cannot be differentiated
+    ONCE_DIFFERENTIABLE = auto()  # a user's backward cannot be differentiated: it says so, or part of it is not seen
     NO_GRAD = auto()  # this call ran under torch.no_grad
     RECOMPUTE = auto()  # what this call makes is recomputed by the backward instead of saved (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call

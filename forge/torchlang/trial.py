@@ -52,8 +52,8 @@ class Seen(TorchDispatchMode):
     """What the operators that run do besides returning tensors.
 
     `written` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
-    grad enabled, not through detach); `reshaped` the tensors whose own shape or memory they change. `random` says whether they draw random numbers, `acts` whether
-    one of them returns nothing and changes no tensor (an assertion).
+    grad enabled, not through detach); `reshaped` the tensors whose own shape or memory they change. `random` says
+    whether they draw random numbers, `acts` whether one of them returns nothing and changes no tensor (an assertion).
     """
 
     def __init__(self) -> None:

@@ -106,7 +106,10 @@ def differentiable_backward(
     def choice(bound: BoundSymbol) -> Choice:
         check(
             Tag.ONCE_DIFFERENTIABLE not in bound.symbol.tags,
-            lambda: f"trying to differentiate twice a function that was marked with @once_differentiable ({bound})",
+            lambda: (
+                "trying to differentiate twice a function that was marked with @once_differentiable, or whose "
+                f"backward calls another torch.autograd.Function ({bound})"
+            ),
             RuntimeError,
         )
         rule = repeated_rule(bound)

@@ -423,3 +423,82 @@ def test_forge_grad_inside_of_a_traced_function_draws_once() -> None:
 def test_a_function_inside_that_changes_its_argument_is_an_error() -> None:
     with pytest.raises(NotImplementedError, match="changes its argument"):
         forge.grad(lambda x: forge.grad(lambda y: y.mul_(2).sum())(x * 1).sum())(torch.ones(3))
+
+
+class Weighted(torch.autograd.Function):
+    """g * w, whose own backward is not its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(w)
+        return g * w
+
+    @staticmethod
+    def backward(ctx: Any, h: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (w,) = ctx.saved_tensors
+        return 7 * h * w, None
+
+
+class CallsAnother(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return Weighted.apply(g, 2 * x)
+
+
+class CallsALayer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        ctx.layer = layer
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.layer(g), None
+
+
+def test_a_backward_that_calls_another_function_is_not_differentiated_without_it() -> None:
+    x = leaf(3)
+    y = forge.jit(lambda x: CallsAnother.apply(x * 1).sum())(x)
+    (once,) = torch.autograd.grad(y, x, retain_graph=True)
+    torch.testing.assert_close(once, 2 * x.detach())
+    with pytest.raises(RuntimeError, match=r"calls another torch\.autograd\.Function"):
+        torch.autograd.grad(y, x, create_graph=True)
+
+
+def test_a_backward_that_calls_it_in_a_loop_is_not_differentiated_either() -> None:
+    class Loops(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            apply = Weighted.apply
+            for _ in range(2):
+                g = apply(g, g)
+            return g
+
+    x = leaf(3)
+    y = forge.jit(lambda x: Loops.apply(x.exp()).sum())(x)
+    with pytest.raises(RuntimeError, match=r"calls another torch\.autograd\.Function"):
+        torch.autograd.grad(y, x, create_graph=True)
+
+
+def test_a_backward_that_calls_a_module_is_differentiated() -> None:
+    layer = nn.Linear(3, 3, bias=False, dtype=torch.float64)
+
+    def second(function: Function) -> torch.Tensor:
+        x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+        (g,) = torch.autograd.grad(function(x), x, create_graph=True)
+        return torch.autograd.grad(g.sum(), x)[0]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return CallsALayer.apply(x * 1, layer).sin().sum()
+
+    torch.testing.assert_close(second(forge.jit(function)), second(function))

@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 from torch import nn
 from torch._dynamo.convert_frame import ConvertFrame
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
@@ -332,3 +333,36 @@ def test_dynamos_settings_are_as_before_after_threads_compiled() -> None:
     in_threads(lambda: next(waiting)(X), len(jitted))
     assert config.skip_nnmodule_hook_guards == before
     assert [forge.explain(each).graphs for each in jitted] == [1] * 6
+
+
+TRACERS: dict[str, Callable] = {
+    "torch.fx": lambda function: torch.fx.symbolic_trace(function),
+    "make_fx": lambda function: make_fx(function)(X),
+    "torch.jit.trace": lambda function: torch.jit.trace(function, (X,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", TRACERS)
+def test_a_tracer_sees_the_calls_of_a_jitted_function(name: str) -> None:
+    inner = forge.jit(lambda x: x.sin() + 1)
+    traced = TRACERS[name](lambda x: inner(x) * 2)
+    torch.testing.assert_close(traced(2 * X), ((2 * X).sin() + 1) * 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", TRACERS)
+def test_a_tracer_sees_the_calls_of_a_jitted_function_that_was_compiled_before(name: str) -> None:
+    inner = forge.jit(lambda x: x.sin() + 1)
+    inner(X)
+    traced = TRACERS[name](lambda x: inner(x) * 2)
+    torch.testing.assert_close(traced(2 * X), ((2 * X).sin() + 1) * 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_of_a_jitted_module_that_was_compiled_before_has_its_calls() -> None:
+    module = net()
+    jitted = forge.jit(module)
+    jitted(X)
+    traced = torch.jit.trace(jitted, (X,), check_trace=False)
+    torch.testing.assert_close(traced(2 * X), module(2 * X))

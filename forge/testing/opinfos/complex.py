@@ -35,7 +35,7 @@ Tensor.reshape_as flatten ravel unflatten unsqueeze squeeze Tensor.expand broadc
 Tensor.expand_as
 broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d transpose swapaxes permute Tensor.permute movedim moveaxis
 t adjoint Tensor.T Tensor.mT Tensor.H Tensor.mH select narrow ops.aten.slice diagonal Tensor.unfold flip Tensor.flip
-fliplr flipud roll rot90 tril triu diag_embed diag Tensor.contiguous clone detach diagonal.written chunk.written
+fliplr flipud roll rot90 tril triu diag_embed diag Tensor.contiguous clone detach detach_ diagonal.written chunk.written
 reshape.computed Tensor.reshape.computed Tensor.view.computed Tensor.view_as.computed Tensor.reshape_as.computed
 flatten.computed ravel.computed unflatten.computed unsqueeze.computed squeeze.computed Tensor.expand.computed
 broadcast_to.computed Tensor.broadcast_to.computed

@@ -412,7 +412,7 @@ _register(
 
 register_computed(
     """reshape Tensor.reshape Tensor.view Tensor.view_as Tensor.reshape_as flatten ravel unflatten unsqueeze squeeze
-    Tensor.expand Tensor.broadcast_to broadcast_to Tensor.expand_as broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d transpose
-    swapaxes permute Tensor.permute movedim moveaxis t adjoint Tensor.T Tensor.mT Tensor.H Tensor.mH select narrow
-    ops.aten.slice diagonal Tensor.unfold diag Tensor.contiguous""".split()
+    Tensor.expand Tensor.broadcast_to broadcast_to Tensor.expand_as broadcast_tensors meshgrid atleast_1d atleast_2d
+    atleast_3d transpose swapaxes permute Tensor.permute movedim moveaxis t adjoint Tensor.T Tensor.mT Tensor.H
+    Tensor.mH select narrow ops.aten.slice diagonal Tensor.unfold diag Tensor.contiguous""".split()
 )

@@ -36,7 +36,8 @@ def scaled_dot_product_attention(
     root = math.sqrt(abs(scale)) if scale is not None else None
     if root is None:
         width = query.shape[-1]
-        root = 1.0 / math.sqrt(math.sqrt(width or 1)) if isinstance(width, int) else (1.0 / torch.sym_sqrt(width)) ** 0.5
+        known = isinstance(width, int)
+        root = 1.0 / math.sqrt(math.sqrt(width or 1)) if known else (1.0 / torch.sym_sqrt(width)) ** 0.5
     left = clang.widen(query) * (-root if scale is not None and scale < 0 else root)
     scores = clang.matmul(left, clang.transpose(clang.widen(key) * root, -2, -1))
     weights = _weights(scores, attn_mask, is_causal)

@@ -171,3 +171,60 @@ def a_result_that_needs_no_save_changed(jit):
     y.add_(1)
     z.sum().backward()
     return x.grad
+
+
+def tries(function, exception):
+    """A program that catches what `function` raises."""
+
+    def run(x):
+        try:
+            return function(x)
+        except exception as error:
+            return x * 2, type(error).__name__
+
+    return run
+
+
+@program
+def an_index_out_of_range_is_caught(jit):
+    run = jit(tries(lambda x: x[5], IndexError))
+    return run(torch.randn(3)), run(torch.randn(3))
+
+
+@program
+def a_dim_out_of_range_is_caught(jit):
+    return jit(tries(lambda x: x.sum(4), IndexError))(torch.randn(3))
+
+
+@program
+def a_dim_out_of_range_of_a_transpose_is_caught_in_training(jit):
+    x = torch.randn(3, 2, requires_grad=True)
+    y, name = jit(tries(lambda x: x.sin().transpose(0, 3), IndexError))(x)
+    y.sum().backward()
+    return y, name, x.grad
+
+
+@program
+def sizes_of_a_split_that_do_not_fit_are_caught(jit):
+    return jit(tries(lambda x: x.split([1, 1]), RuntimeError))(torch.randn(3))
+
+
+class SameTwice(torch.autograd.Function):
+    """Two results that are one tensor, which Dynamo cannot capture."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        return y, y
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * 2 + h * 20
+
+
+@program
+def a_function_whose_results_are_one(jit):
+    x = torch.randn(3, requires_grad=True)
+    a, b = jit(lambda x: SameTwice.apply(x * 1))(x)
+    (a.sum() + 3 * b.sum()).backward()
+    return a, b, x.grad

@@ -2,11 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from frontend.programs.table import no_jit, program
+from frontend.programs.table import program
 from torch import nn
 from torch.autograd import Function
-
-import forge
 
 
 def leaf(*shape):
