@@ -92,8 +92,8 @@ def enter(
 
     Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
     with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
-    guard, or a tracer is active (torch.fx, torch.jit.trace), calls run in eager. An error of the backend is raised as itself, and
-    one that torch raises for bad arguments is of torch's type.
+    guard, or a tracer is active (torch.fx, torch.jit.trace), calls run in eager. An error of the backend is raised as
+    itself, and one that torch raises for bad arguments is of torch's type.
     """
     context = torch._dynamo.optimize(
         backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
