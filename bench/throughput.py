@@ -1,6 +1,7 @@
 """Whole models: time a step, memory and first call of forge against eager and torch.compile.
 
-    python -m bench.throughput [--device cpu|cuda] [--only NAME …] [--rounds 5] [--kernels FOLDER] [--json FILE] [--png FILE]
+    python -m bench.throughput [--device cpu|cuda] [--only NAME …] [--rounds 5] [--kernels FOLDER]
+                               [--json FILE] [--png FILE]
 
 All systems run in one process, in turn; each has a deep copy of the model. `memory` is what a step holds at its peak
 beyond the parameters and gradients (CUDA), or what the forward saves for the backward (CPU).
@@ -97,7 +98,8 @@ def _bert(device: str, training: bool, shape: tuple[int, int], **sizes: int) -> 
 def _resnet(device: str, training: bool, dtype: torch.dtype, batch: int, **sizes: Any) -> Case:
     model = transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes)).to(device, dtype)
     labels = {"labels": torch.zeros(batch, dtype=torch.long, device=device)} if training else {}
-    return Case(model, {"pixel_values": torch.randn(batch, 3, 224, 224, device=device, dtype=dtype), **labels}, training)
+    pixels = torch.randn(batch, 3, 224, 224, device=device, dtype=dtype)
+    return Case(model, {"pixel_values": pixels, **labels}, training)
 
 
 def _vit(device: str) -> Case:
@@ -148,7 +150,9 @@ def measure(case: Case, compared: list[System], rounds: int) -> dict[str, Measur
     for system in compared:
         model = copy.deepcopy(case.model).train(case.training)
         prepared = system.prepare(model)
-        run = training_step(prepared, model.parameters(), case.arguments) if case.training else inference(prepared, case.arguments)  # fmt: skip
+        run = inference(prepared, case.arguments)
+        if case.training:
+            run = training_step(prepared, model.parameters(), case.arguments)
         start = time.perf_counter()
         values[system.name] = _value(run())
         _finish()
@@ -231,7 +235,9 @@ def main() -> None:
 
 
 def _machine(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}, 1 thread"
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, 1 thread"
 
 
 def _rows(name: str, found: dict[str, Measured]) -> list[tuple[str, ...]]:
@@ -254,11 +260,8 @@ def _rows(name: str, found: dict[str, Measured]) -> list[tuple[str, ...]]:
 
 
 def _as_json(found: dict[str, dict[str, Measured]], device: str) -> dict[str, Any]:
-    return {
-        "torch": torch.__version__,
-        "machine": _machine(device),
-        "cases": {name: {system: each._asdict() for system, each in systems.items()} for name, systems in found.items()},
-    }
+    cases = {name: {system: each._asdict() for system, each in of.items()} for name, of in found.items()}
+    return {"torch": torch.__version__, "machine": _machine(device), "cases": cases}
 
 
 def _draw(found: dict[str, dict[str, Measured]], path: Path) -> None:

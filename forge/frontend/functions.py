@@ -23,7 +23,7 @@ from forge.ir import Symbol, Tag, TensorProxy, current_trace, get_grad, put_grad
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.versions import TORCH
-from forge.torchlang import autocast
+from forge.torchlang import autocast_mode
 
 _NAME = "torch.autograd.Function.apply"
 _OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward_idx"})
@@ -87,7 +87,7 @@ class FunctionCall:
         *,
         once: bool,
     ) -> None:
-        self.forward = autocast.Under(forward) if autocast.is_enabled() else forward  # the rule runs it later
+        self.forward = autocast_mode.Under(forward) if autocast_mode.is_enabled() else forward  # the rule runs it later
         self.backward = backward
         self.tags = {Tag.ONCE_DIFFERENTIABLE} if once else set()
         self.made = Forward((), None, (), ())  # by the last run
