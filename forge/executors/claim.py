@@ -158,6 +158,8 @@ class _Claiming:
             self._put(bound, [bound], Claim(bound, _runner(bound), inherited, level))
             return
         declined = list(inherited)
+        if Tag.SINGLE in bound.tags:
+            executors = [each for each in executors if isinstance(each, OperatorExecutor)]
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
                 parts = _fusible(bound, executor, declined)

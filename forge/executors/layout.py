@@ -107,7 +107,7 @@ class Layouts:
         elif isinstance(proxy, TensorProxy):
             self._see(proxy.shape)
             known = self.values.get(like.name) if like is not None else None
-            if isinstance(known, Layout):
+            if isinstance(known, Layout) and 0 not in known.strides:  # no memory is written to twice
                 self.values[proxy.name] = known
                 self.uncertain.add(proxy.name)
             elif proxy.strides is None:

@@ -162,7 +162,7 @@ def _epilogue(
     trace: Trace, finisher: _Finisher, writes: list[tuple[Storage, TensorProxy]], plan: Any, grad: bool
 ) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
-    with recording(epilogue):
+    with recording(epilogue), epilogue.tagged({Tag.SINGLE}):
         writer = _Epilogue(grad, finisher.memory.inference)
         for storage, value in writes:
             writer.write(storage, value)

@@ -38,7 +38,7 @@ def rematerialize(
     network = _Network()
     for proxy in forward.inputs:
         free = proxy.name in read or not isinstance(proxy, TensorProxy) or proxy.requires_grad
-        network.add(proxy, 0 if free and proxy.name not in mutated else None)
+        network.add(proxy, _bytes(proxy) if proxy.name in mutated else 0 if free else None)  # a copy is saved
         network.give(proxy.name)
     for name in forward.constants:
         network.add(Proxy(name), 0)

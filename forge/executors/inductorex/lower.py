@@ -44,6 +44,9 @@ _TORCHS = frozenset(
         aten.convolution_backward,
         aten.embedding_dense_backward,
         aten.upsample_bicubic2d,
+        aten.avg_pool2d_backward,  # Inductor's is wrong with ceil_mode
+        aten.avg_pool3d_backward,
+        aten.scalar_tensor,  # Inductor gives a whole number's own dtype
     }
 )
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
