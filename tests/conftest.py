@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-os.environ.setdefault("FORGE_EXECUTORS", "torch")
+os.environ.setdefault("FORGE_EXECUTORS", "hub,torch")
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )

@@ -280,16 +280,15 @@ def known_executors() -> dict[str, Executor]:
 
 
 def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Executor]:
-    """Executors by name or object, in order; for None those that FORGE_EXECUTORS names ("inductor,torch"), else all
-    available default ones.
+    """Executors by name or object, in order; for None the available ones of the default order, or of those that
+    FORGE_EXECUTORS names ("hub,torch").
 
     Raises ValueError for an unknown name (with the near ones), TypeError for something else.
     """
-    if executors is None and (named := os.environ.get("FORGE_EXECUTORS")):
-        executors = [name.strip() for name in named.split(",")]
     if executors is None:
-        chosen = [_known[name] for name in _default_order]
-        return [executor for executor in chosen if executor.is_available()]
+        named = os.environ.get("FORGE_EXECUTORS")
+        order = [name.strip() for name in named.split(",")] if named else _default_order
+        return [executor for executor in map(_known_as, order) if executor.is_available()]
     check(
         isinstance(executors, (list, tuple)),
         lambda: f"forge.jit: executors is {executors!r}, but must be a list of names or executors",
@@ -298,10 +297,14 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     return [_resolve(executor) for executor in executors]
 
 
+def _known_as(name: str) -> Executor:
+    check(name in _known, lambda: f"forge.jit: {unknown('executor', name, _known)}")
+    return _known[name]
+
+
 def _resolve(executor: str | Executor) -> Executor:
     if isinstance(executor, str):
-        check(executor in _known, lambda: f"forge.jit: {unknown('executor', executor, _known)}")
-        executor = _known[executor]
+        executor = _known_as(executor)
     check(
         isinstance(executor, Executor),
         lambda: f"forge.jit: an executor is {executor!r}, but must be a name or an Executor",
