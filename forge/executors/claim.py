@@ -8,12 +8,14 @@ from forge.executors.executor import Executor, FusionExecutor, Implementation, O
 from forge.executors.fusion import fuse_regions
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
-from forge.ir import BoundSymbol, Proxy, Tag, Trace, recording
-from forge.ir.pytree import proxies
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
+from forge.ir.pytree import proxies, rename
 from forge.ir.symbol import substitute
 from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
 from forge.transforms.grad import Choice
+
+_FIXED = (type(None), bool, int, float, tuple)  # what may be a constant of a region
 
 Reasons = list[tuple[str, str]]
 
@@ -36,14 +38,20 @@ class _Placed:
     __slots__ = ("bound", "calls", "claims", "declined", "fuser", "level")
 
     def __init__(
-        self, bound: BoundSymbol, fuser: FusionExecutor | None, declined: Reasons, level: int, calls: list[BoundSymbol]
+        self,
+        bound: BoundSymbol,
+        fuser: FusionExecutor | None,
+        declined: Reasons,
+        level: int,
+        calls: list[BoundSymbol],
+        claims: list[Claim],
     ) -> None:
         self.bound = bound
         self.fuser = fuser
         self.declined = declined
         self.level = level
         self.calls = calls
-        self.claims: list[Claim] = []
+        self.claims = claims
 
 
 def claim(
@@ -81,22 +89,35 @@ def _with_regions(trace: Trace, placed: list[_Placed], layouts: Layouts) -> tupl
         nodes += _nodes(each, layouts)
     fused = fuse_regions(trace, nodes, layouts)
     trace.bound_symbols.extend(fused.calls)
+    trace.output = rename(trace.output, fused.fixed)
     return trace, [made for each in placed for made in _claims(each, fused.unfused)]
 
 
 def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
     """What a call is to the search for regions; no longer a fusion executor's where its strides cannot be known."""
     ran = [layouts.run(call) for call in placed.calls]
+    if placed.fuser is not None and placed.fuser.strided:
+        reason = _unforeseen(placed, ran, layouts)
+        if reason is not None:
+            placed.declined.append((placed.fuser.name, reason))
+            placed.fuser = None
     if placed.fuser is None:
-        return [Node(call, [call], None) for call in placed.calls]
-    if placed.fuser.strided and not all(each.known for each in ran):
-        placed.declined.append((placed.fuser.name, "the strides of what it gives are not known"))
-        placed.fuser = None
         return [Node(call, [call], None) for call in placed.calls]
     node = Node(placed.bound, placed.calls, placed.fuser)
     pairs = zip(placed.calls, ran, strict=True)
     node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in pairs)
     return [node]
+
+
+def _unforeseen(placed: _Placed, ran: list[Ran], layouts: Layouts) -> str | None:
+    """What code that is made now cannot know of a call."""
+    if not all(each.known for each in ran):
+        return "the strides of what it gives are not known"
+    others = [each for each in proxies(placed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
+    if not all(proxy.name in layouts.fixed for proxy in others):
+        return "what it reads is decided when the program runs"
+    kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
+    return "what it keeps is made when the program runs" if kept else None
 
 
 def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
@@ -154,10 +175,15 @@ class _Claiming:
 
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
         """Asks the executors for a call, and for its parts where none takes it."""
-        if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
-            self._put(bound, [bound], Claim(bound, _runner(bound), inherited, level))
-            return
         declined = list(inherited)
+        if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
+            fuser = None if Tag.SINGLE in bound.tags else _fuser_before(bound.symbol.executor, executors)
+            made = Claim(bound, _runner(bound), declined, level)
+            if fuser is not None and _fusible(bound, fuser, declined):
+                self.placed.append(_Placed(bound, fuser, declined, level, [bound], [made]))
+            else:
+                self._put(bound, [bound], made)
+            return
         if Tag.SINGLE in bound.tags:
             executors = [each for each in executors if isinstance(each, OperatorExecutor)]
         for position, executor in enumerate(executors):
@@ -177,9 +203,7 @@ class _Claiming:
             self.visit(sub, executors, declined, level + 1)
 
     def _put(self, bound: BoundSymbol, calls: list[BoundSymbol], made: Claim) -> None:
-        placed = _Placed(bound, None, made.declined, made.level, calls)
-        placed.claims.append(made)
-        self.placed.append(placed)
+        self.placed.append(_Placed(bound, None, made.declined, made.level, calls, [made]))
 
     def _mark(
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
@@ -187,9 +211,17 @@ class _Claiming:
         """A fusion executor takes the call; the `others` run it where no region does."""
         fallback = _Claiming([each for each in others if isinstance(each, OperatorExecutor)], self.new)
         fallback.visit(bound, fallback.executors, declined, level)
-        placed = _Placed(bound, fuser, list(declined), level, [call for each in fallback.placed for call in each.calls])
-        placed.claims = [made for each in fallback.placed for made in each.claims]
-        self.placed.append(placed)
+        calls = [call for each in fallback.placed for call in each.calls]
+        claims = [made for each in fallback.placed for made in each.claims]
+        self.placed.append(_Placed(bound, fuser, list(declined), level, calls, claims))
+
+
+def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> FusionExecutor | None:
+    """The fusion executor that is asked before the one whose operator a call is."""
+    if executor not in executors:
+        return None
+    before = executors[: executors.index(executor)]
+    return next((each for each in before if isinstance(each, FusionExecutor)), None)
 
 
 def _fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons) -> list[BoundSymbol]:

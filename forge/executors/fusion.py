@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from forge.executors.executor import Declined, FusionExecutor
+from forge.executors.executor import Declined, FusionExecutor, decline
 from forge.executors.layout import Layout, Layouts, restrided
 from forge.executors.regions import Node, Region, find_regions
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import names, proxies
 from forge.ir.structure import key_of
+from forge.ir.symbol import substitute
 
 ARTIFACTS = 4096  # the regions of one executor that are kept
 
@@ -25,11 +26,12 @@ RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op
 
 class Fused:
     """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
-    them, by the first name that it makes."""
+    them, by the first name that it makes. `fixed` are the values of a region that are no tensors, by name."""
 
-    def __init__(self, calls: list[BoundSymbol], unfused: dict[str, str]) -> None:
+    def __init__(self, calls: list[BoundSymbol], unfused: dict[str, str], fixed: dict[str, Any]) -> None:
         self.calls = calls
         self.unfused = unfused
+        self.fixed = fixed
 
 
 def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> Fused:
@@ -41,7 +43,9 @@ def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> Fused
         else:
             writer.single(item)
     writer.ready(trace.output_names)
-    return Fused(writer.calls, writer.unfused)
+    fixed = {name: layouts.values[name] for name in writer.fixed}
+    layouts.fixed.update(fixed)
+    return Fused([substitute(call, fixed) for call in writer.calls], writer.unfused, fixed)
 
 
 class _Writer:
@@ -59,6 +63,7 @@ class _Writer:
         self.proxies = {proxy.name: proxy for proxy in known}
         self.numbers = {name: proxy for name, proxy in self.proxies.items() if isinstance(proxy, NumberProxy)}
         self.restrided: dict[str, TensorProxy] = {}
+        self.fixed: set[str] = set()
         self.count = 0
 
     def single(self, node: Node) -> None:
@@ -78,12 +83,13 @@ class _Writer:
 
     def region(self, region: Region) -> None:
         """One call for all of it, or its calls where the executor declines."""
-        outputs = list(self._escaping(region))
-        if not outputs:
+        escaping = list(self._escaping(region))
+        if not escaping:
             return
+        outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
         body, inputs = self._body(region)
         self.ready(inputs)
-        function = self._artifact(region, body, inputs, outputs)
+        function = self._artifact(region, body, inputs, outputs) if outputs else decline("it gives no tensor")
         if isinstance(function, Declined):
             self.unfused.update((node.makes[0], function.reason) for node in region.nodes)
             for node in region.nodes:
@@ -99,7 +105,8 @@ class _Writer:
         args = (given,) if region.fuser.boxed else tuple(given)
         inside = [node.bound for node in body]
         self.calls.append(BoundSymbol(symbol, args, {}, made, inside, source=region.nodes[0].bound.source))
-        self.there.update(outputs)
+        self.there.update(escaping)
+        self.fixed.update(name for name in escaping if name not in outputs)
         if not region.fuser.strided:
             self.layouts.uncertain.update(outputs)
 
@@ -140,6 +147,7 @@ class _Writer:
                 waiting += self._reads(maker)
             else:
                 given[name] = None
+        given = {name: None for name in given if name not in self.layouts.fixed}
         body.sort(key=lambda node: self.order[id(node)])
         lengths = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
         return body, list(dict.fromkeys([*given, *(each for each in lengths if each in self.there)]))
@@ -171,7 +179,8 @@ class _Writer:
         """What runs the region; the same for an identical one."""
         if not region.fuser.pays([node.bound for node in region.nodes]):
             return Declined(f"a region of {len(region.nodes)} here does not pay")
-        calls = [node.bound for node in body]
+        fixed = {name: value for name, value in self.layouts.values.items() if name in self.layouts.fixed}
+        calls = [substitute(node.bound, fixed) for node in body]
         key = _key(calls, inputs, outputs, self.layouts)
         known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))
         try:

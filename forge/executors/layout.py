@@ -81,12 +81,14 @@ _lock = threading.RLock()
 class Layouts:
     """The layouts of a program's values by name; other values of the program (a number, what a kernel keeps) too.
 
-    `uncertain` names those whose strides are a promise. `fake` is the mode in which their stand-ins live.
+    `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
+    compiled (which kernel attends). `fake` is the mode in which their stand-ins live.
     """
 
     def __init__(self, inputs: Iterable[Proxy] = ()) -> None:
         self.values: dict[str, Any] = {}
         self.uncertain: set[str] = set()
+        self.fixed: set[str] = set()
         self.fake = _static
         self._memo: dict[Any, Ran] = _known
         for proxy in inputs:
@@ -95,7 +97,7 @@ class Layouts:
     def copy(self) -> "Layouts":
         """The same knowledge, to which more is added elsewhere: a backward's, of a forward."""
         new = Layouts()
-        new.values, new.uncertain = dict(self.values), set(self.uncertain)
+        new.values, new.uncertain, new.fixed = dict(self.values), set(self.uncertain), set(self.fixed)
         new.fake, new._memo = self.fake, self._memo
         return new
 

@@ -38,6 +38,8 @@ class InductorExecutor(FusionExecutor):
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
 
+    whole = False  # takes calls that Inductor hands to torch's kernels, too
+
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         for tag in bound.all_tags:
             if tag in _NEVER:
@@ -53,13 +55,20 @@ class InductorExecutor(FusionExecutor):
                 return decline(f"Inductor has no code for {proxy.dtype}")
         if not _can_compile_for(proxies[0].device.type):
             return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
-        return _inductor().takes(bound)
+        return _inductor().takes(bound, whole=self.whole)
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        return _inductor().compile_region(region)
+        return _inductor().compile_region(region, whole=self.whole)
 
     def pays(self, calls: list[BoundSymbol]) -> bool:
         return _inductor().pays(calls)
+
+
+class WholeProgram(InductorExecutor):
+    """A program as one artifact, in which C++ calls all kernels, matrix products and attention included: for programs
+    whose calls cost more than what they compute. It takes longest to compile, so that it is asked by name only."""
+
+    whole = True
 
 
 def _devices() -> list[str]:
@@ -86,4 +95,5 @@ def _inductor() -> ModuleType:
     return importlib.import_module("forge.executors.inductorex.lower")
 
 
+register_executor(WholeProgram("inductor-whole"))
 inductorex = register_executor(InductorExecutor("inductor"), default=True, first=True)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.layout import Layouts, paired, restrided
-from forge.ir import BoundSymbol, Proxy, Trace
+from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace
 from forge.ir.pytree import leaves, tree_map
 
 aten = torch.ops.aten
@@ -44,22 +44,29 @@ _TORCHS = frozenset(
         aten.convolution_backward,
         aten.embedding_dense_backward,
         aten.upsample_bicubic2d,
-        aten.avg_pool2d_backward,  # Inductor's is wrong with ceil_mode
+    }
+)
+_WRONG = frozenset(
+    {
+        aten.avg_pool2d_backward,  # with ceil_mode
         aten.avg_pool3d_backward,
-        aten.scalar_tensor,  # Inductor gives a whole number's own dtype
+        aten.scalar_tensor,  # a whole number's dtype
     }
 )
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = threading.RLock()
 
 
-def takes(bound: BoundSymbol) -> Decision:
-    """Whether the aten operators of torch's function for a call are ones that Inductor writes loops for."""
+def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
+    """Whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as a part
+    of a whole program, ones that it calls."""
+    if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _given(bound)):  # what attention keeps
+        return whole or decline("it reads what is no tensor")
     operators = _operators(bound)
     if operators is None:
         return decline("torch does not run it on tensors without values")
     for operator in operators:
-        if not _has_loops(operator):
+        if not (_is_known(operator) if whole else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
     return True
 
@@ -97,9 +104,17 @@ def claim_by_torch(calls: list[BoundSymbol], *inputs: Any) -> list[BoundSymbol]:
 def _has_loops(operator: Any) -> bool:
     if operator.namespace == "prim" or operator in _NOTHING:
         return True
-    if operator.overloadpacket in _TORCHS or torch.Tag.nondeterministic_seeded in operator.tags:
+    if operator.overloadpacket in _TORCHS | _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
     return operator in _decompositions() or (operator in lowering.lowerings and operator not in lowering.fallbacks)
+
+
+def _is_known(operator: Any) -> bool:
+    if _has_loops(operator):
+        return True
+    if operator.overloadpacket in _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
+        return False
+    return operator in lowering.lowerings
 
 
 def _decompositions() -> dict:
@@ -116,13 +131,13 @@ def pays(calls: Sequence[BoundSymbol]) -> bool:
     return False
 
 
-def compile_region(region: Trace) -> Callable | Declined:
+def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined:
     """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails."""
     try:
         layouts = Layouts(region.inputs)
         with _lock, _disable_current_modes(), torch.no_grad(), tracing(TracingContext(layouts.fake)):
             graph, given = _graph_of(region, layouts)
-            return _with_strides(_compile(graph, given), graph, region)
+            return _with_strides(_compile(graph, given, whole), graph, region)
     except Exception as error:
         _log.warning("forge: Inductor cannot compile a region, which torch runs: %s", str(error).split("\n")[0])
         _log.debug("%s", region, exc_info=True)
@@ -168,11 +183,11 @@ def _value(known: dict[str, Any], leaf: Any) -> Any:
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf
 
 
-def _compile(graph: torch.fx.GraphModule, given: list[Any]) -> Callable:
+def _compile(graph: torch.fx.GraphModule, given: list[Any], whole: bool) -> Callable:
     (output,) = graph.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
     with (
         functorch_config.patch(bundled_autograd_cache=False),
         inductor_config.patch(size_asserts=False, alignment_asserts=False),
     ):
-        return compile_fx_inner(graph, given, is_inference=True).current_callable
+        return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole).current_callable
