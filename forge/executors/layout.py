@@ -177,9 +177,10 @@ class Layouts:
             return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
 
         try:
-            with _lock, _disable_current_modes(), torch.no_grad(), self.fake, _Operators() as operators:
+            with _lock, _disable_current_modes(), torch.no_grad(), self.fake:
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
-                result = call.symbol.op(*args, **kwargs)
+                with _Operators() as operators:
+                    result = call.symbol.op(*args, **kwargs)
                 if call.symbol.out:
                     places = call.symbol.out
                     result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.layout import Layouts, paired, restrided
-from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace
+from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.pytree import leaves, tree_map
 
 aten = torch.ops.aten
@@ -104,6 +104,8 @@ def claim_by_torch(calls: list[BoundSymbol], *inputs: Any) -> list[BoundSymbol]:
 def _has_loops(operator: Any) -> bool:
     if operator.namespace == "prim" or operator in _NOTHING:
         return True
+    if _changes(operator):  # a region's graph is a function of its inputs
+        return False
     if operator.overloadpacket in _TORCHS | _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
     return operator in _decompositions() or (operator in lowering.lowerings and operator not in lowering.fallbacks)
@@ -112,7 +114,7 @@ def _has_loops(operator: Any) -> bool:
 def _is_known(operator: Any) -> bool:
     if _has_loops(operator):
         return True
-    if operator.overloadpacket in _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
+    if _changes(operator) or operator.overloadpacket in _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
     return operator in lowering.lowerings
 
@@ -159,7 +161,14 @@ def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, li
 
     with layouts.fake:
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
-        return make_fx(run, decomposition_table=_decompositions())(*given), given
+        graph = make_fx(run, decomposition_table=_decompositions())(*given)
+    for node in graph.graph.nodes:
+        check(not _changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
+    return graph, given
+
+
+def _changes(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _with_strides(artifact: Callable, graph: torch.fx.GraphModule, region: Trace) -> Callable:
