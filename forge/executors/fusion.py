@@ -8,8 +8,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from forge.executors.executor import Declined, FusionExecutor, decline
-from forge.executors.layout import Layout, Layouts, restrided
+from forge.executors.layout import Layout, Layouts, contiguous, restrided
 from forge.executors.regions import Node, Region, find_regions
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
 from forge.ir.bounded import Bounded
@@ -22,6 +24,7 @@ ARTIFACTS = 4096  # the regions of one executor that are kept
 _artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
 
 RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
+CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=torch.Tensor.contiguous)
 
 
 class Fused:
@@ -161,11 +164,20 @@ class _Writer:
         if not fuser.strided or name not in self.layouts.uncertain or not isinstance(proxy, TensorProxy):
             return proxy
         if name not in self.restrided:
-            strides = self.layouts.values[name].strides
+            layout = self.layouts.values[name]
             new = self.trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{name}_restrided")
-            self.calls.append(BoundSymbol(RESTRIDED, (proxy, strides), {}, new))
+            if _is_contiguous(layout):  # whatever its lengths are
+                self.calls.append(BoundSymbol(CONTIGUOUS, (proxy,), {}, new))
+            else:
+                self.calls.append(BoundSymbol(RESTRIDED, (proxy, layout.strides), {}, new))
             self.restrided[name] = new
         return self.restrided[name]
+
+    def _can_be_restrided(self, name: str) -> bool:
+        layout = self.layouts.values[name]
+        if name not in self.layouts.uncertain or not isinstance(layout, Layout) or _is_contiguous(layout):
+            return True
+        return self.there.issuperset(names(layout.strides))
 
     def _proxy(self, name: str) -> Proxy:
         if name in self.proxies:
@@ -178,7 +190,9 @@ class _Writer:
     ) -> Callable | Declined:
         """What runs the region; the same for an identical one."""
         if not region.fuser.pays([node.bound for node in region.nodes]):
-            return Declined(f"a region of {len(region.nodes)} here does not pay")
+            return decline(f"a region of {len(region.nodes)} here does not pay")
+        if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
+            return decline("the strides of what it reads are not known here")
         fixed = {name: value for name, value in self.layouts.values.items() if name in self.layouts.fixed}
         calls = [substitute(node.bound, fixed) for node in body]
         key = _key(calls, inputs, outputs, self.layouts)
@@ -210,6 +224,10 @@ class _Writer:
         if not isinstance(layout, Layout):
             return self.proxies[name]
         return TensorProxy(name, layout.shape, layout.dtype, layout.device, strides=layout.strides)
+
+
+def _is_contiguous(layout: Layout) -> bool:
+    return key_of(layout.strides) == key_of(contiguous(layout.shape))
 
 
 def _key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:
