@@ -12,9 +12,10 @@ import torch
 
 from forge import prims
 from forge.executors import claim
-from forge.executors.claim import Claim, Reasons, chooser, is_fused
+from forge.executors.claim import Claim, Reasons, chooser, is_fused, runs_in_torch
 from forge.executors.executor import Executor, OperatorExecutor, resolve_executors
 from forge.executors.layout import Layouts
+from forge.executors.torchex.attention import takes_groups
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Region, Sources
 from forge.frontend.program import Program, inline_epilogue
@@ -23,7 +24,7 @@ from forge.ir.collection import paused_gc
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.torchlang import autocast_mode, grad_mode
-from forge.transforms import attention_masks, cse, dce, delete_last_used, hoist
+from forge.transforms import attention_masks, cse, dce, delete_last_used, grouped_queries, heads, hoist
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate
@@ -168,7 +169,10 @@ def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
         )
         stages.append(trace)
     run_now = partial(_run_now, options=options)
-    found = (partial(attention_masks, run=run_now), options.find_patterns)
+    plain = partial(runs_in_torch, executors=options.operator_executors)
+    requires_grad = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
+    groups = partial(grouped_queries, takes=partial(takes_groups, requires_grad=requires_grad), plain=plain)
+    found = (partial(attention_masks, run=run_now), groups, options.find_patterns, partial(heads, plain=plain))
     return _apply((dce, cse, *found, partial(hoist, run=run_now)), trace, stages)
 
 

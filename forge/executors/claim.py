@@ -8,6 +8,7 @@ from forge.executors.executor import Executor, FusionExecutor, Implementation, O
 from forge.executors.fusion import fuse_regions
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
+from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.pytree import proxies, rename
 from forge.ir.symbol import substitute
@@ -146,6 +147,14 @@ def choose(
             if implementation is not None:
                 return executor, implementation
     return None
+
+
+def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
+    """Whether the torch executor is the first that accepts a call, or what it calls where nobody does."""
+    chosen = choose(bound, executors, [])
+    if chosen is None:
+        return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
+    return chosen[0] is torchex
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons]) -> Callable[[BoundSymbol], Choice]:

@@ -8,6 +8,7 @@ from forge.executors.torchex import (
     creation,
     elementwise,
     embedding,
+    head,
     indexing,
     linalg,
     loss,

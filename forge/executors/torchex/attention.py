@@ -7,6 +7,7 @@ that needs padding, a mask with a gradient), torch's autograd runs the call once
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forge import torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
-from forge.ir.proxies import hint_of
+from forge.ir.proxies import Dim, hint_of
 from forge.prims.core import like
 
 aten = torch.ops.aten
@@ -191,6 +192,26 @@ def _choice(call: Attention, leaves: list[torch.Tensor | None]) -> int:
         return torch._fused_sdp_choice(
             *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
         )
+
+
+def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires_grad: bool) -> bool:
+    """Whether the fused kernel that torch chooses for a call's arguments is also what it chooses, with enable_gqa, for
+    `times` fewer heads of key and value: its composition would repeat them again."""
+    call = Attention(0.0, given["is_causal"], given["scale"], False, (requires_grad,) * 3 + (False,))
+    grouped = Attention(0.0, given["is_causal"], given["scale"], True, call.wanted)
+    with _disable_current_modes():
+        leaves = [_like(x).requires_grad_(requires_grad) for x in (query, given["key"], given["value"])]
+        leaves.append(None if given["attn_mask"] is None else _like(given["attn_mask"]))
+        fewer = [leaves[0], *[x[:, :: hint_of(times)] for x in leaves[1:3]], leaves[3]]
+        choice = _choice(call, leaves)
+        return choice == _choice(grouped, fewer) and (query.device.type, choice) in _KERNELS
+
+
+def _like(proxy: TensorProxy) -> torch.Tensor:
+    """Memory for one batch of what a proxy stands for."""
+    shape = [hint_of(length) for length in proxy.shape]
+    shape[0] = 1 if len(shape) == 4 else shape[0]
+    return torch.empty(shape, dtype=proxy.dtype, device=proxy.device)
 
 
 def _real(fake: FakeTensor) -> torch.Tensor:

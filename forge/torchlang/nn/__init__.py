@@ -4,6 +4,7 @@ from forge.torchlang.nn.activation import *  # noqa: F403
 from forge.torchlang.nn.attention import *  # noqa: F403
 from forge.torchlang.nn.conv import *  # noqa: F403
 from forge.torchlang.nn.embedding import *  # noqa: F403
+from forge.torchlang.nn.head import *  # noqa: F403
 from forge.torchlang.nn.loss import *  # noqa: F403
 from forge.torchlang.nn.multi_head import *  # noqa: F403
 from forge.torchlang.nn.norm import *  # noqa: F403

@@ -1,0 +1,360 @@
+"""How torch runs the head and loss of a language model: in chunks of rows, so that all logits are never held.
+
+Where gradients are needed, the forward makes them too, chunk by chunk: no product is done twice, and the gradient of a
+loss that is one number only scales what comes in. The gradient of the weight adds up in its products.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
+
+from forge import clang
+from forge.executors.torchex.core import torchex
+from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
+from forge.prims.core import like
+from forge.torchlang import linear_cross_entropy
+from forge.torchlang.nn.head import Step
+
+aten = torch.ops.aten
+
+CHUNK_BYTES = 256 * 2**20  # of logits: few enough products, little enough memory
+CPU_CHUNK_BYTES = 32 * 2**20
+FEW = 4  # as many sums of half precision round no worse than what they add
+
+_HALVES = (torch.bfloat16, torch.float16)
+_NONE, _SUM = 0, 2
+
+Optional = torch.Tensor | None
+
+
+class _Rows(NamedTuple):
+    """The arguments of one call, as matrices of rows."""
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: Optional
+    logits: Callable[[slice], torch.Tensor] | None
+    target: torch.Tensor
+    class_weight: Optional
+    steps: tuple[Step, ...]
+    first: int
+    ignore_index: int
+    label_smoothing: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the scores."""
+        return next((step[1] for step in reversed(self.steps) if step[0] == "to"), self.hidden.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+def _rows(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    logits: Optional,
+    target: torch.Tensor,
+    class_weight: Optional,
+    steps: tuple[Step, ...],
+    first: int,
+    ignore_index: int,
+    label_smoothing: float,
+) -> _Rows:
+    dtype = next((step[1] for step in reversed(steps) if step[0] == "to"), hidden.dtype)
+    return _Rows(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        bias,
+        None if logits is None else _picker(logits),
+        target.reshape(-1),
+        None if class_weight is None else class_weight.to(_wide(dtype)),
+        steps,
+        first,
+        ignore_index,
+        label_smoothing,
+    )
+
+
+def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
+    """Takes rows of (..., V) without a copy of all."""
+    if x.ndim == 2:
+        return x.__getitem__
+    if x.is_contiguous():
+        return x.view(-1, x.shape[-1]).__getitem__
+
+    def pick(rows: slice) -> torch.Tensor:
+        index = torch.arange(rows.start, rows.stop, device=x.device)
+        return x[torch.unravel_index(index, x.shape[:-1])]
+
+    return pick
+
+
+def _chunks(given: _Rows) -> list[slice]:
+    """As few slices of the rows as CHUNK_BYTES of logits allow, about equally long."""
+    count = given.hidden.shape[0]
+    if not isinstance(count, int) or not isinstance(given.weight.shape[0], int):  # while strides are found out
+        return [slice(0, count)]
+    row = given.weight.shape[0] * max(given.hidden.element_size(), given.dtype.itemsize)
+    limit = CPU_CHUNK_BYTES if given.hidden.device.type == "cpu" else CHUNK_BYTES
+    most = max(limit // max(row, 1), 1)
+    pieces = max(-(-count // most), 1)
+    length = max(-(-count // pieces), 1)
+    length = min(-(-length // 64) * 64, most) if most >= 64 else length
+    return [slice(start, min(start + length, count)) for start in range(0, max(count, 1), length)]
+
+
+def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
+    """The scores of a chunk, and for each step what its backward reads: tanh's result, a cast's first dtype."""
+    if given.logits is None:
+        hidden, matrix = given.hidden[rows], given.weight.t()
+        x = hidden @ matrix if given.bias is None else torch.addmm(given.bias, hidden, matrix)
+        known: list[torch.Tensor | torch.dtype | None] = []
+    else:
+        x = given.logits(rows)
+        known = _known(given, x)
+    for kind, *operands in given.steps[len(known) :]:
+        if kind == "to":
+            known.append(x.dtype)
+            x = x.to(operands[0])
+        elif kind == "tanh":
+            x = torch.tanh(x)
+            known.append(x)
+        else:
+            x = x * operands[0] if kind == "mul" else x / operands[0]
+            known.append(None)
+    return x, known
+
+
+def _known(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
+    """What the backwards of the steps before `first` read: tanh's result from what was made of it."""
+    dtypes = [given.hidden.dtype]
+    for step in given.steps[: given.first]:
+        dtypes.append(step[1] if step[0] == "to" else dtypes[-1])
+    known: list[torch.Tensor | torch.dtype | None] = []
+    x = logits
+    for step, dtype in zip(reversed(given.steps[: given.first]), reversed(dtypes[:-1]), strict=True):
+        kind, *operands = step
+        known.append(dtype if kind == "to" else x.to(dtype) if kind == "tanh" else None)
+        if kind == "mul":
+            x = x / operands[0]
+        elif kind == "div":
+            x = x * operands[0]
+        elif kind == "tanh":  # what comes before it is not read
+            x = logits
+    return known[::-1]
+
+
+def _back(g: torch.Tensor, given: _Rows, known: list[torch.Tensor | torch.dtype | None]) -> torch.Tensor:
+    """The gradient of the linear layer's result from that of the scores, which it may write to."""
+    for step, value in zip(reversed(given.steps), reversed(known), strict=True):
+        if step[0] == "to":
+            g = g.to(value)
+        elif step[0] == "tanh":
+            g = aten.tanh_backward(g, value)
+        else:
+            g = g.mul_(step[1]) if step[0] == "mul" else g.div_(step[1])
+    return g
+
+
+def _weights(given: _Rows, reduction: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(how much each row counts, by how much the sum is divided)."""
+    used = given.target != given.ignore_index
+    if given.class_weight is None:
+        each = used.to(_wide(given.dtype))
+    else:
+        classes = torch.where(used, given.target, 0).to(torch.int64)
+        each = torch.where(used, given.class_weight[classes], 0)
+    if reduction != "mean":
+        return each, each.new_ones(())
+    total = each.sum()
+    return torch.where(used, each / total, 0), total
+
+
+def _log_probabilities(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
+    scores, known = _scores(given, rows)
+    wide = _wide(scores.dtype)
+    return torch.log_softmax(scores, -1, dtype=None if wide == scores.dtype else wide), known
+
+
+def _losses(given: _Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
+    """The loss of a chunk: of each row, or their sum; the part of the even classes is not divided, nor are weights."""
+    target = given.target[rows]
+    loss, _ = aten.nll_loss_forward(logs, target, given.class_weight, reduction, given.ignore_index)
+    if not given.label_smoothing:
+        return loss
+    even = torch.where(target != given.ignore_index, -logs.sum(-1), 0)
+    even = even if reduction == _NONE else even.sum()
+    return loss * (1 - given.label_smoothing) + even * (given.label_smoothing / logs.shape[-1])
+
+
+def _loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    logits: Optional,
+    target: torch.Tensor,
+    class_weight: Optional,
+    steps: tuple[Step, ...],
+    first: int,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> torch.Tensor:
+    given = _rows(hidden, weight, bias, logits, target, class_weight, steps, first, ignore_index, label_smoothing)
+    how = _NONE if reduction == "none" else _SUM
+    parts = [_losses(given, rows, _log_probabilities(given, rows)[0], how) for rows in _chunks(given)]
+    if reduction == "none":
+        return torch.cat(parts).view(target.shape).to(given.dtype)
+    return (functools.reduce(torch.add, parts) / _weights(given, reduction)[1]).to(given.dtype)
+
+
+class _Gradients:
+    """The gradients of hidden, weight and bias, which chunks add to."""
+
+    def __init__(self, given: _Rows, wanted: tuple[bool, bool, bool], chunks: int) -> None:
+        hidden, weight = given.hidden, given.weight
+        self.given = given
+        self.half = weight.dtype in _HALVES
+        self.sums = torch.float32 if self.half and chunks > FEW else weight.dtype
+        self.hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
+        self.weight = torch.empty(weight.shape, dtype=self.sums, device=weight.device) if wanted[1] else None
+        self.bias = torch.zeros_like(given.bias, dtype=_wide(weight.dtype)) if wanted[2] else None
+
+    def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor) -> None:
+        """Adds a chunk's: g is the gradient of its logits, before rows count as much as they do."""
+        hidden, weight = self.given.hidden[rows], self.given.weight
+        if self.hidden is not None:
+            part = torch.mm(g, weight, out=self.hidden[rows])
+            part.mul_(counts.unsqueeze(1))
+        if self.weight is not None:
+            self.add_product(g.t(), (hidden * counts.unsqueeze(1)).to(hidden.dtype), first=rows.start == 0)
+        if self.bias is not None:
+            self.bias += torch.mv(g.t(), counts.to(g.dtype))
+
+    def add_product(self, a: torch.Tensor, b: torch.Tensor, *, first: bool) -> None:
+        if self.sums == a.dtype:
+            torch.mm(a, b, out=self.weight) if first else self.weight.addmm_(a, b)
+        elif _sums_wide(a.device):
+            torch.mm(a, b, torch.float32, out=self.weight) if first else torch.addmm(
+                self.weight, a, b, torch.float32, out=self.weight
+            )
+        else:
+            self.weight.copy_(a @ b) if first else self.weight.add_(a @ b)
+
+    def result(self, hidden: torch.Tensor, dtype: torch.dtype) -> Iterator[Optional]:
+        yield None if self.hidden is None else self.hidden.view(hidden.shape)
+        yield None if self.weight is None else self.weight.to(dtype)
+        yield None if self.bias is None else self.bias.to(dtype)
+
+
+@functools.cache
+def _sums_wide(device: torch.device) -> bool:
+    """Whether a device multiplies bfloat16 into float32 sums."""
+    if device.type != "cuda":
+        return False
+    a = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    total = torch.ones(16, 16, device=device)
+    try:
+        torch.addmm(total, a, a.t(), torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all())
+
+
+def _loss_and_gradients(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional,
+    logits: Optional,
+    target: torch.Tensor,
+    class_weight: Optional,
+    steps: tuple[Step, ...],
+    first: int,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Optional, ...]:
+    """(loss, gradients of hidden, weight and bias), None for one that is not wanted."""
+    given = _rows(hidden, weight, bias, logits, target, class_weight, steps, first, ignore_index, label_smoothing)
+    counts, total = _weights(given, reduction)
+    chunks = _chunks(given)
+    gradients = _Gradients(given, wanted, len(chunks))
+    loss = counts.new_zeros(())
+    for rows in chunks:
+        logs, known = _log_probabilities(given, rows)
+        loss = loss + _losses(given, rows, logs, _SUM)
+        g = _of_scores(given, rows, logs)
+        gradients.add(rows, _back(g, given, known), counts[rows])
+        del logs, known, g
+    return ((loss / total).to(given.dtype), *gradients.result(hidden, weight.dtype))
+
+
+def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor) -> torch.Tensor:
+    """The gradient of each row's loss by its scores, in place of their log softmax: probabilities less the target."""
+    target = given.target[rows]
+    classes = torch.where(target != given.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
+    g = logs.exp_()
+    if given.label_smoothing:
+        g -= given.label_smoothing / g.shape[-1]
+    g.scatter_add_(1, classes, g.new_full((), given.label_smoothing - 1).expand(classes.shape))
+    return g.to(given.dtype)
+
+
+def _scaled(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """gradient * g, in its memory where nobody reads it again."""
+    return gradient * g if graph_is_kept() else gradient.mul_(g)
+
+
+def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: object) -> tuple:
+    """(loss, gradients of hidden, weight and bias)."""
+    *_, steps, _, _, _, _, wanted = rest
+    dtype = next((step[1] for step in reversed(steps) if step[0] == "to"), hidden.dtype)
+    loss = like(hidden, shape=(), dtype=dtype)
+    pairs = zip((hidden, weight, bias), wanted, strict=True)
+    return (loss, *[like(x) if needed else None for x, needed in pairs])
+
+
+with_gradients = torchex.register_operator("linear_cross_entropy_with_gradients", meta=_meta, fn=_loss_and_gradients)
+scaled = torchex.register_operator(
+    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scaled, tags=[Tag.EFFECT]
+)
+
+
+def _gradient_rule(
+    hidden: TensorProxy,
+    weight: TensorProxy,
+    bias: TensorProxy | None,
+    logits: TensorProxy | None,
+    target: TensorProxy,
+    class_weight: TensorProxy | None,
+    steps: tuple[Step, ...],
+    first: int,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> TensorProxy:
+    wanted = (needs_grad(hidden), needs_grad(weight), needs_grad(bias))
+    if reduction == "none" or needs_grad(class_weight) or not any(wanted):
+        return NotImplemented
+    options = (steps, first, ignore_index, reduction, label_smoothing)
+    out, of_hidden, of_weight, of_bias = with_gradients(
+        hidden, weight, bias, logits, target, class_weight, *options, wanted
+    )
+    g = get_grad(out)
+    if wanted[0]:
+        put_grad(hidden, clang.mul(of_hidden, g))
+    if wanted[1]:
+        put_grad(weight, scaled(of_weight, g))
+    if wanted[2]:
+        put_grad(bias, clang.mul(of_bias, g))
+    return out
+
+
+torchex.register_implementation(linear_cross_entropy, _loss, grad_transform=_gradient_rule)

@@ -1,0 +1,122 @@
+"""Keys and values that are repeated for each group of queries are given to attention as they are, with enable_gqa.
+
+    key = key[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
+
+(or repeat_interleave, or the same before heads and positions change places) makes what torch's kernels read without a
+copy, where they take groups of queries.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from forge import prims, torchlang
+from forge.clang import language
+from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir.proxies import Dim
+from forge.ir.symbol import substitute
+from forge.transforms.cse import MEANINGFUL
+from forge.transforms.dce import live_calls
+from forge.transforms.makers import Makers
+
+ATTENTION = torchlang.find(torch.nn.functional.scaled_dot_product_attention)
+
+
+class _Repeated(NamedTuple):
+    """A tensor whose heads are each repeated; `order` permutes it to (batch, heads, length, width)."""
+
+    source: TensorProxy
+    order: tuple[int, ...]
+    times: Dim
+
+
+def grouped_queries(
+    trace: Trace,
+    takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
+    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+) -> Trace:
+    """The trace with attention calls given the keys and values that were repeated for them.
+
+    takes: whether the kernel of a call runs groups of queries, from the query, how often a head is repeated, and the
+    call's arguments. Calls with dropout stay (another kernel draws other values), and those that do not run as torch
+    runs them (`plain`).
+    """
+    makers = Makers(trace)
+    found: dict[str, tuple[dict[str, Any], _Repeated, _Repeated]] = {}
+    for bound in trace.bound_symbols:
+        if bound.symbol is not ATTENTION:
+            continue
+        given = ATTENTION.bind(bound.args, bound.kwargs)
+        if given["dropout_p"] or given["enable_gqa"] or not _alike(given["query"], given["key"], given["value"]):
+            continue
+        key, value = [_repeated(given[name], makers, bound) for name in ("key", "value")]
+        if key is None or value is None or not prims.known(key.times == value.times) or not plain(bound):
+            continue
+        if takes(given["query"], key.times, given):
+            found[bound.output.name] = (given, key, value)
+    return _rewritten(trace, found) if found else trace
+
+
+def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
+    """Whether all have four dims, and one batch and number of heads."""
+    tensors = (query, *others)
+    return all(x.ndim == 4 and all(prims.known(x.shape[dim] == query.shape[dim]) for dim in (0, 1)) for x in tensors)
+
+
+def _repeated(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repeated | None:
+    """What is repeated to give x; None where x is not such."""
+    order = (0, 1, 2, 3)
+    call = _maker(x, makers, reader)
+    if call is not None and call.symbol is prims.permute:
+        order = tuple(call.args[1])
+        call = _maker(call.args[0], makers, reader)
+    if call is None or call.symbol is not prims.reshape or len(order) != 4:
+        return None
+    joined, wide, heads = call.output, call.args[0], order[1]
+    source, dims = wide, tuple(range(wide.ndim))
+    while (call := _maker(source, makers, reader)) is not None and call.symbol is prims.broadcast_in_dim:
+        source, dims = call.args[0], tuple(dims[dim] for dim in call.args[2])
+    if dims != tuple(dim for dim in range(5) if dim != heads + 1) or joined.ndim != 4:
+        return None
+    if source.name not in makers.shown and makers.prim(source.name) is not None:  # the inside of a composite
+        return None
+    lengths = [(wide.shape[place], length) for place, length in zip(dims, source.shape, strict=True)]
+    times = wide.shape[heads + 1]
+    wanted = [length * times if dim == heads else length for dim, length in enumerate(source.shape)]
+    lengths += zip(joined.shape, wanted, strict=True)
+    return _Repeated(source, order, times) if all(prims.known(one == other) for one, other in lengths) else None
+
+
+def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol | None:
+    """The prim that makes x, past copies; None where gradients, or what is kept of it, are another matter."""
+    call = makers.prim(x.name)
+    while call is not None and call.symbol in (prims.contiguous, prims.clone):
+        call = makers.prim(call.args[0].name)
+    if call is None or (call.tags & MEANINGFUL) != (reader.tags & MEANINGFUL):
+        return None
+    return call
+
+
+def _rewritten(trace: Trace, found: dict[str, tuple[dict[str, Any], _Repeated, _Repeated]]) -> Trace:
+    new = trace.derive("grouped queries")
+    with recording(new, language):
+        for bound in trace.bound_symbols:
+            site = found.get(bound.output.name) if bound.symbol is ATTENTION else None
+            if site is None:
+                new.record(bound)
+                continue
+            given, key, value = site
+            with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+                changed = {"key": _ordered(key), "value": _ordered(value), "enable_gqa": True}
+                output = ATTENTION(**{**given, **changed})
+            for call in recorded:
+                new.record(substitute(call, {output.name: bound.output}))
+    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
+    return new
+
+
+def _ordered(repeated: _Repeated) -> TensorProxy:
+    if repeated.order == (0, 1, 2, 3):
+        return repeated.source
+    return prims.permute(repeated.source, repeated.order)

@@ -1,0 +1,321 @@
+"""A language model's head and loss become one call, which never holds all logits.
+
+    logits = linear(hidden, weight)                                  (..., V), the largest tensor of a training step
+    scaled = cap * tanh(logits / cap)                                casts, scales, caps, shapes, slices of rows
+    loss = cross_entropy(scaled[..., :-1, :].reshape(-1, V), labels)
+
+is found by walking back from each cross_entropy (or nll_loss of log_softmax) to the linear layer, through prims, so
+that it does not matter how it was written. What the program does to rows of logits is done to rows of `hidden` instead.
+Logits that the program returns are made as before; what follows them is not held.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from forge import prims, torchlang
+from forge.clang import language
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir.proxies import hint_of
+from forge.ir.pytree import tensors
+from forge.ir.symbol import substitute
+from forge.torchlang import linear_cross_entropy
+from forge.torchlang.nn.head import Step
+from forge.transforms.dce import live_calls
+from forge.transforms.makers import Makers, innermost
+
+CROSS_ENTROPY = torchlang.find(F.cross_entropy)
+NLL_LOSS = torchlang.find(F.nll_loss)
+LOG_SOFTMAX = (torchlang.find(torch.log_softmax), torchlang.find(F.log_softmax))
+LINEAR = torchlang.find(F.linear)
+PRODUCTS = frozenset({torchlang.find(torch.matmul), torchlang.find(torch.mm)})
+
+BYTE_LIMIT = 16 * 2**20  # fewer bytes of logits are not worth it
+
+_SAME_ROWS = frozenset({prims.contiguous, prims.clone})
+_LAYOUT = frozenset({prims.reshape, prims.permute, prims.slice, prims.squeeze})
+_WIDE = (torch.float32, torch.float64, torch.bfloat16)
+_TARGETS = (torch.int64, torch.uint8)
+
+
+class _Loss(NamedTuple):
+    """A cross entropy of `scores`, after `steps`: what the call that makes it was given. `softmax` is the call of
+    log_softmax where nll_loss makes it."""
+
+    bound: BoundSymbol
+    softmax: BoundSymbol | None
+    scores: TensorProxy
+    steps: tuple[Step, ...]
+    target: TensorProxy
+    class_weight: TensorProxy | None
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+
+
+class _Head(NamedTuple):
+    """One site. `calls` lead from the linear layer's call to the scores; `kept` is how many of them stay, since the
+    program reads what they make (None: it does not read the logits)."""
+
+    loss: _Loss
+    base: BoundSymbol
+    calls: list[BoundSymbol]
+    kept: int | None
+
+
+def heads(trace: Trace, plain: Callable[[BoundSymbol], bool] = lambda bound: True, limit: int | None = None) -> Trace:
+    """The trace with every head and loss one call of torchlang.linear_cross_entropy.
+
+    `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone. So are
+    heads of fewer than `limit` bytes of logits (BYTE_LIMIT), and in training float16, whose gradients depend on the
+    scale of the loss, and losses that are not reduced, whose gradients need another matrix product.
+    """
+    program = _Program(trace, plain, BYTE_LIMIT if limit is None else limit)
+    found = {head.loss.bound.output.name: head for head in program.heads()}
+    if not found:
+        return trace
+    new = trace.derive("heads")
+    with recording(new, language):
+        for bound in trace.bound_symbols:
+            head = found.get(bound.outputs[0]) if bound.outputs else None
+            if head is None:
+                new.record(bound)
+            else:
+                _record(new, head)
+    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
+    return new
+
+
+class _Program:
+    """Who makes and who reads each value of a trace."""
+
+    def __init__(self, trace: Trace, plain: Callable[[BoundSymbol], bool], limit: int) -> None:
+        self.calls = trace.bound_symbols
+        self.plain = plain
+        self.limit = limit
+        self.outputs = frozenset(trace.output_names)
+        self.differentiable = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
+        self.makers = Makers(trace)
+        self.readers: dict[str, list[BoundSymbol]] = {}
+
+    def heads(self) -> Iterator[_Head]:
+        if all(bound.symbol not in (CROSS_ENTROPY, NLL_LOSS) for bound in self.calls):
+            return
+        for bound in self.calls:
+            for name in bound.inputs:
+                self.readers.setdefault(name, []).append(bound)
+        for bound in self.calls:
+            loss = self.loss(bound)
+            head = None if loss is None else self.head(loss)
+            if head is not None:
+                yield head
+
+    def loss(self, bound: BoundSymbol) -> _Loss | None:
+        """The call as a cross entropy of class indices with options that can be run in chunks."""
+        if bound.symbol not in (CROSS_ENTROPY, NLL_LOSS) or Tag.RECOMPUTE in bound.tags or not self.plain(bound):
+            return None
+        given = bound.symbol.bind(bound.args, bound.kwargs)
+        scores, target, weight = given["input"], given["target"], given["weight"]
+        smoothing, reduction = given.get("label_smoothing", 0.0), given["reduction"]
+        if target.dtype not in _TARGETS or scores.ndim < 2 or target.ndim != scores.ndim - 1:
+            return None
+        if (weight is not None and smoothing) or (reduction == "none" and self.trains(bound)):
+            return None
+        loss = _Loss(bound, None, scores, (), target, weight, given["ignore_index"], reduction, smoothing)
+        return loss if bound.symbol is CROSS_ENTROPY else self.of_log_softmax(loss)
+
+    def of_log_softmax(self, loss: _Loss) -> _Loss | None:
+        """An nll_loss as the cross entropy of what its log softmax is of."""
+        logs = loss.scores
+        maker = self.makers.shown.get(logs.name)
+        if maker is None or maker.symbol not in LOG_SOFTMAX or self.is_read_beside(logs.name, loss.bound):
+            return None
+        given = maker.symbol.bind(maker.args, maker.kwargs)
+        scores = given["input"]
+        if given["dim"] not in (1, 1 - logs.ndim) or maker.tags != loss.bound.tags or not self.plain(maker):
+            return None
+        steps = (("to", logs.dtype),) if scores.dtype != logs.dtype else ()
+        return loss._replace(softmax=maker, scores=scores, steps=steps)
+
+    def trains(self, bound: BoundSymbol) -> bool:
+        """Whether gradients may flow through a call."""
+        return self.differentiable and Tag.NO_GRAD not in bound.tags
+
+    def is_read_beside(self, name: str, reader: BoundSymbol) -> bool:
+        """Whether somebody else than `reader` reads a value."""
+        return name in self.outputs or any(each is not reader for each in self.readers.get(name, ()))
+
+    def head(self, loss: _Loss) -> _Head | None:
+        """The way back from a loss to the linear layer; None where it is not one."""
+        calls: list[BoundSymbol] = []
+        tops = [loss.bound] if loss.softmax is None else [loss.bound, loss.softmax]
+        name = loss.scores.name
+        while True:
+            top = self.makers.shown.get(name)
+            if top is not None and top.tags != loss.bound.tags:
+                return None
+            if top is not None and _base(top) is not None:
+                break
+            call = self.makers.prim(name)
+            if call is None or not _is_step(call):
+                return None
+            tops += [top] if top is not None else []
+            calls.append(call)
+            name = tensors(call.args)[0].name
+        head = _Head(loss, top, calls[::-1], None)
+        return self.checked(head, tops) if self.fits(head) else None
+
+    def fits(self, head: _Head) -> bool:
+        """Whether classes stay one dim on the way, in dtypes and of a size for which chunks are worth it."""
+        logits = head.base.output
+        values = [logits, *[call.output for call in head.calls]]
+        allowed = _WIDE if self.trains(head.base) else (*_WIDE, torch.float16)
+        if not self.plain(head.base) or any(value.dtype not in allowed for value in values):
+            return False
+        axis: int | None = logits.ndim - 1
+        for call in head.calls:
+            axis = _moved_axis(call, axis)
+            if axis is None:
+                return False
+        wide = max(value.dtype.itemsize for value in values)
+        return axis == 1 and math.prod(map(hint_of, logits.shape)) * wide >= self.limit
+
+    def checked(self, head: _Head, tops: Sequence[BoundSymbol]) -> _Head | None:
+        """The head with what the program reads of its values; None where a gradient may come back to them from
+        elsewhere in it: it would take the products twice."""
+        own = {id(top) for top in tops}
+        values = [head.base.output, *[call.output for call in head.calls]]
+        kept = None
+        for position, value in enumerate(values):
+            others = [bound for bound in self.readers.get(value.name, ()) if id(bound) not in own]
+            if self.differentiable and any(_differentiates(bound) for bound in others):
+                return None
+            if others or value.name in self.outputs:
+                kept = position
+        return head._replace(kept=kept)
+
+
+def _differentiates(bound: BoundSymbol) -> bool:
+    if Tag.NO_GRAD in bound.tags or all(Tag.NOT_DIFFERENTIABLE in call.symbol.tags for call in innermost(bound)):
+        return False
+    return any(out.dtype.is_floating_point or out.dtype.is_complex for out in tensors(bound.output))
+
+
+def _base(bound: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy | None, bool] | None:
+    """(hidden, weight, bias, whether the weight is (H, V)) of a linear layer or of a product with a matrix."""
+    if bound.symbol is LINEAR:
+        given = LINEAR.bind(bound.args, bound.kwargs)
+        hidden, weight, bias = given["input"], given["weight"], given["bias"]
+        fits = hidden.ndim > 1 and weight.ndim == 2 and (bias is None or bias.ndim == 1)
+        return (hidden, weight, bias, False) if fits else None
+    if bound.symbol in PRODUCTS:
+        hidden, weight = list(bound.symbol.bind(bound.args, bound.kwargs).values())[:2]
+        return (hidden, weight, None, True) if hidden.ndim > 1 and weight.ndim == 2 else None
+    return None
+
+
+def _is_step(call: BoundSymbol) -> bool:
+    """Whether a prim is done to each row by itself, or shows the rows in another shape."""
+    symbol, found = call.symbol, tensors(call.args)
+    if len(found) != 1 or not isinstance(call.output, TensorProxy):
+        return False
+    return symbol in _SAME_ROWS or symbol in _LAYOUT or _step(call) is not None
+
+
+def _step(call: BoundSymbol) -> Step | None:
+    """A prim as a step of the composite, None for another."""
+    if call.symbol is prims.convert_element_type and call.args[0].is_floating_point():
+        return "to", call.output.dtype
+    if call.symbol is prims.tanh:
+        return ("tanh",)
+    if call.symbol is prims.mul or (call.symbol is prims.div and isinstance(call.args[0], TensorProxy)):
+        number = next(arg for arg in call.args if not isinstance(arg, TensorProxy))
+        if type(number) in (int, float) and math.isfinite(number) and number:
+            return call.symbol.name, float(number)
+    return None
+
+
+def _moved_axis(call: BoundSymbol, axis: int) -> int | None:
+    """Where the dim of the classes is after a call; None where it is cut, or joined with others."""
+    x, symbol = tensors(call.args)[0], call.symbol
+    if symbol is prims.permute:
+        return tuple(call.args[1]).index(axis)
+    if symbol is prims.slice:
+        return None if call.args[1] == axis else axis
+    if symbol is prims.squeeze:
+        return None if axis in call.args[1] else axis - sum(dim < axis for dim in call.args[1])
+    if symbol is prims.reshape:
+        last = axis == x.ndim - 1 and call.output.ndim and prims.known(call.output.shape[-1] == x.shape[-1])
+        return call.output.ndim - 1 if last else None
+    return axis
+
+
+def _record(new: Trace, head: _Head) -> None:
+    """The call in place of the loss, and before it what takes its rows."""
+    loss = head.loss
+    hidden, weight, bias, transposed = _base(head.base)
+    steps = [_step(call) for call in head.calls]
+    first = head.kept or 0
+    with new.collecting() as recorded, new.tagged(loss.bound.tags, loss.bound.source):
+        rows = _rows_of(hidden, head.calls, hidden.ndim - 1)
+        logits = None
+        if head.kept is not None:
+            value = head.calls[first - 1].output if first else head.base.output
+            logits = _rows_of(value, head.calls[first:], _axis_after(head, first))
+        output = linear_cross_entropy(
+            rows,
+            prims.permute(weight, (1, 0)) if transposed else weight,
+            bias,
+            logits,
+            loss.target,
+            loss.class_weight,
+            (*[step for step in steps if step], *loss.steps),
+            sum(step is not None for step in steps[:first]),
+            loss.ignore_index,
+            loss.reduction,
+            loss.label_smoothing,
+        )
+    for call in recorded:
+        new.record(substitute(call, {output.name: loss.bound.output}))
+
+
+def _axis_after(head: _Head, calls: int) -> int:
+    axis = head.base.output.ndim - 1
+    for call in head.calls[:calls]:
+        axis = _moved_axis(call, axis)
+    return axis
+
+
+def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorProxy:
+    """What the calls make of the rows along `axis`, whatever their length, which is the last dim of the result.
+
+    What leaves the rows in order at the end is left out.
+    """
+    places: list[tuple[BoundSymbol, int]] = []
+    for call in calls:
+        if call.symbol in _LAYOUT:
+            places.append((call, axis))
+        axis = _moved_axis(call, axis)
+    while places and _keeps_order(*places[-1]):
+        axis = places.pop()[1]
+    for call, before in places:
+        x = _reshaped(x, call, before)
+    if axis == x.ndim - 1:
+        return x
+    return prims.permute(x, (*[dim for dim in range(x.ndim) if dim != axis], axis))
+
+
+def _keeps_order(call: BoundSymbol, axis: int) -> bool:
+    if call.symbol is prims.permute:
+        others = [dim for dim in call.args[1] if dim != axis]
+        return others == sorted(others)
+    return call.symbol is not prims.slice
+
+
+def _reshaped(x: TensorProxy, call: BoundSymbol, axis: int) -> TensorProxy:
+    if call.symbol is prims.reshape:
+        return prims.reshape(x, (*call.output.shape[:-1], x.shape[axis]))
+    return call.symbol(x, *call.args[1:], **call.kwargs)

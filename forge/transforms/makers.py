@@ -1,0 +1,29 @@
+"""Who makes each value of a trace, in plain sight and inside of composites."""
+
+from collections.abc import Iterator
+
+from forge.ir import BoundSymbol, Trace
+
+
+class Makers:
+    """`shown[name]` is the program's own call that makes a value; `prim(name)` the innermost one. A composite is looked
+    into when it is asked for; one whose gradient rule is a user's stays shut."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.shown = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
+        self._inside: dict[str, BoundSymbol] = {}
+
+    def prim(self, name: str) -> BoundSymbol | None:
+        """None for an input of the trace."""
+        if name not in self._inside and name in self.shown:
+            self._inside.update((made, call) for call in innermost(self.shown[name]) for made in call.outputs)
+        return self._inside.get(name)
+
+
+def innermost(bound: BoundSymbol) -> Iterator[BoundSymbol]:
+    """The prims of a call."""
+    if not bound.subsymbols or bound.symbol.rule is not None:
+        yield bound
+        return
+    for sub in bound.subsymbols:
+        yield from innermost(sub)
