@@ -42,6 +42,8 @@ def grouped_queries(
     call's arguments. Calls with dropout stay (another kernel draws other values), and those that do not run as torch
     runs them (`plain`).
     """
+    if all(bound.symbol is not ATTENTION for bound in trace.bound_symbols):
+        return trace
     makers = Makers(trace)
     found: dict[str, tuple[dict[str, Any], _Repeated, _Repeated]] = {}
     for bound in trace.bound_symbols:

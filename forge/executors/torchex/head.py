@@ -43,15 +43,21 @@ class _Rows(NamedTuple):
     first: int
     ignore_index: int
     label_smoothing: float
+    dtype: torch.dtype  # of the scores
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the scores."""
-        return next((step[1] for step in reversed(self.steps) if step[0] == "to"), self.hidden.dtype)
+    def wide(self) -> torch.dtype:
+        """In which the softmax is computed."""
+        return _wide(self.dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALVES else dtype
+
+
+def _dtype(steps: tuple[Step, ...], dtype: torch.dtype) -> torch.dtype:
+    """What the steps make of a dtype."""
+    return next((step[1] for step in reversed(steps) if step[0] == "to"), dtype)
 
 
 def _rows(
@@ -66,7 +72,10 @@ def _rows(
     ignore_index: int,
     label_smoothing: float,
 ) -> _Rows:
-    dtype = next((step[1] for step in reversed(steps) if step[0] == "to"), hidden.dtype)
+    dtype = _dtype(steps, hidden.dtype)
+    done = 0 if logits is None else first
+    if len(steps) > done and steps[-1] == ("to", _wide(dtype)):  # the softmax casts as it reads
+        steps = steps[:-1]
     return _Rows(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
@@ -78,6 +87,7 @@ def _rows(
         first,
         ignore_index,
         label_smoothing,
+        dtype,
     )
 
 
@@ -166,7 +176,7 @@ def _weights(given: _Rows, reduction: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(how much each row counts, by how much the sum is divided)."""
     used = given.target != given.ignore_index
     if given.class_weight is None:
-        each = used.to(_wide(given.dtype))
+        each = used.to(given.wide)
     else:
         classes = torch.where(used, given.target, 0).to(torch.int64)
         each = torch.where(used, given.class_weight[classes], 0)
@@ -176,10 +186,8 @@ def _weights(given: _Rows, reduction: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(used, each / total, 0), total
 
 
-def _log_probabilities(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
-    scores, known = _scores(given, rows)
-    wide = _wide(scores.dtype)
-    return torch.log_softmax(scores, -1, dtype=None if wide == scores.dtype else wide), known
+def _log_softmax(scores: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    return torch.log_softmax(scores, -1, dtype=None if wide == scores.dtype else wide)
 
 
 def _losses(given: _Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
@@ -208,7 +216,7 @@ def _loss(
 ) -> torch.Tensor:
     given = _rows(hidden, weight, bias, logits, target, class_weight, steps, first, ignore_index, label_smoothing)
     how = _NONE if reduction == "none" else _SUM
-    parts = [_losses(given, rows, _log_probabilities(given, rows)[0], how) for rows in _chunks(given)]
+    parts = [_losses(given, rows, _log_softmax(_scores(given, rows)[0], given.wide), how) for rows in _chunks(given)]
     if reduction == "none":
         return torch.cat(parts).view(target.shape).to(given.dtype)
     return (functools.reduce(torch.add, parts) / _weights(given, reduction)[1]).to(given.dtype)
@@ -288,23 +296,31 @@ def _loss_and_gradients(
     gradients = _Gradients(given, wanted, len(chunks))
     loss = counts.new_zeros(())
     for rows in chunks:
-        logs, known = _log_probabilities(given, rows)
-        loss = loss + _losses(given, rows, logs, _SUM)
-        g = _of_scores(given, rows, logs)
-        gradients.add(rows, _back(g, given, known), counts[rows])
-        del logs, known, g
+        part, g = _loss_and_gradient_of_logits(given, rows)
+        loss = loss + part
+        gradients.add(rows, g, counts[rows])
+        del g
     return ((loss / total).to(given.dtype), *gradients.result(hidden, weight.dtype))
 
 
-def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor) -> torch.Tensor:
-    """The gradient of each row's loss by its scores, in place of their log softmax: probabilities less the target."""
-    target = given.target[rows]
+def _loss_and_gradient_of_logits(given: _Rows, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a chunk: the sum of its losses; the gradient of each row's by the linear layer's result."""
+    scores, known = _scores(given, rows)
+    dtype, logs = scores.dtype, _log_softmax(scores, given.wide)
+    del scores
+    return _losses(given, rows, logs, _SUM), _back(_of_scores(given, rows, logs, dtype), given, known)
+
+
+def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
+    target, even = given.target[rows], given.label_smoothing / logs.shape[-1]
     classes = torch.where(target != given.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
-    g = logs.exp_()
-    if given.label_smoothing:
-        g -= given.label_smoothing / g.shape[-1]
-    g.scatter_add_(1, classes, g.new_full((), given.label_smoothing - 1).expand(classes.shape))
-    return g.to(given.dtype)
+    of_target = logs.gather(1, classes).exp_() - (1 - given.label_smoothing + even)
+    if even:
+        g = logs.exp_().sub_(even).to(dtype)
+    else:
+        g = torch.exp(logs, out=logs if dtype == logs.dtype else torch.empty_like(logs, dtype=dtype))
+    return g.scatter_(1, classes, of_target.to(dtype))
 
 
 def _scaled(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -315,8 +331,7 @@ def _scaled(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: object) -> tuple:
     """(loss, gradients of hidden, weight and bias)."""
     *_, steps, _, _, _, _, wanted = rest
-    dtype = next((step[1] for step in reversed(steps) if step[0] == "to"), hidden.dtype)
-    loss = like(hidden, shape=(), dtype=dtype)
+    loss = like(hidden, shape=(), dtype=_dtype(steps, hidden.dtype))
     pairs = zip((hidden, weight, bias), wanted, strict=True)
     return (loss, *[like(x) if needed else None for x, needed in pairs])
 
