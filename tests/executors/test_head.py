@@ -61,7 +61,7 @@ def largest(function: Callable, *args: torch.Tensor) -> tuple[int, int]:
     with torch.no_grad():
         forward = forge.last_traces(jitted)[-1].python_callable()
         with Largest() as first:
-            outputs, saved, numbers = forward(*args)
+            _, saved, numbers = forward(*args)
         backward = forge.last_backward_traces(jitted)[-1].python_callable()
         with Largest() as second:
             backward([*saved, *numbers, torch.ones(())])

@@ -85,7 +85,9 @@ def test_what_is_repeated_otherwise_stays(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.randn(2, 1, 6, 6)}], ids=lambda each: str(*each)
+    "options",
+    [{"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.randn(2, 1, 6, 6)}],
+    ids=lambda each: str(*each),
 )
 def test_the_calls_options_stay(options: dict[str, object]) -> None:
     assert grouped(attend(repeat_kv, **options), *qkv())

@@ -233,9 +233,11 @@ OTHERWISE: dict[str, Function] = {
     "a scale is learnt": lambda h, w, y: flat(F.linear(h, w) * w.mean(), y),
     "a bias is added to the scores": lambda h, w, y: flat(F.linear(h, w) + w.sum(1), y),
     "each row has a loss": lambda h, w, y: flat(F.linear(h, w), y, reduction="none"),
-    "the target are probabilities": lambda h, w, y: flat(F.linear(h, w), y)
-    if y.is_floating_point()
-    else F.cross_entropy(F.linear(h, w).flatten(0, 1), torch.ones(30, 50) / 50),
+    "the target are probabilities": lambda h, w, y: (
+        flat(F.linear(h, w), y)
+        if y.is_floating_point()
+        else F.cross_entropy(F.linear(h, w).flatten(0, 1), torch.ones(30, 50) / 50)
+    ),
     "there is no linear layer": lambda h, w, y: flat(h, y.clamp(max=7)) + w.sum(),
     "gradients stop on the way": lambda h, w, y: flat(F.linear(h, w).detach(), y) + h.sum() + w.sum(),
 }

@@ -1,0 +1,117 @@
+"""The head and loss of GPT-2 in chunks of rows, and whole: time and peak memory of a training step.
+
+    python -m bench.head [--rounds 5] [--executors torch]
+
+Peaks are of what a step allocates, beside parameters. Where there is a CUDA device, the shapes of Llama-3.2-1B's head
+follow, in bfloat16.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import forge
+from bench.common import training_step
+from bench.timing import in_turn, ratio, show_table
+from forge.transforms import head
+
+VOCABULARY = 32_000
+Model = Callable[..., Any]
+
+
+class LossOnly(nn.Module):
+    """A model of which nobody reads the logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, labels=labels).loss
+
+
+class Head(nn.Module):
+    """A language model without what stands before its head."""
+
+    def __init__(self, rows: int, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.hidden = nn.Parameter(torch.randn(rows, width))
+        self.linear = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.linear(self.hidden).float(), labels)
+
+
+def gpt2() -> nn.Module:
+    """Six layers of width 384."""
+    config = GPT2Config(vocab_size=VOCABULARY, n_layer=6, n_embd=384, n_head=6, use_cache=False)
+    config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # else transformers warns at each call, and Dynamo cuts the graph before the loss
+    return model
+
+
+def peak_bytes(run: Callable[[], Any], device: str) -> int:
+    """The most bytes that a step has allocated at one time, beside what was there before it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def compare(title: str, model: nn.Module, inputs: dict[str, Any], device: str, args: argparse.Namespace) -> None:
+    """One table: eager, forge with the head whole, forge with it in chunks."""
+    runs: dict[str, Callable[[], Any]] = {"eager": training_step(model, model.parameters(), inputs)}
+    for name, limit in (("forge, whole", 1 << 60), ("forge, in chunks", head.BYTE_LIMIT)):
+        runs[name] = training_step(forge.jit(model, executors=args.executors), model.parameters(), inputs)
+        with mock.patch.object(head, "BYTE_LIMIT", limit):
+            runs[name]()
+    for parameter in model.parameters():
+        parameter.grad = None
+    seconds = in_turn(runs, rounds=args.rounds)
+    rows: list[Sequence[str]] = [(title, "ms", "/ eager", "/ whole", "peak MiB")]
+    for name, run in runs.items():
+        ms = 1e3 * sorted(seconds[name])[args.rounds // 2]
+        ratios = [f"{ratio(seconds[name], seconds[other]):.3f}" for other in ("eager", "forge, whole")]
+        rows.append((name, f"{ms:.1f}", *ratios, f"{peak_bytes(run, device) / 2**20:.0f}"))
+    show_table(rows)
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--executors", nargs="+", help="by name; forge's default ones if not given")
+    args = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    torch.manual_seed(0)
+    ids = torch.randint(VOCABULARY, (8, 256))
+    model, inputs = gpt2(), {"input_ids": ids, "labels": ids}
+    compare("GPT-2 6x384, 8x256", LossOnly(model), inputs, "cpu", args)
+    compare("the same, its logits returned", model, inputs, "cpu", args)
+    if torch.cuda.is_available():
+        model = Head(8192, 2048, 128_256).to("cuda", torch.bfloat16)
+        labels = torch.randint(128_256, (8192,), device="cuda")
+        compare("head 8192x2048x128256, bfloat16", model, {"labels": labels}, "cuda", args)
+
+
+if __name__ == "__main__":
+    main()
