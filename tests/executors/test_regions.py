@@ -1,0 +1,171 @@
+"""Which calls become one region: levels, orders that must hold, and what runs outside."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from forge.executors import FusionExecutor, claim, decline, resolve_executors
+from forge.functional import Direct
+from forge.ir import BoundSymbol, Trace
+
+
+class Taking(FusionExecutor):
+    """Takes the symbols named; keeps the regions that it was given."""
+
+    def __init__(self, *names: str, name: str = "fuser") -> None:
+        super().__init__(name)
+        self.names = names
+        self.regions: list[Trace] = []
+
+    def can_fuse(self, bound: BoundSymbol) -> Any:
+        return bound.symbol.name in self.names or decline(f"{bound.symbol.name} is not taken")
+
+    def fuse(self, region: Trace) -> Any:
+        self.regions.append(region)
+        return claim(region, resolve_executors(["torch"]))[0].python_callable()
+
+    def pays(self, calls: list[BoundSymbol]) -> bool:
+        return True
+
+
+def calls_of(region: Trace) -> list[str]:
+    return [bound.symbol.name for bound in region.bound_symbols]
+
+
+def run(function: Any, fusers: list[FusionExecutor], *inputs: torch.Tensor) -> Direct:
+    """Runs it, and compares with eager."""
+    direct = Direct(function, [*fusers, "torch"])
+    torch.testing.assert_close(direct(*inputs), function(*inputs))
+    return direct
+
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+
+
+def test_calls_between_two_products_are_one_region_however_far_apart() -> None:
+    fuser = Taking("mul", "exp")
+
+    def function(x: torch.Tensor) -> Any:
+        a = x * 2
+        b = x @ x.t()
+        return torch.exp(a), b, a * 3
+
+    run(function, [fuser], X)
+    assert [calls_of(region) for region in fuser.regions] == [["mul", "exp", "mul"]]
+
+
+def test_a_product_stands_between_the_region_that_it_reads_and_the_one_that_reads_it() -> None:
+    fuser = Taking("mul", "add")
+    run(lambda x: ((x * 2) @ (x * 3) + 1) * 2, [fuser], torch.ones(3, 3))
+    assert [calls_of(region) for region in fuser.regions] == [["mul", "mul"], ["add", "mul"]]
+
+
+def test_identical_regions_are_fused_once() -> None:
+    fuser = Taking("mul", "exp")
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x * 0.5) @ torch.eye(4)
+
+    run(lambda x: layer(layer(layer(x))), [fuser], X)
+    assert [calls_of(region) for region in fuser.regions] == [["mul", "exp"]]
+
+
+def test_regions_that_differ_in_a_number_or_a_stride_are_not_identical() -> None:
+    fuser = Taking("mul")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = (x * 2) @ x
+        x = (x * 3) @ x
+        x = (x.t() * 3) @ x
+        return (x * 3) @ x
+
+    run(function, [fuser], torch.ones(3, 3))
+    assert [calls_of(region) for region in fuser.regions] == [["mul"]] * 3  # the last is the second
+
+
+def test_a_view_is_made_inside_of_the_region_that_reads_it() -> None:
+    fuser = Taking("mul", "transpose", "add")
+    run(lambda x: (x * 2).transpose(0, 1) + 1, [fuser], X)
+    assert [calls_of(region) for region in fuser.regions] == [["mul", "transpose", "add"]]
+
+
+def test_a_view_that_leaves_the_program_shares_memory() -> None:
+    fuser = Taking("mul", "transpose", "add")
+
+    def function(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y, y.transpose(0, 1), y.transpose(0, 1) + 1
+
+    direct = Direct(function, [fuser, "torch"])
+    y, view, _ = direct(X)
+    assert view.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+def test_regions_of_two_executors_do_not_wait_for_each_other() -> None:
+    ones, others = Taking("mul", name="ones"), Taking("add", name="others")
+    run(lambda x: ((x * 2 + 1) * 3 + 1) * (x + 5), [ones, others], X)
+    assert [calls_of(region) for region in ones.regions] == [["mul"], ["mul"], ["mul"]]
+
+
+def test_executors_are_asked_in_order_call_by_call() -> None:
+    fuser = Taking("mul", "exp")
+    direct = Direct(lambda x: torch.exp(x * 2), ["torch", fuser])
+    direct(X)
+    assert fuser.regions == []
+    (compiled,) = direct.compiled.values()
+    assert {made.executor for made in compiled.claims} == {"torch"}
+
+
+def test_the_parts_of_a_call_are_taken_where_all_are() -> None:
+    whole, parts = Taking("softplus"), Taking("exp", "log1p", "add", "mul", "where", "gt", "div", "true_divide")
+    for fuser in (whole, parts):
+        direct = Direct(lambda x: torch.nn.functional.softplus(x), [fuser, "torch"])
+        torch.testing.assert_close(direct(X), torch.nn.functional.softplus(X))
+    assert calls_of(whole.regions[0]) == ["softplus"]
+
+
+def test_random_calls_keep_their_order() -> None:
+    fuser = Taking("mul", "add")
+
+    def function(x: torch.Tensor) -> Any:
+        a = torch.rand_like(x)
+        b = (x @ x.t()).sum() * torch.rand_like(x)
+        return a * 2 + torch.rand_like(x), b + 1
+
+    torch.manual_seed(3)
+    expected = function(X)
+    torch.manual_seed(3)
+    actual = Direct(function, [fuser, "torch"])(X)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_region_reads_a_value_before_it_is_written_to() -> None:
+    fuser = Taking("mul", "add")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        before = x * 2 + 1
+        x.add_(10)
+        return before
+
+    x, y = X.clone(), X.clone()
+    torch.testing.assert_close(Direct(function, [fuser, "torch"])(x), function(y))
+    torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_weight_gradients_split_no_region(count: int) -> None:
+    """The product that makes a weight's gradient only leaves the program: it comes a level later."""
+    fuser = Taking("mul", "tanh", "tanh_backward", "add", "sub", "neg")
+    weights = [torch.randn(4, 4, requires_grad=True) for _ in range(count)]
+
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight) * 2
+        return x
+
+    direct = Direct(function, [fuser, "torch"])
+    found = torch.autograd.grad(direct(X, *weights).sum(), weights)
+    expected = torch.autograd.grad(function(X, *weights).sum(), weights)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
