@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all lint bench bench-kernels patterns clean
+.PHONY: demo demo-kernels test test-all lint bench bench-gpu bench-kernels patterns clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -29,6 +29,10 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.throughput --device cpu
+
+bench-gpu: $(INSTALLED)
+	$(BIN)/python -m bench.throughput --device cuda
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python -m bench.kernels
