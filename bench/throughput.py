@@ -57,7 +57,7 @@ def _ids(vocabulary: int, shape: tuple[int, int], device: str) -> dict[str, torc
 def _gpt2(device: str, vocabulary: int = 4096) -> Case:
     config = transformers.GPT2Config(
         n_layer=6, n_embd=384, n_head=6, vocab_size=vocabulary, n_positions=256, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM",
     )  # fmt: skip
     return Case(transformers.GPT2LMHeadModel(config).to(device), _ids(vocabulary, (4, 256), device), True)
 
