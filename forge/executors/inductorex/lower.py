@@ -43,6 +43,8 @@ _TORCHS = frozenset(
         aten.convolution,
         aten.convolution_backward,
         aten.embedding_dense_backward,
+        aten.native_batch_norm,  # changes the running statistics, though its schema does not say so
+        aten.cudnn_batch_norm,
         aten.upsample_bicubic2d,
     }
 )
