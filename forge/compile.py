@@ -14,6 +14,7 @@ from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser, is_fused, runs_in_torch
 from forge.executors.executor import Executor, OperatorExecutor, resolve_executors
+from forge.executors.fusion import settled
 from forge.executors.layout import Layouts
 from forge.executors.torchex.attention import takes_groups
 from forge.frontend.ambient import restored
@@ -120,7 +121,7 @@ def compile_program(program: Program, options: Options, *, eager: Callable | Non
     is written in the program, so neither the passes nor what they make run under it; `eager` does.
     """
     with autocast_mode.disabled():
-        compiled = _compile(program, options)
+        compiled = settled(partial(_compile, program, options))
     compiled.call = autocast_mode.without(compiled.call)
     if program.mutated and eager is not None:
         compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
@@ -233,13 +234,15 @@ def _compile_training(
     def backward_for(present: tuple[bool, ...]) -> Callable:
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
-            return _compile_backward(joint, parts, chosen, options, compiled, layouts)
+            make = partial(_compile_backward, joint, parts, chosen, options, compiled, layouts)
+            return settled(make)
 
     def again_for(present: tuple[bool, ...], recorded: tuple[bool, ...]) -> Again:
         chosen = [output for i, output in enumerate(outputs) if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             seeds = seeds_of(trace, chosen, recorded)
-            return _differentiable_backward(trace, parts, given, seeds, options, compiled)
+            make = partial(_differentiable_backward, trace, parts, given, seeds, options, compiled)
+            return settled(make)
 
     constants = [i for i in range(len(outputs)) if i not in flowing]
     sources = _sources(trace, parts, program.mutated, list(flowing.values()))
@@ -299,7 +302,6 @@ def _differentiable_backward(
     found = [i for i, gradient in enumerate(backward.output) if gradient is not None]
     program = backward.derive(backward.stage, backward.bound_symbols, output=tuple(backward.output[i] for i in found))
     again = Compiled()
-    compiled.again.append(again)
     again.traces.append(program)
     program = _apply((cse, partial(hoist, run=partial(_run_now, options=options))), program, again.traces)
     differentiable = _compile_optimized(program, Program(program, None, [], grad=True), options, again, again=True)
@@ -307,6 +309,7 @@ def _differentiable_backward(
     reads = [i for i, proxy in enumerate(trace.inputs) if proxy.name in read]
     places = {proxy.name: place for place, proxy in enumerate([*parts.saved_tensors, *parts.saved_numbers])}
     drawn = [places[value.name] for each in given for value in each.values]
+    compiled.again.append(again)
     return Again(again.call if differentiable else torch.no_grad()(again.call), reads, drawn, found)
 
 

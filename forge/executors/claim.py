@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from forge import clang
 from forge.executors.executor import Executor, FusionExecutor, Implementation, OperatorExecutor
-from forge.executors.fusion import fuse_regions
+from forge.executors.fusion import fuse_regions, settled
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
 from forge.executors.torchex.core import torchex
@@ -69,6 +69,12 @@ def claim(
     inputs, and is told those of every value. Raises NotImplementedError naming a prim that nobody claims, with the
     reasons.
     """
+    return settled(lambda: _claim(trace, executors, earlier, layouts))
+
+
+def _claim(
+    trace: Trace, executors: Sequence[Executor], earlier: Mapping[str, Reasons], layouts: Layouts | None
+) -> tuple[Trace, list[Claim]]:
     new = trace.derive("claim")
     walker = _Claiming(executors, new)
     with recording(new, clang.language):

@@ -46,7 +46,7 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
@@ -233,6 +233,11 @@ class FusionExecutor(Executor):
         """A function of the region's inputs that returns the tuple of its outputs; Declined leaves it unfused. Regions
         that are identical but for names are fused once."""
         raise NotImplementedError
+
+    def finish(self) -> Mapping[Callable, Declined]:
+        """Waits for what `fuse` has started elsewhere, in threads and processes: until then, nothing that it returned
+        is called. Gives those of its functions that cannot be called after all, and why."""
+        return {}
 
     def pays(self, calls: Sequence[BoundSymbol]) -> bool:
         """Whether a region of these calls is worth a call of its own; else the next executors run them."""

@@ -4,12 +4,14 @@ Identical regions (the layers of a model) are one artifact: a region's key is it
 metadata of what it reads, strides included.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, decline
 from forge.executors.layout import Layout, Layouts, contiguous, restrided
 from forge.executors.regions import Node, Region, find_regions
@@ -22,6 +24,17 @@ from forge.ir.symbol import substitute
 ARTIFACTS = 4096  # the regions of one executor that are kept
 
 _artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
+
+T = TypeVar("T")
+
+
+class _Compiling(threading.local):
+    """What the program that this thread compiles calls: functions and who made them; None where it compiles none."""
+
+    used: list[tuple[FusionExecutor, Callable]] | None = None
+
+
+_compiling = _Compiling()
 
 RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=torch.Tensor.contiguous)
@@ -37,12 +50,43 @@ class Fused:
         self.fixed = fixed
 
 
+def settled(compile: Callable[[], T]) -> T:
+    """What `compile` gives, once all that fusion executors have started for it is complete.
+
+    Where a region cannot be called after all, it is declined and the program is compiled again.
+    """
+    if _compiling.used is not None:  # who compiles around this one waits
+        return compile()
+    with progress.shown():
+        while True:
+            _compiling.used = used = []
+            try:
+                result = compile()
+            finally:
+                _compiling.used = None
+            if not [fuser for fuser in {fuser for fuser, _ in used} if _fails(fuser, used)]:
+                return result
+
+
+def _fails(fuser: FusionExecutor, used: list[tuple[FusionExecutor, Callable]]) -> bool:
+    """Whether one of these functions of regions cannot be called; none such is found again."""
+    failed = fuser.finish()
+    if not failed or not any(made is fuser and function in failed for made, function in used):
+        return False
+    known = _artifacts[fuser]
+    known.update((key, failed[function]) for key, function in list(known.items()) if function in failed)
+    return True
+
+
 def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> Fused:
     """The calls that run a trace: its regions, and the calls of the nodes that are in none."""
     writer = _Writer(trace, nodes, layouts)
-    for item in find_regions(nodes, trace.output_names):
+    plan = find_regions(nodes, trace.output_names)
+    progress.expect(sum(isinstance(item, Region) for item in plan))
+    for item in plan:
         if isinstance(item, Region):
             writer.region(item)
+            progress.advance()
         else:
             writer.single(item)
     writer.ready(trace.output_names)
@@ -98,6 +142,7 @@ class _Writer:
             for node in region.nodes:
                 self.single(node)
             return
+        _compiling.used.append((region.fuser, function))
         name = f"fusion{self.count}"
         self.count += 1
         given = [self._given(region.fuser, each) for each in inputs]

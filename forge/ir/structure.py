@@ -20,6 +20,18 @@ def structure(trace: Trace) -> tuple:
     )
 
 
+def metadata_key(bound: BoundSymbol) -> tuple:
+    """What a call is, whatever its values are called: symbol, tags, arguments and the metadata of those that are
+    proxies, by place. Hashable unless an argument is not."""
+    places: dict[str, int] = {}
+
+    def shown(proxy: Proxy) -> tuple:
+        return (places.setdefault(proxy.name, len(places)), _declared(proxy)[1:])
+
+    inside = tuple([sub.symbol for sub in bound.subsymbols])
+    return (bound.symbol, bound.tags, inside, *[key_of(each, shown) for each in (bound.args, bound.kwargs)])
+
+
 def _call(bound: BoundSymbol) -> tuple:
     return (
         bound.symbol,

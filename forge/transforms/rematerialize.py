@@ -35,6 +35,9 @@ def rematerialize(
     read = set(free_names(backward, lengths))
     wanted = {*read, *forward.output_names}
     calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
+    again = [_may_run_again(bound, cheap) for bound in calls]
+    if not any(again):
+        return forward
     network = _Network()
     for proxy in forward.inputs:
         free = proxy.name in read or not isinstance(proxy, TensorProxy) or proxy.requires_grad
@@ -43,15 +46,18 @@ def rematerialize(
     for name in forward.constants:
         network.add(Proxy(name), 0)
         network.give(name)
-    for bound in calls:
-        again = _NEVER.isdisjoint(bound.all_tags) and (Tag.RECOMPUTE in bound.tags or cheap(bound))
-        network.run(bound, again)
+    for bound, twice in zip(calls, again, strict=True):
+        network.run(bound, twice)
     network.take(name for name in read if name in network.values)
     computed = network.computed_again()
     if not computed:
         return forward
     tagged = [_tagged(bound) if bound.outputs and computed.issuperset(bound.outputs) else bound for bound in calls]
     return forward.derive("rematerialize", tagged)
+
+
+def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool]) -> bool:
+    return _NEVER.isdisjoint(bound.all_tags) and (Tag.RECOMPUTE in bound.tags or cheap(bound))
 
 
 def _tagged(bound: BoundSymbol) -> BoundSymbol:

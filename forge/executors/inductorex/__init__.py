@@ -10,15 +10,19 @@ import importlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch.utils._triton import has_triton
 
 from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
 from forge.ir import BoundSymbol, Tag, Trace
+from forge.ir.bounded import Bounded
 from forge.ir.pytree import tensors
+from forge.ir.structure import metadata_key
 
 _NEVER = {
     Tag.RANDOM: "random numbers are drawn by torch, as in eager",
@@ -34,34 +38,71 @@ class InductorExecutor(FusionExecutor):
 
     strided = True
     boxed = True
+    whole = False  # takes calls that Inductor hands to torch's kernels, too
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._decisions = _Asked(partial(_decide, whole=self.whole))
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
 
-    whole = False  # takes calls that Inductor hands to torch's kernels, too
-
     def can_fuse(self, bound: BoundSymbol) -> Decision:
-        for tag in bound.all_tags:
-            if tag in _NEVER:
-                return decline(_NEVER[tag])
-        proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
-        if not tensors(bound.output):
-            return decline("it gives no tensor")
-        devices = {proxy.device for proxy in proxies}
-        if len(devices) > 1:
-            return decline(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
-        for proxy in proxies:
-            if proxy.dtype.is_complex:
-                return decline(f"Inductor has no code for {proxy.dtype}")
-        if not _can_compile_for(proxies[0].device.type):
-            return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
-        return _inductor().takes(bound, whole=self.whole)
+        return self._decisions.get(bound)
 
     def fuse(self, region: Trace) -> Callable | Declined:
         return _inductor().compile_region(region, whole=self.whole)
 
+    def finish(self) -> Mapping[Callable, Declined]:
+        return _inductor().finish() if _inductor.cache_info().currsize else {}
+
     def pays(self, calls: list[BoundSymbol]) -> bool:
-        return _inductor().pays(calls)
+        """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
+        kernels = 0
+        for bound in calls:
+            kernels += _kernels.get(bound)
+            if kernels > 1:
+                return True
+        return False
+
+
+def _decide(bound: BoundSymbol, *, whole: bool) -> Decision:
+    for tag in bound.all_tags:
+        if tag in _NEVER:
+            return decline(_NEVER[tag])
+    proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
+    if not tensors(bound.output):
+        return decline("it gives no tensor")
+    devices = {proxy.device for proxy in proxies}
+    if len(devices) > 1:
+        return decline(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
+    for proxy in proxies:
+        if proxy.dtype.is_complex:
+            return decline(f"Inductor has no code for {proxy.dtype}")
+    if not _can_compile_for(proxies[0].device.type):
+        return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
+    return _inductor().takes(bound, whole=whole)
+
+
+class _Asked:
+    """The answers to a question about calls, kept by what the calls are: a model's layers are asked about once."""
+
+    def __init__(self, question: Callable[[BoundSymbol], Any]) -> None:
+        self.question = question
+        self.known = Bounded(20_000)
+
+    def get(self, bound: BoundSymbol) -> Any:
+        try:
+            key = metadata_key(bound)
+            found = self.known.get(key)
+        except TypeError:  # an argument is not hashable
+            return self.question(bound)
+        if found is None:
+            found = self.known[key] = self.question(bound)
+        return found
+
+
+_kernels = _Asked(lambda bound: _inductor().count_kernels(bound))
 
 
 class WholeProgram(InductorExecutor):

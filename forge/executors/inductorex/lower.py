@@ -5,7 +5,7 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
+from forge.executors.inductorex.waits import described, finish, gathered, notice
 from forge.executors.layout import Layouts, paired, restrided
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.pytree import leaves, tree_map
@@ -125,14 +126,9 @@ def _decompositions() -> dict:
     return select_decomp_table()
 
 
-def pays(calls: Sequence[BoundSymbol]) -> bool:
-    """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
-    kernels = 0
-    for bound in calls:
-        kernels += len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])
-        if kernels > 1:
-            return True
-    return False
+def count_kernels(bound: BoundSymbol) -> int:
+    """How many kernels torch's function for a call runs."""
+    return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])
 
 
 def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined:
@@ -141,11 +137,13 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
         layouts = Layouts(region.inputs)
         with _lock, _disable_current_modes(), torch.no_grad(), tracing(TracingContext(layouts.fake)):
             graph, given = _graph_of(region, layouts)
-            return _with_strides(_compile(graph, given, whole), graph, region)
+            with gathered() as started:
+                started.function = _with_strides(_compile(graph, given, whole), graph, region)
+            return started.function
     except Exception as error:
-        _log.warning("forge: Inductor cannot compile a region, which torch runs: %s", str(error).split("\n")[0])
+        notice(error)
         _log.debug("%s", region, exc_info=True)
-        return decline(f"Inductor failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return decline(f"Inductor failed: {described(error)}")
 
 
 def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, list[Any]]:

@@ -1,0 +1,132 @@
+"""The waits for kernels that Inductor has started (g++, Triton), gathered: all are waited for at once, at the end.
+
+A module that Inductor generates starts its kernels in other threads or processes and waits for them as it is loaded.
+Here the waits are kept while forge and Inductor go on with other regions, and made by `finish`. Whoever has made, or
+found, an artifact calls `finish` before the artifact is called: it ends when nothing of any thread is left.
+
+Source: torch._inductor.async_compile.AsyncCompile.wait; a torch that has none waits as it goes.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import PyCodeCache
+
+from forge.executors import progress
+from forge.executors.executor import Declined, decline
+
+
+class Started:
+    """An artifact and the waits for its kernels."""
+
+    def __init__(self) -> None:
+        self.function: Callable | None = None
+        self.waits: list[tuple[dict[str, Any], Callable[[], None]]] = []
+
+    def finish(self) -> Exception | None:
+        """Waits; why it failed, where it did. Nobody finds the modules of a failed artifact again."""
+        try:
+            for _, wait in self.waits:
+                wait()
+        except Exception as error:
+            for scope, _ in self.waits:
+                PyCodeCache.modules_no_attr.pop(scope["__file__"], None)
+            return error
+        return None
+
+
+_started: list[Started] = []
+_failed: dict[Callable, Declined] = {}
+_finishing = threading.Lock()
+_noticed = threading.Lock()
+_log = logging.getLogger("forge.inductor")
+
+
+@contextmanager
+def gathered() -> Iterator[Started]:
+    """Inside, what this thread makes Inductor generate does not wait. The caller sets `function` and keeps it alive;
+    the modules of one that has none, since generating it failed, are waited for all the same.
+
+    To be entered under a lock of the caller's: other threads' modules wait as ever, but the way back is one.
+    """
+    started = Started()
+    wait = getattr(AsyncCompile, "wait", None)
+    if wait is None:
+        yield started
+        return
+    thread = threading.get_ident()
+
+    def kept(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
+        if threading.get_ident() == thread and "__file__" in scope:  # not what is generated to be run now
+            started.waits.append((scope, partial(wait, compiling, scope)))
+        else:
+            wait(compiling, scope)
+
+    AsyncCompile.wait = kept
+    try:
+        yield started
+    finally:
+        AsyncCompile.wait = wait
+        _started.append(started)
+
+
+def finish() -> dict[Callable, Declined]:
+    """Waits until every artifact is complete; those of this process that cannot be called, and why."""
+    with _finishing:
+        progress.expect(len(_started))
+        alone: list[Callable] = []
+        errors: list[Exception] = []
+        while _started:
+            started = _started[0]
+            error = started.finish()
+            if error is not None:
+                errors.append(error)
+                _fail(started.function, error)
+            elif not started.waits and started.function is not None:
+                alone.append(started.function)
+            _started.pop(0)
+            progress.advance()
+        for function in alone if errors else ():  # its module may be one of those that failed
+            _fail(function, errors[0])
+    return _failed
+
+
+def _fail(function: Callable | None, error: Exception) -> None:
+    notice(error)
+    if function is not None:
+        _failed[function] = decline(f"Inductor's kernel could not be built: {described(error)}")
+
+
+def described(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def notice(error: Exception) -> None:
+    """Says that torch runs what Inductor cannot build, once in a process; the rest is in forge.explain."""
+    level = logging.WARNING if _noticed.acquire(blocking=False) else logging.INFO
+    _log.log(level, "forge: Inductor cannot compile a region, which torch runs: %s", described(error))
+
+
+def _in_child() -> None:
+    """After a fork: the threads that would end the kernels are not there."""
+    global _finishing
+    _finishing = threading.Lock()
+    for started in _started:
+        _fail(started.function, RuntimeError("the process was forked meanwhile"))
+        for scope, _ in started.waits:
+            PyCodeCache.modules_no_attr.pop(scope["__file__"], None)
+    _started.clear()
+    clear = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
+    if clear is not None:  # torch makes the threads anew only if it does not think that they are there
+        clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
