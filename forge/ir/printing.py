@@ -68,6 +68,7 @@ def qualified_name(function: Any) -> str | None:
     return f"{module}.{qualname}" if target is function else None
 
 
+_IMPORTED = frozenset({"forge", "math", "operator", "torch"})
 _WELL_KNOWN = (
     ("torch", torch),
     ("torch.nn.functional", torch.nn.functional),
@@ -83,7 +84,8 @@ _WELL_KNOWN = (
 class Writer:
     """Writes values, calls and functions; collects the imports and objects that the text needs.
 
-    taken: the names of values, which none of the globals that flat text refers to may have.
+    taken: the names of values, which none of the globals that the text refers to may have.
+    `callees` are the functions that have no name of their own, by the name that the text gives them.
     """
 
     def __init__(self, *, flat: bool, taken: Collection[str] = ()) -> None:
@@ -92,6 +94,7 @@ class Writer:
         self.imports: set[str] = {"torch"}
         self.globals: dict[str, Any] = {"math": math, "torch": torch}
         self.holders: list[_Holder] = []
+        self.callees: dict[str, Callable] = {}
         self._flat_names: dict[int, str] = {}
 
     def value(self, value: Any) -> str:
@@ -155,7 +158,18 @@ class Writer:
             return symbol.id
         if self.flat:
             return self._bind(symbol.op, "call_" + symbol.name)
-        return self.object(symbol.op, symbol.name)
+        return self.object(symbol.op, symbol.name) if qualified_name(symbol.op) else self._callee(symbol)
+
+    def _callee(self, symbol: Symbol) -> str:
+        """A name for a function that has none, such as a region's; the same for the same function."""
+        for known, function in self.callees.items():
+            if function is symbol.op:
+                return known
+        name = re.sub(r"\W", "_", symbol.name)
+        while name in self.callees or name in self.taken or name in _IMPORTED:
+            name += "_"
+        self.callees[name] = symbol.op
+        return name
 
     def operand(self, value: Any) -> str:
         """A value beside an infix operator, which must not bind tighter than what is inside it."""

@@ -167,11 +167,12 @@ class Trace:
 
         It runs once every call is an executor's.
         """
-        writer = printing.Writer(flat=False)
+        writer = printing.Writer(flat=False, taken=self.names.union(self.input_names))
         writer.holders = self.held  # an object has the same number each time the trace is printed
         body = printing.statements(writer, self.bound_symbols, depth)
         body.append(f"    return {writer.value(self.output)}")
-        constants = [f"{name} = {writer.object(value, name)}" for name, value in self._read_constants().items()]
+        named = {**self._read_constants(), **writer.callees}
+        constants = [f"{name} = {writer.object(value, name)}" for name, value in named.items()]
         signature, unboxing = self._signature()
         metadata = ", ".join(repr(proxy) for proxy in self.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
         head = [f"# {self.name}, {self.stage}: {len(self.bound_symbols)} calls"]
