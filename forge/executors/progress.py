@@ -48,13 +48,13 @@ class _Work:
     def show(self) -> None:
         rich = importlib.import_module("rich.progress")
         console = importlib.import_module("rich.console").Console(stderr=True)
-        columns = (rich.TextColumn("forge compiles"), rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+        columns = [rich.TextColumn("forge compiles"), rich.BarColumn(), rich.MofNCompleteColumn()]
+        columns.append(rich.TimeElapsedColumn())
         with self.lock:
             if self.depth == 0 or self.timer is not threading.current_thread():
                 return
-            self.bar = rich.Progress(
-                *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-            )
+            quiet = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
+            self.bar = rich.Progress(*columns, console=console, **quiet)
             self.bar.add_task("", total=self.total, completed=self.done)
             self.bar.start()
 

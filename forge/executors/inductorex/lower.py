@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex.waits import described, finish, gathered, notice
+from forge.executors.inductorex import waits
 from forge.executors.layout import Layouts, paired, restrided
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.pytree import leaves, tree_map
@@ -137,13 +137,13 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
         layouts = Layouts(region.inputs)
         with _lock, _disable_current_modes(), torch.no_grad(), tracing(TracingContext(layouts.fake)):
             graph, given = _graph_of(region, layouts)
-            with gathered() as started:
+            with waits.gathered() as started:
                 started.function = _with_strides(_compile(graph, given, whole), graph, region)
             return started.function
     except Exception as error:
-        notice(error)
+        waits.notice(error)
         _log.debug("%s", region, exc_info=True)
-        return decline(f"Inductor failed: {described(error)}")
+        return decline(f"Inductor failed: {waits.described(error)}")
 
 
 def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, list[Any]]:

@@ -1,0 +1,24 @@
+"""Tests of artifacts need a C++ compiler; a process of tests has a cache of its own, a test its own artifacts."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forge.executors import fusion, inductorex
+
+
+@pytest.fixture(scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("inductor")
+
+
+@pytest.fixture(autouse=True)
+def _fresh(_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler (g++)")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(_cache))
+    fusion._artifacts.pop(inductorex.inductorex, None)
+    yield
+    fusion._artifacts.pop(inductorex.inductorex, None)

@@ -1,0 +1,160 @@
+"""What Inductor cannot build, torch runs: threads, forks, caches that cannot be written, compilers that die."""
+
+import logging
+import os
+import resource
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.async_compile import AsyncCompile
+
+import forge
+from forge.executors import claim, inductorex, resolve_executors
+from forge.executors.inductorex import waits
+from forge.jit import record_of
+
+EXECUTORS = ["inductor", "torch"]
+
+
+def curve(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2 + 1).sigmoid() * x
+
+
+def other_curve(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(-x) * x + 3
+
+
+def check(function: Callable, *, fuses: bool) -> Callable:
+    """Jits and calls the function, forward and backward: the result is eager's, and as many regions run as expected."""
+    jitted = forge.jit(function, executors=EXECUTORS)
+    x, same = (torch.linspace(-1, 1, 12, requires_grad=True) for _ in range(2))
+    expected, result = function(same), jitted(x)
+    expected.sum().backward()
+    result.sum().backward()
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(x.grad, same.grad)
+    assert any("fusion" in bound.symbol.name for bound in forge.last_traces(jitted)[-1].bound_symbols) == fuses
+    return jitted
+
+
+def why_not(jitted: Callable) -> str:
+    """Why the first call of the program is in no region."""
+    return next(reason for name, reason in record_of(jitted).compiled[-1].claims[0].declined if name == "inductor")
+
+
+def test_two_threads_compile_at_once() -> None:
+    x = torch.randn(3, 5)
+    functions = [curve, other_curve, curve, other_curve]
+    traces = [forge.trace(function, x) for function in functions]
+    results: list[torch.Tensor | None] = [None] * len(functions)
+    ready = threading.Barrier(len(functions))
+
+    def compile(place: int) -> None:
+        ready.wait()
+        results[place] = claim(traces[place], resolve_executors(EXECUTORS))[0].python_callable()(x)
+
+    threads = [threading.Thread(target=compile, args=(place,)) for place in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for function, result in zip(functions, results, strict=True):
+        torch.testing.assert_close(result, function(x))
+
+
+def test_waits_of_another_thread_are_its_own() -> None:
+    waited: list[str] = []
+    scope = {"__file__": "module.py"}
+    with waits.gathered() as started:
+        thread = threading.Thread(target=lambda: (AsyncCompile().wait(dict(scope)), waited.append("there")))
+        thread.start()
+        thread.join()
+        assert waited == ["there"] and not started.waits
+        AsyncCompile().wait(dict(scope))
+        assert len(started.waits) == 1
+    waits.finish()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_compiles_after_its_parent_did() -> None:
+    check(curve, fuses=True)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(120)  # where it hangs, it ends
+        try:
+            with torch.no_grad():
+                x = torch.randn(7)
+                jitted = forge.jit(other_curve, executors=EXECUTORS)
+                right = torch.allclose(jitted(x), other_curve(x))
+                fused = "fusion0" in str(forge.last_traces(jitted)[-1])
+            os._exit(0 if right and fused else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    jitted = check(curve, fuses=False)
+    assert "Inductor failed: NotADirectoryError" in why_not(jitted)
+    assert len(notices.records) == 1
+
+
+def test_a_full_disk_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # no file may grow, of g++ and its like neither
+    try:
+        check(curve, fuses=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(notices.records) == 1
+    check(other_curve, fuses=True)
+
+
+def test_a_compiler_that_is_killed_leaves_its_regions_to_torch(
+    tmp_path: Path, notices: pytest.LogCaptureFixture
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *.main.cpp*) kill -9 $$;; esac\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(stat.S_IRWXU)
+    with inductor_config.patch({"cpp.cxx": (None, str(compiler))}):
+        jitted = check(curve, fuses=False)
+    assert "Inductor's kernel could not be built: CppCompileError" in why_not(jitted)
+    assert len(notices.records) == 1
+    check(other_curve, fuses=True)
+
+
+def test_without_a_compiler_there_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_EXECUTORS", "inductor,torch")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    inductorex._can_compile_for.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no C\\+\\+ compiler was found") as found:
+            for function in (curve, other_curve):
+                torch.testing.assert_close(forge.jit(function)(torch.ones(3)), function(torch.ones(3)))
+        assert len([each for each in found if "compiler" in str(each.message)]) == 1
+    finally:
+        inductorex._can_compile_for.cache_clear()
+
+
+@pytest.fixture
+def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What forge says aloud of regions that fail, as in a process in which nothing has failed yet."""
+    monkeypatch.setattr(waits, "_noticed", threading.Lock())
+    caplog.set_level(logging.WARNING, "forge.inductor")
+    return caplog

@@ -1,0 +1,79 @@
+"""Artifacts of regions: dtypes and sizes."""
+
+from collections.abc import Callable
+
+import torch
+
+import forge
+
+EXECUTORS = ["inductor", "torch"]
+
+
+def curve(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2 + 1).sigmoid() * x
+
+
+def row_curve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax((x * w).relu() + w, -1).sum(-1) * 3
+
+
+def fused(jitted: Callable) -> int:
+    """How many regions the program runs forward."""
+    return sum(bound.symbol.id.startswith("inductor.") for bound in forge.last_traces(jitted)[-1].bound_symbols)
+
+
+def assert_as_eager(jitted: Callable, function: Callable, *inputs: torch.Tensor) -> None:
+    """Result and gradients."""
+    ours = [x.detach().clone().requires_grad_() for x in inputs]
+    theirs = [x.detach().clone().requires_grad_() for x in inputs]
+    found, expected = jitted(*ours), function(*theirs)
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, theirs, upstream)
+    torch.testing.assert_close(torch.autograd.grad(found, ours, upstream), gradients)
+
+
+def test_float64_never_meets_an_artifact_made_for_float32() -> None:
+    jitted = forge.jit(curve, executors=EXECUTORS)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        x = torch.randn(4, 5, dtype=dtype)
+        result = jitted(x)
+        assert result.dtype == dtype
+        torch.testing.assert_close(result, curve(x), rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=1e-6)
+        assert fused(jitted) == 1
+
+
+def test_another_layout_never_meets_an_artifact_made_for_contiguous_inputs() -> None:
+    jitted = forge.jit(curve, executors=EXECUTORS)
+    x = torch.randn(4, 4)
+    for given in (x, x.t(), x[::2]):
+        result = jitted(given)
+        torch.testing.assert_close(result, curve(given))
+        assert result.stride() == curve(given).stride()
+
+
+def test_one_artifact_is_right_at_several_sizes() -> None:
+    jitted = forge.jit(row_curve, executors=EXECUTORS, dynamic=True)
+    for rows, columns in ((4, 6), (7, 13), (1, 5)):
+        assert_as_eager(jitted, row_curve, torch.randn(rows, columns), torch.randn(columns))
+    assert fused(jitted) == 1
+
+
+def test_a_symbolic_backward_with_products_of_lengths_is_right() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        flat = (x * 2).reshape(-1, x.shape[-1]).tanh() + 1
+        return (flat @ flat.t()).softmax(-1).mean() * x.shape[0]
+
+    jitted = forge.jit(attend, executors=EXECUTORS, dynamic=True)
+    for shape in ((2, 3, 4), (3, 5, 7)):
+        assert_as_eager(jitted, attend, torch.randn(shape))
+
+
+def test_lengths_of_slices_and_cats_are_right_at_several_sizes() -> None:
+    def roll(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        return torch.cat([-x[..., half:], x[..., :half]], -1) * x.cos() + x.sin()
+
+    jitted = forge.jit(roll, executors=EXECUTORS, dynamic=True)
+    for columns in (6, 9, 3):
+        assert_as_eager(jitted, roll, torch.randn(3, columns))
