@@ -56,6 +56,12 @@ _WRONG = frozenset(
         aten.scalar_tensor,  # a whole number's dtype
     }
 )
+# strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time
+_SETTINGS = {
+    name: False
+    for name in ("size_asserts", "alignment_asserts", "graph_partition")
+    if hasattr(inductor_config, name)
+}
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = threading.RLock()
 
@@ -197,6 +203,6 @@ def _compile(graph: torch.fx.GraphModule, given: list[Any], whole: bool) -> Call
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
     with (
         functorch_config.patch(bundled_autograd_cache=False),
-        inductor_config.patch(size_asserts=False, alignment_asserts=False),
+        inductor_config.patch(_SETTINGS),
     ):
         return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole).current_callable
