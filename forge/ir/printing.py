@@ -60,7 +60,7 @@ def qualified_name(function: Any) -> str | None:
             if getattr(owner, candidate, None) is function:
                 return f"{path}.{candidate}"
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module is None or module == "__main__" or "<locals>" in qualname:
+    if module is None or module == "__main__" or module.startswith(_GENERATED) or "<locals>" in qualname:
         return None
     target: Any = inspect.getmodule(function)
     for part in qualname.split("."):
@@ -68,6 +68,7 @@ def qualified_name(function: Any) -> str | None:
     return f"{module}.{qualname}" if target is function else None
 
 
+_GENERATED = "torch._inductor.runtime.compile_tasks."  # modules that Inductor writes, named by a hash
 _IMPORTED = frozenset({"forge", "math", "operator", "torch"})
 _WELL_KNOWN = (
     ("torch", torch),
