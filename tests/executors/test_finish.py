@@ -71,3 +71,10 @@ def test_a_trace_that_is_claimed_by_hand_can_be_called() -> None:
     x = torch.randn(3, 3)
     claimed, _ = claim(forge.trace(two_regions, x), [Late(), *resolve_executors(["torch"])])
     torch.testing.assert_close(claimed.python_callable()(x), two_regions(x))
+
+
+def test_a_region_is_printed_by_its_name_with_its_calls_below() -> None:
+    claimed, _ = claim(forge.trace(two_regions, torch.randn(3, 3)), [Late(), *resolve_executors(["torch"])])
+    text = claimed.show(2)
+    assert "\nfusion0 = forge.ir.printing.held(" in text and " = fusion0(x)" in text and " = fusion1(" in text
+    assert "    #   t3 = torch.cos(t2)" in text
