@@ -6,8 +6,10 @@ for each metadata of its arguments. What cannot be run so (a Hub kernel, an opaq
 and so is a gradient that comes from outside; `restrided` keeps such a promise when the program runs.
 """
 
+import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +73,17 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs what fails on tensors without values as an error; here it is an answer."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 _static = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
@@ -177,7 +190,7 @@ class Layouts:
             return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
 
         try:
-            with _lock, _disable_current_modes(), torch.no_grad(), self.fake:
+            with _lock, _quiet(), _disable_current_modes(), torch.no_grad(), self.fake:
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
                 with _Operators() as operators:
                     result = call.symbol.op(*args, **kwargs)
