@@ -13,7 +13,7 @@ import torch
 from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser, is_fused, runs_in_torch
-from forge.executors.executor import Executor, FusionExecutor, OperatorExecutor, resolve_executors
+from forge.executors.executor import Executor, OperatorExecutor, resolve_executors
 from forge.executors.fusion import settled
 from forge.executors.layout import Layouts
 from forge.executors.torchex.attention import takes_groups
@@ -98,9 +98,6 @@ class Options:
         )
         object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
         object.__setattr__(self, "transforms", tuple(self.transforms))
-        for executor in self.executors:
-            if isinstance(executor, FusionExecutor):
-                executor.prepare()
 
     @property
     def operator_executors(self) -> list[Executor]:

@@ -224,9 +224,6 @@ class FusionExecutor(Executor):
     strided = False
     boxed = False
 
-    def prepare(self) -> None:
-        """Called when programs are to be compiled with it, soon perhaps: starts in the background what takes long."""
-
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         """Whether a call may be in a region, or Declined with the reason. Where all parts of a call's decomposition
         may be, but not the call itself, the parts are."""

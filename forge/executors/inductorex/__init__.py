@@ -5,12 +5,10 @@ convolutions, attention and random numbers stay torch's. Importing Inductor take
 program is first compiled.
 """
 
-import contextlib
 import functools
 import importlib
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -48,10 +46,6 @@ class InductorExecutor(FusionExecutor):
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
-
-    def prepare(self) -> None:
-        if not torch.cuda.is_available() and _can_compile_for("cpu"):
-            _start_probe()
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         return self._decisions.get(bound)
@@ -135,19 +129,6 @@ def _can_compile_for(device: str) -> bool:
     if not found:
         warnings.warn(f"forge: {missing}: programs on {device} run unfused, by torch", stacklevel=2)
     return found
-
-
-@functools.cache
-def _start_probe() -> None:
-    """Inductor compiles a few small programs to see which vector instructions it can use, 4 seconds' work for a new
-    cache: they are there when it asks, or nearly so."""
-    importlib.import_module("torch._inductor.codecache")  # what the thread imports is imported
-    threading.Thread(target=_probe, name="forge: vector instructions", daemon=True).start()
-
-
-def _probe() -> None:
-    with contextlib.suppress(Exception):  # Inductor will say
-        importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
 
 
 @functools.cache

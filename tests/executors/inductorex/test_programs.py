@@ -2,6 +2,7 @@
 does not give."""
 
 import os
+import threading
 import warnings
 from typing import Any
 
@@ -115,6 +116,13 @@ def test_what_is_saved_is_less_and_gradients_are_the_same(memory: str) -> None:
     jitted = same(function, torch.randn(16, 8, requires_grad=True), memory=memory)
     saved = forge.last_traces(jitted)[-1].output[1]
     assert (len(saved) > 8) is (memory == "speed")
+
+
+def test_nothing_runs_beside_a_program_that_was_not_called() -> None:
+    """A process may fork between forge.jit and the first call: a thread that compiles would leave its locks behind."""
+    before = set(threading.enumerate())
+    forge.jit(lambda x: torch.exp(x) * 2)
+    assert set(threading.enumerate()) == before
 
 
 def test_an_unknown_choice_of_memory_is_refused() -> None:
