@@ -13,7 +13,7 @@ import torch
 from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser, is_fused, runs_in_torch
-from forge.executors.executor import Executor, OperatorExecutor, resolve_executors
+from forge.executors.executor import Executor, operators_of, resolve_executors
 from forge.executors.fusion import settled
 from forge.executors.layout import Layouts
 from forge.executors.torchex.attention import takes_groups
@@ -102,7 +102,7 @@ class Options:
     @property
     def operator_executors(self) -> list[Executor]:
         """Those that run single calls: what runs once is not worth a region."""
-        return [each for each in self.executors if isinstance(each, OperatorExecutor)]
+        return operators_of(self.executors)
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from forge import clang
-from forge.executors.executor import Executor, FusionExecutor, Implementation, OperatorExecutor
+from forge.executors.executor import Executor, FusionExecutor, Implementation, operators_of
 from forge.executors.fusion import fuse_regions, settled
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
@@ -147,11 +147,10 @@ def choose(
     bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons
 ) -> tuple[Executor, Implementation] | None:
     """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
-    for executor in executors:
-        if isinstance(executor, OperatorExecutor):
-            implementation = _accepting(bound, executor, declined)
-            if implementation is not None:
-                return executor, implementation
+    for executor in operators_of(executors):
+        implementation = _accepting(bound, executor, declined)
+        if implementation is not None:
+            return executor, implementation
     return None
 
 
@@ -191,16 +190,16 @@ class _Claiming:
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
         """Asks the executors for a call, and for its parts where none takes it."""
         declined = list(inherited)
+        if Tag.SINGLE in bound.tags:
+            executors = operators_of(executors)
         if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
-            fuser = None if Tag.SINGLE in bound.tags else _fuser_before(bound.symbol.executor, executors)
+            fuser = _fuser_before(bound.symbol.executor, executors)
             made = Claim(bound, _runner(bound), declined, level)
             if fuser is not None and _fusible(bound, fuser, declined):
                 self.placed.append(_Placed(bound, fuser, declined, level, [bound], [made]))
             else:
                 self._put(bound, [bound], made)
             return
-        if Tag.SINGLE in bound.tags:
-            executors = [each for each in executors if isinstance(each, OperatorExecutor)]
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
                 parts = _fusible(bound, executor, declined)
@@ -224,7 +223,7 @@ class _Claiming:
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
     ) -> None:
         """A fusion executor takes the call; the `others` run it where no region does."""
-        fallback = _Claiming([each for each in others if isinstance(each, OperatorExecutor)], self.new)
+        fallback = _Claiming(operators_of(others), self.new)
         fallback.visit(bound, fallback.executors, declined, level)
         calls = [call for each in fallback.placed for call in each.calls]
         claims = [made for each in fallback.placed for made in each.claims]

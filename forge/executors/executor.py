@@ -213,6 +213,11 @@ class OperatorExecutor(Executor):
     _register_implementation = register_implementation
 
 
+def operators_of(executors: Iterable[Executor]) -> list[OperatorExecutor]:
+    """Those that run single calls."""
+    return [each for each in executors if isinstance(each, OperatorExecutor)]
+
+
 class FusionExecutor(Executor):
     """Takes regions: it says which calls it can fuse, and makes one operator of a region.
 

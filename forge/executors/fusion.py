@@ -238,7 +238,7 @@ class _Writer:
             return decline(f"a region of {len(region.nodes)} here does not pay")
         if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
             return decline("the strides of what it reads are not known here")
-        fixed = {name: value for name, value in self.layouts.values.items() if name in self.layouts.fixed}
+        fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
         calls = [substitute(node.bound, fixed) for node in body]
         key = _key(calls, inputs, outputs, self.layouts)
         known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))

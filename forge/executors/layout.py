@@ -34,6 +34,16 @@ class Layout(NamedTuple):
     dtype: torch.dtype
     device: torch.device
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Layout":
+        """A tensor's own."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+
+    @classmethod
+    def promised(cls, proxy: TensorProxy) -> "Layout":
+        """What is promised of a value whose strides are not known: that it is contiguous."""
+        return cls(tuple(proxy.shape), contiguous(proxy.shape), proxy.dtype, proxy.device)
+
 
 class Ran(NamedTuple):
     """What one call gives: for each leaf of its output a Layout, or the value itself where it is no tensor; which
@@ -134,11 +144,11 @@ class Layouts:
 
     def add_constants(self, constants: dict[str, torch.Tensor]) -> None:
         for name, value in constants.items():
-            self.values[name] = Layout(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+            self.values[name] = Layout.of(value)
 
     def promise(self, proxy: TensorProxy) -> None:
         """The value is contiguous, which is seen to when the program runs."""
-        self.values[proxy.name] = Layout(tuple(proxy.shape), contiguous(proxy.shape), proxy.dtype, proxy.device)
+        self.values[proxy.name] = Layout.promised(proxy)
         self.uncertain.add(proxy.name)
 
     def run(self, call: BoundSymbol) -> Ran:
@@ -203,10 +213,7 @@ class Layouts:
 
     def _promised(self, call: BoundSymbol) -> Ran:
         outputs = [
-            Layout(tuple(leaf.shape), contiguous(leaf.shape), leaf.dtype, leaf.device)
-            if isinstance(leaf, TensorProxy)
-            else None
-            for leaf in leaves(call.output)
+            Layout.promised(leaf) if isinstance(leaf, TensorProxy) else None for leaf in leaves(call.output)
         ]
         return Ran(tuple(outputs), (None,) * len(outputs), (), False)
 
@@ -220,7 +227,7 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: list[
     shares: list[int | None] = []
     for leaf, value in paired(call.output, result):
         if isinstance(value, torch.Tensor):
-            outputs.append(Layout(tuple(value.shape), tuple(value.stride()), value.dtype, value.device))
+            outputs.append(Layout.of(value))
             shares.append(memory.get(value.untyped_storage()._cdata))
             if isinstance(leaf, TensorProxy) and (value.dtype != leaf.dtype or value.ndim != leaf.ndim):
                 raise TypeError(f"{call.symbol.id} gives {value.dtype}, {value.ndim} dims for {leaf}")

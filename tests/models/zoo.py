@@ -183,6 +183,16 @@ def deberta_v2():
     )
 
 
+ENCODER_DECODER = {
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 2 * WIDTH,
+    "decoder_ffn_dim": 2 * WIDTH,
+}
+
+
 def sequence_to_sequence(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
     import transformers
 
@@ -209,12 +219,7 @@ def t5():
 def bart():
     return sequence_to_sequence(
         "Bart",
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_ffn_dim=2 * WIDTH,
-        decoder_ffn_dim=2 * WIDTH,
+        **ENCODER_DECODER,
         max_position_embeddings=64,
     )
 
@@ -224,12 +229,7 @@ def led():
     """Its encoder attends within windows, whose number torch.div of a size gives."""
     return sequence_to_sequence(
         "LED",
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_ffn_dim=2 * WIDTH,
-        decoder_ffn_dim=2 * WIDTH,
+        **ENCODER_DECODER,
         max_encoder_position_embeddings=64,
         max_decoder_position_embeddings=64,
         attention_window=4,
@@ -305,12 +305,7 @@ def whisper():
     config = WhisperConfig(
         vocab_size=VOCAB,
         d_model=WIDTH,
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_ffn_dim=2 * WIDTH,
-        decoder_ffn_dim=2 * WIDTH,
+        **ENCODER_DECODER,
         max_source_positions=16,
         max_target_positions=32,
         num_mel_bins=8,
