@@ -18,13 +18,14 @@ from forge.executors.fusion import settled
 from forge.executors.layout import Layouts
 from forge.executors.torchex.attention import takes_groups
 from forge.frontend.ambient import restored
-from forge.frontend.autograd import Again, Region, Sources
+from forge.frontend.autograd import Again, Sources
 from forge.frontend.program import Program, inline_epilogue
+from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
-from forge.torchlang import autocast_mode, grad_mode
+from forge.torchlang import autocast_mode
 from forge.transforms import attention_masks, cse, dce, delete_last_used, grouped_queries, heads, hoist
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
@@ -42,10 +43,13 @@ class Compiled:
     `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
     each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
     `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
+    `recipe` is what `call` is made of, until it is handed over. `uncached` says why the program is not kept on disk.
     """
 
     def __init__(self) -> None:
         self.call: Callable = _not_compiled
+        self.recipe: Recipe | None = None
+        self.uncached: str | None = None
         self.traces: list[Trace] = []
         self.backward_traces: list[Trace] = []
         self.claims: list[Claim] = []
@@ -57,7 +61,7 @@ class Compiled:
 
     def handed_over(self) -> Callable:
         """What runs, which from now on its caller alone keeps alive."""
-        call, self.call = self.call, _not_compiled
+        call, self.call, self.recipe = self.call, _not_compiled, None
         return call
 
     @contextmanager
@@ -122,9 +126,7 @@ def compile_program(program: Program, options: Options, *, eager: Callable | Non
     """
     with autocast_mode.disabled():
         compiled = settled(partial(_compile, program, options))
-    compiled.call = autocast_mode.without(compiled.call)
-    if program.mutated and eager is not None:
-        compiled.call = _unless_overlapping(compiled.call, program.mutated, eager)
+    compiled.call = finished(assemble(compiled.recipe), program.mutated, eager)
     return compiled
 
 
@@ -139,7 +141,7 @@ def _compile(program: Program, options: Options) -> Compiled:
 def _compile_optimized(
     trace: Trace, program: Program, options: Options, compiled: Compiled, *, again: bool = False
 ) -> bool:
-    """Makes what `compiled` calls; whether gradients flow through it. again: the trace is a backward."""
+    """Makes the recipe of what `compiled` calls; whether gradients flow through it. again: the trace is a backward."""
     wanted = [proxy for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
     joint = None
     if wanted and any(Tag.NO_GRAD not in bound.tags for bound in trace.bound_symbols):
@@ -148,11 +150,12 @@ def _compile_optimized(
             joint = differentiate(trace, [proxy.name for proxy in wanted], choose, again=again)
     flows = joint is not None and not joint.active.isdisjoint(trace.output_names)
     if flows:
-        compiled.call = _compile_training(trace, joint, program, options, compiled)
+        compiled.recipe = _compile_training(trace, joint, program, options, compiled)
     else:
         whole = dce(inline_epilogue(program, trace))
         with compiled.timed("claim and generate"):
-            compiled.call = _kept_mode(_generate(whole, options, compiled.traces, compiled.claims), whole, program.grad)
+            forward = _generate(whole, options, compiled.traces, compiled.claims)
+        compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole))
     return flows
 
 
@@ -200,18 +203,18 @@ def _generate(
     declined: Mapping[str, Reasons] = MappingProxyType({}),
     own_inputs: bool = False,
     layouts: Layouts | None = None,
-) -> Callable:
+) -> Generated:
     """Claims a trace, ends each value's life at its last use, and compiles it."""
     claimed, made = claim(trace, options.executors, declined, layouts)
     claims.extend(made)
     final = delete_last_used(claimed, own_inputs=own_inputs)
     stages += [claimed, final]
-    return final.python_callable()
+    return Generated(final.python_callable(), final)
 
 
 def _compile_training(
     trace: Trace, joint: Joint, program: Program, options: Options, compiled: Compiled
-) -> Callable:
+) -> Recipe:
     outputs: list[TensorProxy] = list(joint.forward.output)
     flowing = {i: output for i, output in enumerate(outputs) if output.name in joint.active}
     given = given_calls(joint)
@@ -231,7 +234,7 @@ def _compile_training(
             parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined, layouts=layouts
         )
 
-    def backward_for(present: tuple[bool, ...]) -> Callable:
+    def backward_for(present: tuple[bool, ...]) -> Generated:
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             make = partial(_compile_backward, joint, parts, chosen, options, compiled, layouts)
@@ -247,17 +250,11 @@ def _compile_training(
     constants = [i for i in range(len(outputs)) if i not in flowing]
     sources = _sources(trace, parts, program.mutated, list(flowing.values()))
     usual = _usual(outputs, flowing)
-    apply = Region(forward, backward_for, constants, sources, again_for, {usual: backward_for(usual)}).apply
-    if not program.grad:
-        apply = grad_mode.enabled(apply)
-    if program.epilogue is None:
-        return apply
-    epilogue = _generate(program.epilogue, options, [], [])
-
-    def call(*inputs: Any) -> Any:
-        return epilogue(*inputs, *apply(*inputs))
-
-    return _kept_mode(call, program.epilogue, program.grad)
+    backward = backward_for(usual)
+    epilogue = None if program.epilogue is None else _generate(program.epilogue, options, [], [])
+    sets_mode = program.epilogue is not None and _sets_mode(program.epilogue)
+    training = Training(backward, usual, epilogue, constants, sources, backward_for, again_for, parts.forward)
+    return Recipe(forward, program.grad, sets_mode, training)
 
 
 def _usual(outputs: Sequence[TensorProxy], flowing: Collection[int]) -> tuple[bool, ...]:
@@ -266,10 +263,8 @@ def _usual(outputs: Sequence[TensorProxy], flowing: Collection[int]) -> tuple[bo
     return tuple([i in losses for i in range(len(outputs))])
 
 
-def _kept_mode(call: Callable, trace: Trace, mode: bool) -> Callable:
-    """Where a trace sets the grad mode, its function with the mode kept after an exception."""
-    sets = any(bound.symbol is prims.set_grad_enabled for bound in trace.bound_symbols)
-    return grad_mode.restored(call, mode) if sets else call
+def _sets_mode(trace: Trace) -> bool:
+    return any(bound.symbol is prims.set_grad_enabled for bound in trace.bound_symbols)
 
 
 def _sources(trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy]) -> Sources:
@@ -310,7 +305,8 @@ def _differentiable_backward(
     places = {proxy.name: place for place, proxy in enumerate([*parts.saved_tensors, *parts.saved_numbers])}
     drawn = [places[value.name] for each in given for value in each.values]
     compiled.again.append(again)
-    return Again(again.call if differentiable else torch.no_grad()(again.call), reads, drawn, found)
+    call = assemble(again.recipe)
+    return Again(call if differentiable else torch.no_grad()(call), reads, drawn, found)
 
 
 def _compile_backward(
@@ -320,7 +316,7 @@ def _compile_backward(
     options: Options,
     compiled: Compiled,
     layouts: Layouts,
-) -> Callable:
+) -> Generated:
     """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
     trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
     trace.boxed = True
@@ -332,26 +328,3 @@ def _compile_backward(
     return _generate(
         trace, options, compiled.backward_traces, compiled.backward_claims, own_inputs=True, layouts=layouts
     )
-
-
-def _unless_overlapping(call: Callable, mutated: list[int], eager: Callable) -> Callable:
-    """Runs eager when a changed input shares memory with another: the trace knows them as separate."""
-
-    def checked(*inputs: Any) -> Any:
-        storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
-        if len(set(storages)) < len(storages) and overlap(inputs, mutated):
-            return eager(*inputs)
-        return call(*inputs)
-
-    return checked
-
-
-def overlap(inputs: Sequence[Any], mutated: list[int]) -> bool:
-    """Whether an input that a program changes shares memory with another one."""
-    changed = {inputs[i].untyped_storage()._cdata for i in mutated}
-    found = [
-        value.untyped_storage()._cdata
-        for value in inputs
-        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in changed
-    ]
-    return len(found) > len(changed)

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge.compile import Compiled, Options, compile_program, overlap
+from forge.compile import Compiled, Options, compile_program
 from forge.executors.executor import Executor
 from forge.frontend import direct, nested
 from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.program import Program, inline_epilogue
+from forge.frontend.recipe import overlap
 from forge.ir import TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
 from forge.ir.state import state

@@ -1,0 +1,106 @@
+"""What a compiled program's call is made of: generated functions and plain data, and how they are put together.
+
+A program that was compiled in this process and one that was read from the disk (forge/cache) are put together alike.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.frontend.autograd import Again, Region, Sources
+from forge.ir import Trace
+from forge.torchlang import autocast_mode, grad_mode
+
+
+class Generated(NamedTuple):
+    """A generated function and the trace that it was printed from; None for one that was read from the disk."""
+
+    function: Callable
+    trace: Trace | None = None
+
+
+class Training(NamedTuple):
+    """What a program has beside its forward where gradients flow through it.
+
+    backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
+    constants: the positions of outputs without a gradient. backward_for, again_for: as a Region takes them. split: the
+    forward with what it saves, before it was claimed; None for one that was read from the disk.
+    """
+
+    backward: Generated
+    usual: tuple[bool, ...]
+    epilogue: Generated | None
+    constants: list[int]
+    sources: Sources
+    backward_for: Callable[[tuple[bool, ...]], Generated]
+    again_for: Callable[[tuple[bool, ...], tuple[bool, ...]], Again]
+    split: Trace | None = None
+
+
+class Recipe(NamedTuple):
+    """What a program's call is made of. grad: whether grad is enabled where it is called. sets_mode: whether what runs
+    outside of the autograd.Function sets the grad mode."""
+
+    forward: Generated
+    grad: bool
+    sets_mode: bool
+    training: Training | None = None
+
+
+def assemble(recipe: Recipe) -> Callable:
+    """What runs: call(*inputs)."""
+    training = recipe.training
+    call = recipe.forward.function if training is None else _differentiable(recipe.forward.function, recipe, training)
+    return grad_mode.restored(call, recipe.grad) if recipe.sets_mode else call
+
+
+def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Callable:
+    apply = Region(
+        forward,
+        lambda present: training.backward_for(present).function,
+        training.constants,
+        training.sources,
+        training.again_for,
+        {training.usual: training.backward.function},
+    ).apply
+    if not recipe.grad:
+        apply = grad_mode.enabled(apply)
+    if training.epilogue is None:
+        return apply
+    epilogue = training.epilogue.function
+
+    def call(*inputs: Any) -> Any:
+        return epilogue(*inputs, *apply(*inputs))
+
+    return call
+
+
+def finished(call: Callable, mutated: Sequence[int], eager: Callable | None) -> Callable:
+    """`call` as a front end runs it: without autocast, and not where an input that it changes shares memory with
+    another one, which is what `eager` is for."""
+    call = autocast_mode.without(call)
+    return _unless_overlapping(call, mutated, eager) if mutated and eager is not None else call
+
+
+def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable) -> Callable:
+    """Runs eager when a changed input shares memory with another: the trace knows them as separate."""
+
+    def checked(*inputs: Any) -> Any:
+        storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
+        if len(set(storages)) < len(storages) and overlap(inputs, mutated):
+            return eager(*inputs)
+        return call(*inputs)
+
+    return checked
+
+
+def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
+    """Whether an input that a program changes shares memory with another one."""
+    changed = {inputs[i].untyped_storage()._cdata for i in mutated}
+    found = [
+        value.untyped_storage()._cdata
+        for value in inputs
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in changed
+    ]
+    return len(found) > len(changed)
