@@ -43,8 +43,10 @@ class Compiled:
     `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
     each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
     `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
-    `recipe` is what `call` is made of, until it is handed over. `uncached` says why the program is not kept on disk.
+    `recipe` is what `call` is made of, until it is handed over. `cached` says that it was read from the disk (forge/cache), `uncached` why it is not kept there.
     """
+
+    cached = False
 
     def __init__(self) -> None:
         self.call: Callable = _not_compiled
@@ -93,6 +95,7 @@ class Options:
     transforms: Sequence[Transform] = ()
     strict: bool = False
     memory: str = "balanced"
+    cache: bool = True
     first: InitVar[Sequence[Executor]] = ()
 
     def __post_init__(self, first: Sequence[Executor]) -> None:

@@ -31,6 +31,7 @@ class Explanation:
 
     rows: a Row for each. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many
     were compiled. graph_breaks, recompiles: the reasons, in words. eager: why graphs run in eager. seconds: by stage.
+    cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
     """
 
     def __init__(self, jitted: Any) -> None:
@@ -42,6 +43,8 @@ class Explanation:
         self.graph_breaks = list(record.history.graph_breaks)
         self.recompiles = list(record.history.recompiles)
         self.eager = list(record.eager)
+        self.cached = sum(compiled.cached for compiled in record.compiled)
+        self.uncached = [compiled.uncached for compiled in record.compiled if compiled.uncached]
         for number, compiled in enumerate(record.compiled):
             self.rows += [_row(number, "forward", claim) for claim in compiled.claims]
             self.rows += [_row(number, "backward", claim) for claim in compiled.backward_claims]
@@ -58,6 +61,7 @@ class Explanation:
             ("graph breaks", self.graph_breaks),
             ("recompiles", self.recompiles),
             ("run in eager", self.eager),
+            ("not kept on disk", self.uncached),
         ):
             lines += [f"{title}: {reason.strip().splitlines()[0]}" for reason in dict.fromkeys(reasons)]
         return "\n".join(lines)
@@ -73,6 +77,7 @@ class Explanation:
             f"{counted(self.graphs, 'graph')}, {counted(len(self.rows), 'operation')} ({claimed}), "
             f"{counted(len(self.opaque_calls), 'opaque call')}, {counted(len(self.graph_breaks), 'graph break')}, "
             f"{counted(len(self.recompiles), 'recompile')}"
+            f"{f', {self.cached} from disk' if self.cached else ''}"
         )
 
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from forge.compile import Compiled, Options, compile_program
 from forge.executors.executor import Executor
 from forge.frontend import direct, nested
-from forge.frontend.ambient import restored, uncaptured
+from forge.frontend.ambient import modes, restored, uncaptured
 from forge.frontend.program import Program, inline_epilogue
 from forge.frontend.recipe import overlap
 from forge.ir import TensorProxy, Trace, check
@@ -44,7 +44,7 @@ class Programs:
     def compile(self, program: Program, options: Options) -> Compiled:
         """What runs for a program, compiled unless one of the same structure was."""
         parts = [structure(trace) for trace in (program.trace, program.epilogue) if trace is not None]
-        key = (*parts, program.grad, tuple(program.mutated), options.executors, *_ambient())
+        key = (*parts, program.grad, tuple(program.mutated), options.executors, *modes().values())
         try:
             hash(key)
         except TypeError:  # the program names an object that has no hash
@@ -58,19 +58,6 @@ class Programs:
 
 
 _programs = Programs(256)
-
-
-def _ambient() -> tuple:
-    """What else decides what a program compiles to."""
-    return (
-        torch.is_grad_enabled(),
-        autocast_mode.state(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-    )
 
 
 def _compile(program: Program, options: Options) -> Compiled:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import reset_code
 
+from forge.cache import Slot
 from forge.compile import Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import Source, kernel_executor
@@ -67,6 +68,7 @@ def jit(
     transforms: Sequence[Transform] = (),
     kernels: Sequence[Source] = (),
     memory: str = "balanced",
+    cache: bool = True,
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -80,6 +82,8 @@ def jit(
         kernels are asked before all executors. forge.use_kernels does the same for the process.
     memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes
         ("balanced"), or wherever it saves bytes ("smallest", slower).
+    cache: programs are kept on disk, where another process that captures the same one, under the same options and
+        versions, finds it (FORGE_CACHE_DIR, FORGE_CACHE=0).
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
@@ -95,6 +99,7 @@ def jit(
         transforms=transforms,
         kernels=kernels,
         memory=memory,
+        cache=cache,
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
@@ -102,7 +107,7 @@ def jit(
     if target is None:
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
-    options = Options(executors, transforms, strict, memory, [kernel_executor(kernels)] if kernels else [])
+    options = Options(executors, transforms, strict, memory, cache, [kernel_executor(kernels)] if kernels else [])
     record = Record(_parameters(target))
     backend = _Backend(options, record)
     compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)
@@ -200,17 +205,26 @@ def compile_graph(
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
+    run, slot = runnable(graph), Slot(graph, options, record.parameters)
+    given = len(graph.graph.find_nodes(op="placeholder"))
+    eager = lambda *inputs: run(*inputs[:given])
+    return slot.load(eager) or _compile_anew(graph, options, record, slot, eager)
+
+
+def _compile_anew(
+    graph: torch.fx.GraphModule, options: Options, record: Record, slot: Slot, eager: Callable
+) -> Compiled:
     start = time.perf_counter()
     capture = dynamo.record(graph, record.parameters)
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
-    given, run = len(capture.program.trace.inputs) - len(capture.held), runnable(graph)
-    compiled = compile_program(capture.program, options, eager=lambda *inputs: run(*inputs[:given]))
+    compiled = compile_program(capture.program, options, eager=eager)
+    compiled.opaque_calls = capture.opaque_calls
+    slot.keep(compiled, capture.program.mutated, capture.held)
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}
-    compiled.opaque_calls = capture.opaque_calls
     return compiled
 
 
@@ -220,7 +234,8 @@ def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
-    """torch.compile(model, backend="forge"): `options=` takes executors, transforms and strict.
+    """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory,
+    cache and strict.
 
     Raises TypeError for another option.
     """

@@ -1,7 +1,7 @@
 """What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
 Programs run by torch's own functions unless a test names executors: compiling each test's regions would take an hour.
-Tests of fusion name them.
+Tests of fusion name them. Nothing is kept on disk for another process, or in a user's home, unless a test asks for it.
 """
 
 import os
@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("FORGE_EXECUTORS", "hub,torch")
+os.environ.setdefault("FORGE_CACHE", "0")
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )

@@ -137,6 +137,12 @@ class Executor:
         """True where it can run, or Declined with the reason (no GPU, not installed)."""
         return True
 
+    def identity(self) -> str | Declined:
+        """What decides how programs come out with this executor, beside its name and forge's version: its own version,
+        its settings. The same text in every process that makes the same of them; Declined where there is none: then
+        programs are not kept on disk."""
+        return decline(f"executor {self.name} does not say what its programs depend on")
+
     def __repr__(self) -> str:
         return f"<executor {self.name}>"
 
@@ -243,6 +249,16 @@ class FusionExecutor(Executor):
         """Waits for what `fuse` has started elsewhere, in threads and processes: until then, nothing that it returned
         is called. Gives those of its functions that cannot be called after all, and why."""
         return {}
+
+    def dump(self, function: Callable) -> bytes | Declined:
+        """A function that `fuse` returned, for another process, which gets it by `load`; Declined leaves programs with
+        it to the process that compiled them. Called when all is finished. What forge gives to `load` is what `dump`
+        gave: it is as trusted as code."""
+        return decline(f"executor {self.name} does not keep its regions for another process")
+
+    def load(self, data: bytes) -> Callable:
+        """The function that was dumped. An error, whatever it is, has the program compiled anew."""
+        raise NotImplementedError
 
     def pays(self, calls: Sequence[BoundSymbol]) -> bool:
         """Whether a region of these calls is worth a call of its own; else the next executors run them."""

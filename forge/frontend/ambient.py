@@ -1,8 +1,8 @@
 """What torch keeps for the thread or for the process: left as it was found whatever fails; and Dynamo, kept away from
 what forge itself runs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -86,3 +86,77 @@ def _random_states() -> list[tuple[Callable, torch.Tensor]]:
     if torch.cuda.is_initialized():
         states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     return states
+
+
+# what decides, beside a program itself, what it is recorded as and compiled to
+
+
+class _Flag:
+    """A setting of the process or the thread by torch's own functions."""
+
+    def __init__(self, get: Callable[[], Any], set: Callable[[Any], Any]) -> None:
+        self.get = get
+        self._set = set
+
+    @contextmanager
+    def at(self, value: Any) -> Iterator[None]:
+        before = self.get()
+        self._set(value)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+
+class _Entered:
+    """A setting that is made by entering a context manager."""
+
+    def __init__(self, get: Callable[[], Any], at: Callable[[Any], Any]) -> None:
+        self.get = get
+        self.at = at
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+_MODES: dict[str, _Flag | _Entered] = {
+    "inference": _Entered(torch.is_inference_mode_enabled, torch.inference_mode),
+    "grad": _Entered(torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast": _Entered(autocast_mode.state, autocast_mode.at),
+    "device": _Entered(torch.get_default_device, torch.device),
+    "dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype),
+    "deterministic": _Flag(_deterministic, _set_deterministic),
+    "matmul": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    **{
+        kind: _Flag(getattr(torch._C, f"_get_{kind}_enabled"), getattr(torch._C, setter))
+        for kind, setter in {
+            "flash_sdp": "_set_sdp_use_flash",
+            "mem_efficient_sdp": "_set_sdp_use_mem_efficient",
+            "math_sdp": "_set_sdp_use_math",
+            "cudnn_sdp": "_set_sdp_use_cudnn",
+            "mkldnn": "_set_mkldnn_enabled",
+            "cudnn": "_set_cudnn_enabled",
+        }.items()
+        if hasattr(torch._C, f"_get_{kind}_enabled") and hasattr(torch._C, setter)
+    },
+}
+
+
+def modes() -> dict[str, Any]:
+    """What torch's modes and settings are in this thread now, of those that recording and compiling look at."""
+    return {name: mode.get() for name, mode in _MODES.items()}
+
+
+@contextmanager
+def under(wanted: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, they are what `modes` gave."""
+    with ExitStack() as stack:
+        for name, mode in _MODES.items():
+            if mode.get() != wanted[name]:
+                stack.enter_context(mode.at(wanted[name]))
+        yield

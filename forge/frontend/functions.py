@@ -186,6 +186,11 @@ def _is_static_forward(path: str, line: int) -> bool:
     return any(text.strip() == "@staticmethod" for text in decorators)
 
 
+def is_once_differentiable(backward: GraphModule) -> bool:
+    """Whether the graph of a backward says by its lines that it cannot be differentiated."""
+    return _once_differentiable(backward) or _calls_functions(backward)
+
+
 def from_graphs(
     inline: Callable[..., Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
 ) -> FunctionCall:
@@ -200,7 +205,7 @@ def from_graphs(
     def run_backward(kept: tuple, gradients: tuple) -> Any:
         return inline(backward, (*gradients, *kept), _outer_mode(backward))
 
-    return FunctionCall(run_forward, run_backward, once=_once_differentiable(backward) or _calls_functions(backward))
+    return FunctionCall(run_forward, run_backward, once=is_once_differentiable(backward))
 
 
 # traced directly

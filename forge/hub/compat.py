@@ -117,8 +117,14 @@ def transport_errors() -> tuple[type[Exception], ...]:
 
 
 def user_cache() -> Path:
-    """The folder of forge's own cache."""
-    return Path(library("platformdirs").user_cache_dir("forge"))
+    """The folder of forge's own caches: FORGE_CACHE_DIR, or the one that the system has for such."""
+    named = os.environ.get("FORGE_CACHE_DIR")
+    if named:
+        return Path(named).expanduser()
+    try:
+        return Path(library("platformdirs").user_cache_dir("forge"))
+    except MissingExtraError:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forge"
 
 
 def cache_root() -> Path:

@@ -181,6 +181,11 @@ class Trace:
 
     def python_callable(self) -> Callable:
         """The program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
+        lines, scope = self.python_source()
+        return printing.compile_function(self.name, lines, scope)
+
+    def python_source(self) -> tuple[list[str], dict[str, Any]]:
+        """The lines of the function that runs, and its globals."""
         taken = {*self.input_names, *(name for bound in self.bound_symbols for name in bound.outputs)}
         writer = printing.Writer(flat=True, taken=taken)
         writer.globals.update(self._read_constants())
@@ -189,7 +194,7 @@ class Trace:
             assert bound.symbol.op is not None or bound.symbol is printing.DEL, f"{bound.symbol.id} was not claimed"
             body.append(f"    {writer.call(bound)}")
         body.append(f"    return {writer.value(self.output)}")
-        return printing.compile_function(self.name, [f"def {self.name}({signature}):", *body], writer.globals)
+        return [f"def {self.name}({signature}):", *body], writer.globals
 
     def _signature(self) -> tuple[str, list[str]]:
         """The function's parameters, and the lines that unpack them where they come in one list."""

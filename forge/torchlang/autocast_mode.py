@@ -62,6 +62,17 @@ def state() -> tuple | None:
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES)
 
 
+@contextmanager
+def at(wanted: tuple | None) -> Iterator[None]:
+    """Inside, autocast is what `state` gave."""
+    with kept():
+        for kind, (enabled, lower) in zip(DEVICES, wanted or [(False, None)] * len(DEVICES), strict=True):
+            torch.set_autocast_enabled(kind, enabled)
+            if lower is not None:
+                torch.set_autocast_dtype(kind, lower)
+        yield
+
+
 class Under:
     """A function that runs under what autocast is now."""
 

@@ -77,14 +77,20 @@ class Fingerprint:
 
 def fingerprint(kernel: Kernel) -> Fingerprint:
     """What a kernel is now: its entry, its functions, and what it is compared with."""
+    about = ("kernel", kernel.origin.content, kernel.name, entry_text(kernel.entry), kernel.target.symbol.id)
+    return fingerprint_of(kernel.function, kernel.forward, kernel.backward, *_compared_with(kernel), about=about)
+
+
+def fingerprint_of(*values: Any, about: Iterable[str] = ()) -> Fingerprint:
+    """What functions, or other objects, are now. `about`: what else the hash is of."""
     walk = _Walk()
-    walk.put("kernel", kernel.origin.content, kernel.name, entry_text(kernel.entry), kernel.target.symbol.id)
+    walk.put(*about)
     with _disable_current_modes():
-        for part in (kernel.function, kernel.forward, kernel.backward, *_compared_with(kernel)):
+        for value in values:
             try:
-                walk.visit(part)
+                walk.visit(value)
             except Exception:  # of the objects' own code, or one that leads too deep
-                walk.unknown(part)
+                walk.unknown(value)
     return Fingerprint(walk.hash.hexdigest(), tuple(walk.local))
 
 

@@ -29,7 +29,7 @@ from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.owners import here
 from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
 from forge.hub.compat import user_cache
-from forge.hub.errors import HubNotice, MissingExtraError
+from forge.hub.errors import HubNotice
 from forge.hub.manifest.dtypes import dtype_name
 
 FORMAT = 2
@@ -64,7 +64,7 @@ class Verifier:
 
     def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
         """True, or Declined with the sample on which the kernel failed."""
-        if any(kernel is each for each in self._trusted):
+        if self.trusts(kernel):
             return True
         if verifying.active:
             return decline("another kernel is being verified, which may be what it calls")
@@ -97,9 +97,18 @@ class Verifier:
             _notice(f"kernel {kernel.name} of {kernel.entry.op} is used, but {NO_VALUES}")
         return True
 
+    def trusts(self, kernel: Kernel) -> bool:
+        """Whether a kernel is right without asking."""
+        return any(kernel is each for each in self._trusted)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether another process that asks the same would be answered the same."""
+        return not verifying.active and all(answer.lasting for answer in list(self._answers.values()))
+
     def status(self, kernel: Kernel, device: torch.device) -> tuple[str, str]:
         """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
-        if any(kernel is each for each in self._trusted):
+        if self.trusts(kernel):
             return "trusted", "used without verification"
         subject = fingerprint(kernel)
         known = {dtype: self._known(subject, _key(kernel, subject, Question(device, dtype))) for dtype in kernel.dtypes}
@@ -219,19 +228,14 @@ def _device_name(device: torch.device) -> str:
     return f"{device.type} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _folder() -> Path | None:
-    """Where verdicts are kept; None without the extra that knows the place."""
-    try:
-        return user_cache() / "verdicts"
-    except MissingExtraError:
-        return None
+def _folder() -> Path:
+    """Where verdicts are kept."""
+    return user_cache() / "verdicts"
 
 
 def _read(key: str) -> Answer | None:
-    folder = _folder()
     try:
-        known = json.loads((folder / f"{key}.json").read_text()) if folder is not None else None
-        return None if known is None else Answer(**known["answer"])
+        return Answer(**json.loads((_folder() / f"{key}.json").read_text())["answer"])
     except (OSError, ValueError, TypeError, KeyError):  # none, or one that something else wrote
         return None
 
@@ -239,8 +243,6 @@ def _read(key: str) -> Answer | None:
 def _write(key: str, kernel: Kernel, answer: Answer) -> None:
     """Whole or not at all; a cache that cannot be written is no error."""
     folder = _folder()
-    if folder is None:
-        return
     data: dict[str, Any] = {"kernel": kernel.name, "op": kernel.entry.op, "answer": asdict(answer)}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,176 @@
+"""A captured graph in words, the same in every process that captures the same: nodes in order, targets by qualified
+name, nested graphs inside, and the metadata of every value, with whose memory it is."""
+
+import builtins
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from forge import torchlang
+from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint_of
+from forge.frontend.functions import is_once_differentiable
+from forge.ir.printing import property_name, qualified_name
+from forge.ir.proxies import SYMBOLIC_TYPES
+
+_NUMBERS = (bool, int, float, complex, range)
+_PLAIN = (*_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_LIBRARIES = ("torch", "operator", "math", "builtins")
+
+
+class Uncacheable(Exception):
+    """A program that cannot be kept for another process, with the reason in words."""
+
+
+class Described:
+    """A graph in words. `lines` are sources of the nodes' calls, by number; `held` the tensors that the graph holds
+    itself, by number; `devices` those of all tensors."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.words: list[str] = []
+        self.lines: dict[str, int] = {}
+        self.held: dict[int, torch.Tensor] = {}
+        self.devices: set[torch.device] = set()
+        self._names: dict[int, tuple[str, Any]] = {}
+        self._memory: dict[int, int] = {}
+        self._kept: list[Any] = []
+        self._graph(graph)
+
+    def held_number(self, tensor: torch.Tensor) -> int:
+        """Where a tensor that the graph holds stands among those that it holds."""
+        return list(self.held).index(id(tensor))
+
+    def _graph(self, graph: GraphModule) -> None:
+        self.words.append(f"graph once={is_once_differentiable(graph)}")
+        for node in graph.graph.nodes:
+            line = node.meta.get("stack_trace")
+            if line is not None:
+                self.lines.setdefault(line, len(self.lines))
+            self._node(node, graph)
+        self.words.append("end")
+
+    def _node(self, node: Node, graph: GraphModule) -> None:
+        if node.op == "get_attr":
+            target = self._attribute(operator.attrgetter(node.target)(graph))
+        elif node.op == "call_function":
+            target = self._function(node.target)
+        else:
+            target = node.target
+        example = self._example(node.meta.get("example_value"))
+        arguments = f"{self._value(node.args)} {self._value(node.kwargs)}"
+        self.words.append(f"{node.op} {node.name} {target} {arguments} {example}")
+
+    def _attribute(self, value: Any) -> str:
+        if isinstance(value, GraphModule):
+            self._graph(value)
+            return "graph"
+        if isinstance(value, torch.Tensor):
+            self.held.setdefault(id(value), value)
+            return f"held {self.held_number(value)} {self._tensor(value)}"
+        return self._value(value)
+
+    # functions
+
+    def _function(self, function: Callable) -> str:
+        known = self._names.get(id(function))
+        if known is None:
+            known = self._names[id(function)] = self._named(function), function
+        return known[0]
+
+    def _named(self, function: Any) -> str:
+        if isinstance(function, torch._ops.HigherOrderOperator):
+            return f"higher order {function.name()}"
+        if property_name(function) is not None:
+            return f"property {property_name(function)}"
+        name = _name_in_torch(function)
+        symbol = torchlang.find(function)
+        meaning = [] if symbol is None else [symbol.body, symbol.meta, symbol.rule]
+        foreign = [each for each in meaning if each is not None and not _is_forges(each)]
+        if name is not None and not foreign:
+            return name
+        found = fingerprint_of(function, *foreign)
+        if not found.is_lasting:
+            raise Uncacheable(f"{torchlang.function_name(function)} is known to this process only")
+        return f"{name or qualified_name(function)} {found.digest}"
+
+    # values
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, Node):
+            return f"%{value.name}"
+        kind = type(value)
+        if kind in (tuple, list, torch.Size):
+            return f"{kind.__name__}({','.join(map(self._value, value))})"
+        if kind is torch.fx.immutable_collections.immutable_list:
+            return f"list({','.join(map(self._value, value))})"
+        if isinstance(value, dict):
+            return f"dict({','.join(f'{key!r}:{self._value(each)}' for key, each in value.items())})"
+        if kind is slice:
+            return f"slice({','.join(map(self._value, (value.start, value.stop, value.step)))})"
+        if isinstance(value, SYMBOLIC_TYPES):
+            raise Uncacheable("its sizes are symbolic")
+        if isinstance(value, _PLAIN):
+            return f"{kind.__module__}.{kind.__qualname__} {value!r}"
+        if callable(value) and not isinstance(value, torch.nn.Module):
+            return f"function {self._function(value)}"
+        raise Uncacheable(f"its graph holds a {kind.__qualname__}")
+
+    def _example(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, SYMBOLIC_TYPES):
+            raise Uncacheable("its sizes are symbolic")
+        if isinstance(value, (tuple, list)):
+            return f"({','.join(map(self._example, value))})"
+        return type(value).__name__ if value is not None else ""
+
+    def _tensor(self, value: torch.Tensor) -> str:
+        shape = tuple(value.shape)
+        if any(isinstance(length, SYMBOLIC_TYPES) for length in shape):
+            raise Uncacheable("its sizes are symbolic")
+        self.devices.add(value.device)
+        if value.layout != torch.strided:
+            return f"{value.layout} {shape}"
+        kind = f"{type(value).__name__} {value.dtype} {value.device} {shape} {value.stride()}"
+        history = f"{value.requires_grad} {value.is_leaf} {value.is_inference()} {value.is_conj()} {value.is_neg()}"
+        return f"{kind} {history} {value.storage_offset()} {self._memory_of(value)}"
+
+    def _memory_of(self, value: torch.Tensor) -> int:
+        try:
+            storage = value.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # a wrapper's, which has none
+            return -1
+        self._kept.append(storage)  # an address means one storage as long as it lives
+        return self._memory.setdefault(storage._cdata, len(self._memory))
+
+
+def _name_in_torch(function: Any) -> str | None:
+    """The name of what torch or Python has, which their versions say all of; None for anything else."""
+    if isinstance(function, torch._ops.OpOverload):
+        return qualified_name(function) if function.namespace in TORCHS else None
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return qualified_name(function) if function._qualified_op_name.partition("::")[0] in TORCHS else None
+    name = qualified_name(function)
+    if name is not None and name.partition(".")[0] in _LIBRARIES:
+        return name
+    for module in (builtins, operator, math):
+        if getattr(module, getattr(function, "__name__", ""), None) is function:
+            return f"{module.__name__}.{function.__name__}"
+    if isinstance(function, type) and function.__module__.partition(".")[0] == "torch":
+        return f"{function.__module__}.{function.__qualname__}"
+    if isinstance(function, types.BuiltinFunctionType) and (function.__module__ or "").startswith("torch."):
+        return f"{function.__module__}.{function.__name__}"
+    return None
+
+
+def _is_forges(function: Callable) -> bool:
+    return (getattr(function, "__module__", None) or "").partition(".")[0] == "forge"
+
+
+def text_of(described: Described, more: Iterable[str]) -> bytes:
+    """All that is hashed of a graph."""
+    return "\n".join([*described.words, *more]).encode()

@@ -1,0 +1,130 @@
+"""The key of a captured graph: a hash of all that decides what it is compiled to."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge import torchlang
+from forge.cache.graphs import Described, Uncacheable
+from forge.compile import Options
+from forge.executors.executor import Declined, Executor, OperatorExecutor
+from forge.executors.hubex import HubExecutor, Kernel, verifier
+from forge.executors.hubex.verification.fingerprint import fingerprint, fingerprint_of
+from forge.executors.hubex.verification.owners import here, owner_of_module
+from forge.frontend.ambient import modes
+
+
+def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str:
+    """Raises Uncacheable where something of it is known to this process only."""
+    parts = [
+        *_system(),
+        *_devices(graph),
+        repr(modes()),
+        repr((options.strict, options.memory, list(parameters))),
+        *map(_identity, options.executors),
+        _of_transforms(options),
+        *graph.words,
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _system() -> tuple[str, ...]:
+    return (*here(), str(torch.version.cuda), platform.platform(), torch.backends.cpu.get_cpu_capability(), _processor())
+
+
+def _processor() -> str:
+    """What kind of processor this is: kernels are compiled for it."""
+    try:
+        lines = Path("/proc/cpuinfo").open().read(1 << 13).split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(line for line in lines if line.startswith(wanted))
+
+
+def _devices(graph: Described) -> list[str]:
+    """The devices of a graph's tensors."""
+    return [_device(device) for device in sorted(graph.devices, key=str)]
+
+
+def _device(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} {torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+
+
+def _of_transforms(options: Options) -> str:
+    found = fingerprint_of(*options.transforms)
+    if not found.is_lasting:
+        raise Uncacheable("one of its transforms is known to this process only")
+    return found.digest
+
+
+# executors
+
+
+def _identity(executor: Executor) -> str:
+    return f"{executor.name} {type(executor).__module__}.{type(executor).__qualname__} {_said(executor)}"
+
+
+def _said(executor: Executor) -> str:
+    """What an executor's programs depend on: what it says itself, or else what it consists of."""
+    if isinstance(executor, HubExecutor):
+        return _of_kernels(executor)
+    if type(executor) is OperatorExecutor:
+        return _of_functions(executor)
+    said = executor.identity()
+    if isinstance(said, Declined):
+        raise Uncacheable(said.reason)
+    if executor.patterns:
+        raise Uncacheable(f"executor {executor.name} has patterns")
+    return said
+
+
+def _of_functions(executor: OperatorExecutor) -> str:
+    """An executor that is a table: its functions; those of forge, torch and Python are known by their versions."""
+    parts = [(name, symbol.op, symbol.meta, *sorted(map(str, symbol.tags))) for name, symbol in executor._operators.items()]
+    for name, each in executor.implementations.items():
+        op = each.op and each.op.op
+        parts.append((name, op, each.checker, each.execution_transform, each.grad_transform, each.grad))
+    functions = [each for part in parts for each in part if callable(each)]
+    foreign = [each for each in functions if owner_of_module(getattr(each, "__module__", None)) is None]
+    foreign = [each for each in foreign if torchlang.find(each) is None]
+    found = fingerprint_of(foreign, list(executor.patterns))
+    if not found.is_lasting:
+        raise Uncacheable(f"a function of executor {executor.name} is known to this process only")
+    return repr((found.digest, [[each if isinstance(each, str) else _called(each) for each in part] for part in parts]))
+
+
+def _called(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _of_kernels(executor: HubExecutor) -> str:
+    if not executor.kernels:
+        return ""
+    if executor._verdict not in (None, verifier.verdict):
+        raise Uncacheable(f"the kernels of executor {executor.name} have a verifier of their own")
+    if not verifier.is_lasting:
+        raise Uncacheable("a kernel could not be verified, for a reason that may pass")
+    verified = executor._verdict is not None
+    return repr([executor.checked, verified, [_of_kernel(kernel) for kernel in executor.kernels]])
+
+
+def _of_kernel(kernel: Kernel) -> tuple:
+    found = fingerprint(kernel)
+    if not found.is_lasting:
+        raise Uncacheable(f"kernel {kernel.name} is known to this process only")
+    return found.digest, verifier.trusts(kernel)
+
+
+def is_on() -> bool:
+    """Whether the environment allows programs on disk."""
+    return os.environ.get("FORGE_CACHE") != "0"

@@ -1,0 +1,229 @@
+"""What a program's text names, one object at a time: in words of JSON's kinds, and back.
+
+A function is its qualified name, or the place that an executor of the program has it in; a tensor its bytes; a region
+what its executor dumps of it; an object of forge's own classes its attributes. Nothing is pickled.
+"""
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge.cache.graphs import Uncacheable
+from forge.cache.store import Entry
+from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor
+from forge.executors.hubex import HubExecutor
+from forge.ir.printing import qualified_name
+from forge.ir.proxies import SYMBOLIC_TYPES
+
+TENSOR_BYTES = 64 * 2**20  # of a program's constants
+_PLAIN = (type(None), bool, int, str)
+_TORCHS = (torch.dtype, torch.layout, torch.memory_format)
+
+
+class Writer:
+    """Describes objects for an entry. `regions` are functions of fusion executors, by id."""
+
+    def __init__(self, entry: Entry, executors: Sequence[Executor], regions: dict[int, FusionExecutor]) -> None:
+        self.entry = entry
+        self.executors = executors
+        self.regions = regions
+        self._places = {
+            id(function): place
+            for number, executor in enumerate(executors)
+            for place, function in _places(number, executor)
+        }
+        self._tensor_bytes = 0
+
+    def describe(self, value: Any) -> list:
+        """Raises Uncacheable, with the reason, for what another process cannot have."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return ["plain", value]
+        if kind in (float, complex):
+            return [kind.__name__, repr(value)]
+        if isinstance(value, _TORCHS):
+            return ["torch", str(value).removeprefix("torch.")]
+        if kind is torch.device:
+            return ["device", str(value)]
+        if kind is types.ModuleType:
+            return ["module", value.__name__]
+        if kind in (tuple, list):
+            return [kind.__name__, *map(self.describe, value)]
+        if kind is torch.Size:
+            return ["tuple", *map(self.describe, value)]
+        if kind is dict:
+            return ["dict", *([self.describe(key), self.describe(each)] for key, each in value.items())]
+        if kind is slice:
+            return ["slice", *map(self.describe, (value.start, value.stop, value.step))]
+        if isinstance(value, SYMBOLIC_TYPES):
+            raise Uncacheable("its sizes are symbolic")
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        return self._object(value)
+
+    def _object(self, value: Any) -> list:
+        fuser = self.regions.get(id(value))
+        if fuser is not None:
+            return self._region(value, fuser)
+        name = qualified_name(value)
+        if name is not None and _is_same(name, value):
+            return ["name", name]
+        if id(value) in self._places:
+            return ["place", *self._places[id(value)]]
+        if type(value) is functools.partial:
+            return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
+        owner = qualified_name(type(value))
+        if owner is not None and owner.startswith("forge."):
+            return ["made", owner, *([name, self.describe(each)] for name, each in _attributes(value))]
+        raise Uncacheable(f"it calls {_shown(value)}, which another process cannot find by a name")
+
+    def _region(self, function: Callable, fuser: FusionExecutor) -> list:
+        data = fuser.dump(function)
+        if isinstance(data, Declined):
+            raise Uncacheable(data.reason)
+        return ["region", self.executors.index(fuser), self.entry.add(data)]
+
+    def _tensor(self, tensor: torch.Tensor) -> list:
+        """A constant of the program, with its strides."""
+        plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
+        if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+            raise Uncacheable("a constant of it is no plain tensor")
+        extent = _extent(tensor)
+        self._tensor_bytes += extent * tensor.element_size()
+        if self._tensor_bytes > TENSOR_BYTES:
+            raise Uncacheable(f"its constants are more than {TENSOR_BYTES >> 20} MiB")
+        flat = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset()).cpu().contiguous()
+        data = flat.view(torch.uint8).numpy().tobytes() if extent else b""
+        number = self.entry.add(data)
+        how = [self.describe(each) for each in (tensor.dtype, tensor.device)]
+        return ["tensor", *how, list(tensor.shape), list(tensor.stride()), number]
+
+
+class Reader:
+    """Finds or makes what was described."""
+
+    def __init__(self, entry: Entry, executors: Sequence[Executor], load: Callable[[FusionExecutor, bytes], Any]) -> None:
+        self.entry = entry
+        self.executors = executors
+        self._load = load
+        self._regions: dict[int, Any] = {}
+        self._tensors: dict[int, Any] = {}
+        self._places: dict[int, dict[tuple, Any]] = {}
+
+    def find(self, described: list) -> Any:
+        """Raises an error, of whatever kind, where it is not here."""
+        kind, *parts = described
+        return _FINDERS[kind](self, *parts)
+
+    def _dict(self, *items: list) -> dict:
+        return {self.find(key): self.find(each) for key, each in items}
+
+    def _region(self, executor: int, number: int) -> Callable:
+        if number not in self._regions:
+            self._regions[number] = self._load(self.executors[executor], self.entry.blobs[number])
+        return self._regions[number]
+
+    def _place(self, number: int, *place: str) -> Any:
+        if number not in self._places:
+            self._places[number] = {tuple(at[1:]): each for at, each in _places(number, self.executors[number])}
+        return self._places[number][place]
+
+    def _made(self, owner: str, *attributes: list) -> Any:
+        cls = resolve(owner)
+        made = cls.__new__(cls)
+        for name, each in attributes:
+            object.__setattr__(made, name, self.find(each))
+        return made
+
+    def _partial(self, function: list, args: list, keywords: list) -> functools.partial:
+        return functools.partial(self.find(function), *self.find(args), **self.find(keywords))
+
+    def _tensor(self, dtype: list, device: list, shape: list[int], strides: list[int], number: int) -> torch.Tensor:
+        data = bytearray(self.entry.blobs[number])
+        dtype = self.find(dtype)
+        with torch.utils._python_dispatch._disable_current_modes(), torch.inference_mode(False):
+            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            return flat.to(self.find(device)).as_strided(shape, strides)
+
+
+_FINDERS: dict[str, Callable] = {
+    "plain": lambda reader, value: value,
+    "float": lambda reader, text: float(text),
+    "complex": lambda reader, text: complex(text),
+    "torch": lambda reader, name: getattr(torch, name),
+    "device": lambda reader, name: torch.device(name),
+    "module": lambda reader, name: importlib.import_module(name),
+    "tuple": lambda reader, *parts: tuple(map(reader.find, parts)),
+    "list": lambda reader, *parts: list(map(reader.find, parts)),
+    "slice": lambda reader, *parts: slice(*map(reader.find, parts)),
+    "name": lambda reader, name: resolve(name),
+    "dict": Reader._dict,
+    "region": Reader._region,
+    "place": Reader._place,
+    "made": Reader._made,
+    "partial": Reader._partial,
+    "tensor": Reader._tensor,
+}
+
+
+def resolve(name: str) -> Any:
+    """What has a qualified name. Raises ImportError or AttributeError where nothing has."""
+    parts = name.split(".")
+    cut = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in sys.modules), 0)
+    if not cut:
+        importlib.import_module(parts[0])
+        return resolve(name)
+    found = sys.modules[".".join(parts[:cut])]
+    for i, part in enumerate(parts[cut:], start=cut):
+        if not hasattr(found, part) and isinstance(found, types.ModuleType):
+            importlib.import_module(".".join(parts[: i + 1]))
+        found = getattr(found, part)
+    return found
+
+
+def _is_same(name: str, value: Any) -> bool:
+    try:
+        return resolve(name) is value
+    except (ImportError, AttributeError):
+        return False
+
+
+def _places(number: int, executor: Executor) -> list[tuple[tuple, Any]]:
+    """The functions that an executor calls, each with the place that it has there."""
+    found: list[tuple[tuple, Any]] = []
+    if isinstance(executor, HubExecutor):
+        for kernel in executor.kernels:
+            for role in ("function", "forward", "backward"):
+                if getattr(kernel, role) is not None:
+                    place = (number, kernel.target.symbol.id, kernel.name, role)
+                    found.append((place, getattr(kernel, role)))
+    elif isinstance(executor, OperatorExecutor):
+        for name, symbol in executor._operators.items():
+            found.append(((number, "operator", name), symbol.op))
+        for name, implementation in executor.implementations.items():
+            if implementation.op is not None:
+                found.append(((number, "implementation", name), implementation.op.op))
+    return found
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    own = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return list({**own, **getattr(value, "__dict__", {})}.items())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements lie from the first to the last of a tensor."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _shown(value: Any) -> str:
+    name = getattr(value, "__qualname__", None)
+    return f"{name}" if name is not None else f"a {type(value).__qualname__}"

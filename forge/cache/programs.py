@@ -1,0 +1,211 @@
+"""A compiled program as an entry, and an entry as a program again.
+
+What is kept is what runs: the text of the generated functions, with a table of what it names, the plain data of the
+recipe, and who claimed what, for forge.explain. The passes have not run where a program was read: what only they can
+give (the backward of other outputs, a backward of a backward, the stages) is compiled from the captured graph when it is
+asked for.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forge.cache.graphs import Described
+from forge.cache.objects import Reader, Writer
+from forge.cache.store import Entry
+from forge.compile import Compiled, Options
+from forge.executors.claim import Claim
+from forge.executors.executor import Executor, FusionExecutor
+from forge.frontend.autograd import Again, Sources
+from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
+from forge.ir import BoundSymbol, Proxy, Symbol, Trace
+from forge.ir.bounded import Bounded
+from forge.ir.printing import compile_function
+
+_PARTS = ("forward", "backward", "epilogue")
+_loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by executor and hash
+_lock = threading.RLock()
+
+
+def dump(compiled: Compiled, mutated: list[int], held: list[int], options: Options, graph: Described) -> Entry:
+    """What is kept of a program. held: numbers of tensors that the graph holds, which the program takes last.
+
+    Raises Uncacheable for one that another process could not run.
+    """
+    recipe = compiled.recipe
+    entry = Entry({})
+    functions = dict(zip(_PARTS, _generated(recipe), strict=True))
+    entry.data = {
+        "functions": {
+            part: _text_and_table(entry, each.trace, options.executors)
+            for part, each in functions.items()
+            if each is not None
+        },
+        "grad": recipe.grad,
+        "sets_mode": recipe.sets_mode,
+        "training": _training_data(recipe.training),
+        "mutated": mutated,
+        "held": held,
+        "opaque_calls": compiled.opaque_calls,
+        "claims": [
+            entry.add(json.dumps([_claim_data(claim, graph) for claim in claims]).encode())
+            for claims in (compiled.claims, compiled.backward_claims)
+        ],
+    }
+    return entry
+
+
+def _generated(recipe: Recipe) -> tuple[Generated | None, ...]:
+    training = recipe.training
+    return (recipe.forward, training and training.backward, training and training.epilogue)
+
+
+def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor]) -> dict[str, Any]:
+    regions = {
+        id(bound.symbol.op): bound.symbol.executor
+        for bound in trace.bound_symbols
+        if isinstance(bound.symbol.executor, FusionExecutor)
+    }
+    writer = Writer(entry, executors, regions)
+    lines, scope = trace.python_source()
+    return {"name": trace.name, "lines": lines, "table": {name: writer.describe(each) for name, each in scope.items()}}
+
+
+def _training_data(training: Training | None) -> dict[str, Any] | None:
+    if training is None:
+        return None
+    sources = training.sources
+    return {
+        "usual": list(training.usual),
+        "constants": training.constants,
+        "sources": [list(sources.saved.items()), sources.remembered, sources.mutated, sources.numbers],
+        "split": _hash(training.split),
+    }
+
+
+def _hash(split: Trace) -> str:
+    """What a forward saves, and of what: the layout of what its backwards are given."""
+    return hashlib.sha256(repr((split.input_names, split.bound_symbols, split.output)).encode()).hexdigest()
+
+
+def _claim_data(claim: Claim, graph: Described) -> list:
+    bound = claim.bound
+    line = graph.lines.get(bound.source)
+    return [bound.symbol.id, bound.symbol.name, bound.outputs, line, claim.executor, claim.declined, claim.level]
+
+
+def load(
+    entry: Entry, options: Options, graph: Described, compile: Callable[[], Compiled], eager: Callable
+) -> "Loaded":
+    """The program of an entry. compile: compiles it from the captured graph. An error, of whatever kind, where what it
+    names is not here."""
+    data = entry.data
+    reader = Reader(entry, options.executors, _load_region)
+    made = {part: _function(reader, **each) for part, each in data["functions"].items()}
+    program = Loaded(entry, graph, compile)
+    recipe = Recipe(made["forward"], data["grad"], data["sets_mode"])
+    if data["training"] is not None:
+        training = _training(made, program, **data["training"])
+        recipe = recipe._replace(training=training)
+    call = finished(assemble(recipe), data["mutated"], eager)
+    tensors = list(graph.held.values())
+    held = [tensors[number] for number in data["held"]]
+    program.call = (lambda *inputs: call(*inputs, *held)) if held else call
+    program.opaque_calls = data["opaque_calls"]
+    return program
+
+
+def _function(reader: Reader, name: str, lines: list[str], table: dict[str, list]) -> Generated:
+    return Generated(compile_function(name, lines, {key: reader.find(each) for key, each in table.items()}))
+
+
+def _training(
+    made: dict[str, Generated], program: "Loaded", usual: list[bool], constants: list[int], sources: list, split: str
+) -> Training:
+    saved, *rest = sources
+
+    def compiled() -> Training:
+        training = program.whole.recipe.training
+        if training is None or _hash(training.split) != split:
+            raise AssertionError(
+                "a program from forge's cache saves for its backward what this process does not find in it; "
+                "please report it, and run with FORGE_CACHE=0"
+            )
+        return training
+
+    def backward_for(present: tuple[bool, ...]) -> Generated:
+        return compiled().backward_for(present)
+
+    def again_for(present: tuple[bool, ...], flowing: tuple[bool, ...]) -> Again:
+        return compiled().again_for(present, flowing)
+
+    places = Sources({int(position): place for position, place in saved}, *rest)
+    epilogue = made.get("epilogue")
+    return Training(made["backward"], tuple(usual), epilogue, constants, places, backward_for, again_for)
+
+
+def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
+    """What the executor makes of a region; once in a process."""
+    key = (executor, hashlib.sha256(data).digest())
+    with _lock:
+        function = _loaded.get(key)
+        if function is None:
+            function = _loaded[key] = executor.load(data)
+        return function
+
+
+class Loaded(Compiled):
+    """A program that was read from the disk. `whole` is the same one compiled here, once something is asked for that
+    was not kept."""
+
+    cached = True
+
+    def __init__(self, entry: Entry, graph: Described, compile: Callable[[], Compiled]) -> None:
+        self._entry = entry
+        self._lines = {number: line for line, number in graph.lines.items()}
+        self._compile = compile
+        self._whole: Compiled | None = None
+        self._compiling = threading.RLock()
+        super().__init__()
+
+    @property
+    def whole(self) -> Compiled:
+        with self._compiling:
+            if self._whole is None:
+                self._whole = self._compile()
+            return self._whole
+
+    def _claims(self, number: int) -> list[Claim]:
+        found = json.loads(self._entry.blobs[self._entry.data["claims"][number]])
+        return [_claim(self._lines, *each) for each in found]
+
+
+def _claim(lines: dict[int, str], id: str, name: str, outputs: list[str], line: int | None, *made: Any) -> Claim:
+    """A claim for forge.explain to tell of: its call has no arguments."""
+    bound = BoundSymbol(Symbol(name, id, meta=_not_called), (), {}, tuple(map(Proxy, outputs)), source=lines.get(line))
+    executor, declined, level = made
+    return Claim(bound, executor, [(who, why) for who, why in declined], level)
+
+
+def _not_called(*args: Any) -> Any:
+    raise AssertionError("a call of a program that was read from the disk")
+
+
+def _of_whole(name: str, otherwise: Callable[[Loaded], Any]) -> property:
+    """What a program has: `otherwise` of one that is not compiled here. What is assigned is the empty start of it."""
+
+    def get(program: Loaded) -> Any:
+        if program._whole is None:
+            return otherwise(program)
+        return getattr(program._whole, name)
+
+    return property(get, lambda program, value: None)
+
+
+Loaded.traces = _of_whole("traces", lambda program: program.whole.traces)
+Loaded.backward_traces = _of_whole("backward_traces", lambda program: program.whole.backward_traces)
+Loaded.claims = _of_whole("claims", lambda program: program._claims(0))
+Loaded.backward_claims = _of_whole("backward_claims", lambda program: program._claims(1))
+Loaded.again = _of_whole("again", lambda program: [])
