@@ -3,6 +3,7 @@
 import builtins
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,22 @@ def systems(*, inductor: bool = True) -> list[System]:
     thunder = _thunder()
     if thunder is not None:
         found.append(System("Thunder", thunder))
-    return [*found, System("forge", forge.jit)]
+    return [*found, System("forge", _jit)]
+
+
+_jitted: "weakref.WeakSet[Callable]" = weakref.WeakSet()
+
+
+def _jit(function: Callable) -> Callable:
+    jitted = forge.jit(function)
+    _jitted.add(jitted)
+    return jitted
+
+
+def finish_compiling() -> None:
+    """Waits for what forge compiles in the background of what it was given."""
+    for jitted in list(_jitted):
+        forge.finish_compiling(jitted)
 
 
 def _thunder() -> Callable | None:

@@ -20,7 +20,7 @@ from torch import nn
 from transformers.utils import logging
 
 import forge
-from bench.common import MLP, System, inference, llama, systems, token_ids, training_step
+from bench.common import MLP, System, finish_compiling, inference, llama, systems, token_ids, training_step
 from bench.timing import in_turn, ratio, show_table
 
 Runs = dict[str, Callable[[], Any]]
@@ -49,16 +49,23 @@ def bench_calls(compared: list[System], rounds: int) -> None:
     """Seconds per warm call."""
     mlp_inputs = {"x": torch.randn(2, 8)}
     mlp_training = {**mlp_inputs, "target": torch.randn(2, 8)}
-    cases: dict[str, tuple[Callable[[], Runs], float | None]] = {
+    cases: dict[str, tuple[Callable[[], Runs], tuple[float, str] | None]] = {
         "a + b, 4 elements": (lambda: add(compared), None),
-        "MLP, 20 layers of 8: inference": (lambda: forwards(compared, MLP(), mlp_inputs), 0.80),
-        "MLP, 20 layers of 8: training step": (lambda: steps(compared, MLP(), mlp_training), 0.82),
-        "Llama, 4 tiny layers: inference": (lambda: forwards(compared, llama(4), token_ids()), 0.75),
-        "Llama, 4 tiny layers: training step": (lambda: steps(compared, llama(4), token_ids()), 0.78),
+        "MLP, 20 layers of 8: inference": (lambda: forwards(compared, MLP(), mlp_inputs), (0.77, "eager")),
+        "MLP, 20 layers of 8: training step": (lambda: steps(compared, MLP(), mlp_training), (0.80, "eager")),
+        "Llama, 4 tiny layers: inference": (lambda: forwards(compared, llama(4), token_ids()), (0.75, "torch.compile")),
+        "Llama, 4 tiny layers: training step": (
+            lambda: steps(compared, llama(4), token_ids()),
+            (0.75, "torch.compile"),
+        ),
     }
     rows = [("ratio to eager", "eager", *[system.name for system in compared[1:]], "wanted")]
     for name, (prepare, wanted) in cases.items():
-        found = in_turn(prepare(), rounds=rounds)
+        runs = prepare()
+        for run in runs.values():
+            run()
+        finish_compiling()
+        found = in_turn(runs, rounds=rounds)
         rows.append((name, *_cells(found), _verdict(found, wanted)))
     print()
     show_table(rows)
@@ -75,10 +82,13 @@ def _shown(seconds: list[float]) -> str:
     return f"{median * 1e6:.1f} µs" if median < 1e-3 else f"{median * 1e3:.2f} ms"
 
 
-def _verdict(found: dict[str, list[float]], wanted: float | None) -> str:
+def _verdict(found: dict[str, list[float]], wanted: tuple[float, str] | None) -> str:
     if wanted is not None:
-        reached = ratio(found["forge"], found["eager"])
-        return f"≤ {wanted:.2f}: {'yes' if reached <= wanted else 'no'}"
+        most, other = wanted
+        if other not in found:
+            return f"≤ {most:.2f} × {other}, which is left out"
+        reached = ratio(found["forge"], found[other])
+        return f"≤ {most:.2f} × {other}: {'yes' if reached <= most else 'no'} ({reached:.2f})"
     extra = statistics.median(found["forge"]) - statistics.median(found["bare Dynamo"])
     return f"≤ bare Dynamo + 0.5 µs: {'yes' if extra <= 0.5e-6 else 'no'} ({extra * 1e6:+.1f} µs)"
 

@@ -24,7 +24,7 @@ from torch import nn
 from transformers.utils import logging
 
 import forge
-from bench.common import System, inference, systems, training_step
+from bench.common import System, finish_compiling, inference, systems, training_step
 from bench.timing import in_turn, ratio, show_table
 
 
@@ -159,6 +159,7 @@ def measure(case: Case, compared: list[System], rounds: int) -> dict[str, Measur
         first[system.name] = time.perf_counter() - start
         memory[system.name] = _held(run, prepared, model, case)
         runs[system.name] = run
+    finish_compiling()
     seconds = in_turn(runs, rounds=rounds, batch_seconds=0.2)
     return {name: Measured(seconds[name], memory[name], first[name], values[name]) for name in runs}
 

@@ -1,22 +1,32 @@
 """From a recorded program to a function: the passes, in order. Every stage is kept."""
 
+import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser, is_fused, runs_in_torch
-from forge.executors.executor import Executor, operators_of, resolve_executors
+from forge.executors.executor import (
+    Decision,
+    Declined,
+    Executor,
+    FusionExecutor,
+    operators_of,
+    resolve_executors,
+)
 from forge.executors.fusion import settled
+from forge.executors.later import Growing, Replacement, is_small, is_wanted
 from forge.executors.layout import Layouts
-from forge.executors.torchex.attention import takes_groups
+from forge.executors.torchex.attention import as_chosen_now, attends, takes_groups
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.program import Program, inline_epilogue
@@ -43,7 +53,8 @@ class Compiled:
     `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
     each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
     `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
-    `recipe` is what `call` is made of, until it is handed over. `cached` says that it was read from the disk (forge/cache), `uncached` why it is not kept there.
+    `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program, and
+    `growing` runs it until they are there. `cached` says that it was read from the disk (forge/cache), `uncached` why it is not kept there.
     """
 
     cached = False
@@ -52,6 +63,8 @@ class Compiled:
         self.call: Callable = _not_compiled
         self.recipe: Recipe | None = None
         self.uncached: str | None = None
+        self.grow: Callable[[Callable], Replacement] | None = None
+        self.growing: Callable[[], Growing | None] = _nothing
         self.traces: list[Trace] = []
         self.backward_traces: list[Trace] = []
         self.claims: list[Claim] = []
@@ -63,8 +76,30 @@ class Compiled:
 
     def handed_over(self) -> Callable:
         """What runs, which from now on its caller alone keeps alive."""
-        call, self.call, self.recipe = self.call, _not_compiled, None
+        call, self.call, self.recipe, self.grow = self.call, _not_compiled, None, None
         return call
+
+    def assembled(self) -> Callable:
+        """What runs, without what a front end sets around it."""
+        call = assemble(self.recipe)
+        if self.grow is None:
+            return call
+        growing = Growing(call, self.grow)
+        self.growing = weakref.ref(growing)
+        return growing.call
+
+    def replace(
+        self,
+        traces: Sequence[Trace],
+        claims: Sequence[Claim],
+        backward_traces: Sequence[Trace] = (),
+        backward_claims: Sequence[Claim] = (),
+    ) -> None:
+        """Other traces of the same program run from now on."""
+        self.traces += traces
+        self.claims[:] = claims
+        self.backward_traces += backward_traces
+        self.backward_claims[:] = backward_claims
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -78,6 +113,10 @@ class Compiled:
 
 def _not_compiled(*inputs: Any) -> Any:
     raise AssertionError("called before it was compiled")
+
+
+def _nothing() -> None:
+    return None
 
 
 MEMORY = ("speed", "balanced", "smallest")
@@ -111,6 +150,21 @@ class Options:
         """Those that run single calls: what runs once is not worth a region."""
         return operators_of(self.executors)
 
+    @property
+    def has_later(self) -> bool:
+        """Whether a fusion executor can make larger regions later."""
+        return any(isinstance(each, FusionExecutor) and each.later() is not None for each in self.executors)
+
+    def later(self) -> "Options":
+        """The same, with fusion executors that make larger regions elsewhere; `ready` when those are there."""
+        executors = [(isinstance(each, FusionExecutor) and each.later()) or each for each in self.executors]
+        return dataclasses.replace(self, executors=executors, first=())
+
+    def ready(self) -> Decision:
+        """Whether all that the fusion executors have made can be called; Declined where some of it never can."""
+        decisions = [each.ready() for each in self.executors if isinstance(each, FusionExecutor)]
+        return next((each for each in decisions if isinstance(each, Declined)), all(decisions))
+
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""
         return self.memory == "smallest" or is_fused(bound, self.executors)
@@ -129,7 +183,7 @@ def compile_program(program: Program, options: Options, *, eager: Callable | Non
     """
     with autocast_mode.disabled():
         compiled = settled(partial(_compile, program, options))
-    compiled.call = finished(assemble(compiled.recipe), program.mutated, eager)
+    compiled.call = finished(compiled.assembled(), program.mutated, eager)
     return compiled
 
 
@@ -157,9 +211,42 @@ def _compile_optimized(
     else:
         whole = dce(inline_epilogue(program, trace))
         with compiled.timed("claim and generate"):
-            forward = _generate(whole, options, compiled.traces, compiled.claims)
+            layouts = Layouts(whole.inputs)
+            forward = _generate(whole, options, compiled.traces, compiled.claims, layouts=layouts)
         compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole))
+
+        def grow(later: Options, made: "_Made") -> Recipe:
+            forward = _generate(whole, later, made.traces, made.claims, layouts=Layouts(whole.inputs))
+            return Recipe(forward, program.grad, _sets_mode(whole))
+
+        _let_grow(compiled, options, layouts, grow)
     return flows
+
+
+class _Made(NamedTuple):
+    """The stages and claims of larger regions."""
+
+    traces: list[Trace]
+    claims: list[Claim]
+    backward_traces: list[Trace]
+    backward_claims: list[Claim]
+
+
+def _let_grow(compiled: Compiled, options: Options, layouts: Layouts, grow: Callable[[Options, _Made], Recipe]) -> None:
+    """Has a program that was just claimed get larger regions later, where that is worth it. `grow` makes its recipe
+    with the executors of those."""
+    if not (options.has_later and is_wanted() and is_small(compiled.traces[-1], layouts.flops)):
+        return
+
+    def make(call: Callable) -> Replacement:
+        later, made = options.later(), _Made([], [], [], [])
+        with paused_gc(), restored(), autocast_mode.disabled(), compiled.timed("larger regions"):
+            larger = assemble(grow(later, made))
+        if any(attends(claim.bound) for claim in made.claims):
+            larger = as_chosen_now(larger, call)
+        return Replacement(larger, later.ready, partial(compiled.replace, *made))
+
+    compiled.grow = make
 
 
 def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
@@ -215,9 +302,7 @@ def _generate(
     return Generated(final.python_callable(), final)
 
 
-def _compile_training(
-    trace: Trace, joint: Joint, program: Program, options: Options, compiled: Compiled
-) -> Recipe:
+def _compile_training(trace: Trace, joint: Joint, program: Program, options: Options, compiled: Compiled) -> Recipe:
     outputs: list[TensorProxy] = list(joint.forward.output)
     flowing = {i: output for i, output in enumerate(outputs) if output.name in joint.active}
     given = given_calls(joint)
@@ -240,7 +325,8 @@ def _compile_training(
     def backward_for(present: tuple[bool, ...]) -> Generated:
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
-            make = partial(_compile_backward, joint, parts, chosen, options, compiled, layouts)
+            stages, claims = compiled.backward_traces, compiled.backward_claims
+            make = partial(_compile_backward, joint, parts, chosen, options, stages, claims, layouts)
             return settled(make)
 
     def again_for(present: tuple[bool, ...], recorded: tuple[bool, ...]) -> Again:
@@ -257,7 +343,16 @@ def _compile_training(
     epilogue = None if program.epilogue is None else _generate(program.epilogue, options, [], [])
     sets_mode = program.epilogue is not None and _sets_mode(program.epilogue)
     training = Training(backward, usual, epilogue, constants, sources, backward_for, again_for, parts.forward)
-    return Recipe(forward, program.grad, sets_mode, training)
+    recipe = Recipe(forward, program.grad, sets_mode, training)
+
+    def grow(later: Options, made: _Made) -> Recipe:
+        known, chosen = Layouts(parts.forward.inputs), [output for i, output in flowing.items() if usual[i]]
+        forward = _generate(parts.forward, later, made.traces, made.claims, declined=compiled.declined, layouts=known)
+        backward = _compile_backward(joint, parts, chosen, later, made.backward_traces, made.backward_claims, known)
+        return recipe._replace(forward=forward, training=training._replace(backward=backward))
+
+    _let_grow(compiled, options, layouts, grow)
+    return recipe
 
 
 def _usual(outputs: Sequence[TensorProxy], flowing: Collection[int]) -> tuple[bool, ...]:
@@ -317,7 +412,8 @@ def _compile_backward(
     parts: Split,
     outputs: list[TensorProxy],
     options: Options,
-    compiled: Compiled,
+    stages: list[Trace],
+    claims: list[Claim],
     layouts: Layouts,
 ) -> Generated:
     """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
@@ -326,8 +422,6 @@ def _compile_backward(
     layouts = layouts.copy()
     for gradient, output in zip(trace.inputs[-len(outputs) :], outputs, strict=True):
         layouts.add(gradient, like=output)
-    compiled.backward_traces[:] = [trace]
-    compiled.backward_claims.clear()
-    return _generate(
-        trace, options, compiled.backward_traces, compiled.backward_claims, own_inputs=True, layouts=layouts
-    )
+    stages[:] = [trace]
+    claims.clear()
+    return _generate(trace, options, stages, claims, own_inputs=True, layouts=layouts)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import time
 import types
 import warnings
@@ -279,3 +280,19 @@ def last_backward_traces(jitted: Any) -> list[Trace]:
     """Every stage of the backward of the last graph; empty before the first backward."""
     latest = record_of(jitted).latest
     return list(latest.backward_traces) if latest else []
+
+
+def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
+    """Waits until a jitted function runs as it will from now on: small programs are compiled a second time, beside the
+    program that runs, once they were called often. Here they are at once, and take their place.
+
+    timeout: seconds, None for as long as it takes. Returns whether all is done. Raises TypeError for what was not made
+    by forge.jit.
+    """
+    until = time.monotonic() + (math.inf if timeout is None else timeout)
+    waiting = [growing for compiled in record_of(jitted).compiled if (growing := compiled.growing()) is not None]
+    while waiting := [growing for growing in waiting if not growing.advance()]:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.02)
+    return True

@@ -260,6 +260,16 @@ class FusionExecutor(Executor):
         """The function that was dumped. An error, whatever it is, has the program compiled anew."""
         raise NotImplementedError
 
+    def later(self) -> "FusionExecutor | None":
+        """A new executor that is asked in this one's place, for a program that runs often and whose calls cost more
+        than what they compute: its regions are larger and take longer to compile, which happens elsewhere. They run
+        once `ready` says so; until then, and where it declines, this one's do."""
+        return None
+
+    def ready(self) -> Decision:
+        """Whether all that this executor has fused can be called; Declined where some of it never can."""
+        return True
+
     def pays(self, calls: Sequence[BoundSymbol]) -> bool:
         """Whether a region of these calls is worth a call of its own; else the next executors run them."""
         return len(calls) > 1

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry
 
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy
 from forge.ir.bounded import Bounded
@@ -49,17 +50,19 @@ class Ran(NamedTuple):
     """What one call gives: for each leaf of its output a Layout, or the value itself where it is no tensor; which
     argument's memory each tensor shares, by place among the call's tensors, None for memory of its own; the aten
     operators that ran; `known`: whether it ran (else it is taken to give contiguous tensors); `chosen`: whether which
-    kernel runs, and so which strides it gives, may change with the program's run."""
+    kernel runs, and so which strides it gives, may change with the program's run; `flops`: what its matrix products,
+    convolutions and attention multiply and add."""
 
     outputs: tuple[Any, ...]
     shares: tuple[int | None, ...]
     operators: tuple[Any, ...]
     known: bool
     chosen: bool = False
+    flops: int = 0
 
 
 aten = torch.ops.aten
-_CHOSEN_LATER = frozenset(
+ATTENTION = frozenset(
     {
         aten._scaled_dot_product_flash_attention_for_cpu,
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
@@ -69,20 +72,25 @@ _CHOSEN_LATER = frozenset(
         aten._scaled_dot_product_efficient_attention_backward,
         aten._scaled_dot_product_cudnn_attention,
         aten._scaled_dot_product_cudnn_attention_backward,
-        aten.convolution,
-        aten.convolution_backward,
     }
 )
+_CHOSEN_LATER = ATTENTION | {aten.convolution, aten.convolution_backward}
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, *, counts: bool) -> None:
         super().__init__()
         self.seen: list[Any] = []
+        self.flops = 0
+        self.counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.seen.append(func)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket) if self.counts else None
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 @contextmanager
@@ -105,7 +113,8 @@ class Layouts:
     """The layouts of a program's values by name; other values of the program (a number, what a kernel keeps) too.
 
     `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
-    compiled (which kernel attends). `fake` is the mode in which their stand-ins live.
+    compiled (which kernel attends). `fake` is the mode in which their stand-ins live. `flops` counts those of all
+    calls, where no length is symbolic.
     """
 
     def __init__(self, inputs: Iterable[Proxy] = ()) -> None:
@@ -113,6 +122,7 @@ class Layouts:
         self.uncertain: set[str] = set()
         self.fixed: set[str] = set()
         self.fake = _static
+        self.flops = 0
         self._memo: dict[Any, Ran] = _known
         for proxy in inputs:
             self.add(proxy)
@@ -123,6 +133,11 @@ class Layouts:
         new.values, new.uncertain, new.fixed = dict(self.values), set(self.uncertain), set(self.fixed)
         new.fake, new._memo = self.fake, self._memo
         return new
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether some lengths are."""
+        return self.fake is not _static
 
     def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
         """An input; `like` names a value whose strides it is promised to have."""
@@ -162,6 +177,7 @@ class Layouts:
             ran = self._run(call)
             if key is not None:
                 self._memo[key] = ran
+        self.flops += ran.flops
         for leaf, value in zip(leaves(call.output), ran.outputs, strict=True):
             if isinstance(leaf, Proxy):
                 self.values[leaf.name] = value
@@ -178,14 +194,14 @@ class Layouts:
 
     def _key(self, proxy: Proxy) -> Any:
         value = self.values[proxy.name]
-        if self.fake is _static and isinstance(value, Layout):
+        if not self.is_symbolic and isinstance(value, Layout):
             return value
         return key_of(value)
 
     def _see(self, lengths: Iterable[Any]) -> None:
         """Symbolic lengths live in an environment of their own."""
         for length in lengths:
-            if isinstance(length, SYMBOLIC_TYPES) and self.fake is _static:
+            if isinstance(length, SYMBOLIC_TYPES) and not self.is_symbolic:
                 self.fake = FakeTensorMode(shape_env=length.node.shape_env, allow_non_fake_inputs=True)
                 self._memo = {}
 
@@ -202,12 +218,12 @@ class Layouts:
         try:
             with _lock, _quiet(), _disable_current_modes(), torch.no_grad(), self.fake:
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
-                with _Operators() as operators:
+                with _Operators(counts=not self.is_symbolic) as operators:
                     result = call.symbol.op(*args, **kwargs)
                 if call.symbol.out:
                     places = call.symbol.out
                     result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
-                return _ran(call, result, given, operators.seen)
+                return _ran(call, result, given, operators)
         except Exception:  # it needs values, or knows nothing of tensors without them
             return self._promised(call)
 
@@ -218,7 +234,7 @@ class Layouts:
         return Ran(tuple(outputs), (None,) * len(outputs), (), False)
 
 
-def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: list[Any]) -> Ran:
+def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> Ran:
     memory = {
         value.untyped_storage()._cdata: place
         for place, value in enumerate(value for value in given.values() if isinstance(value, torch.Tensor))
@@ -234,8 +250,8 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: list[
         else:
             outputs.append(value)
             shares.append(None)
-    chosen = any(each.overloadpacket in _CHOSEN_LATER for each in operators)
-    return Ran(tuple(outputs), tuple(shares), tuple(operators), True, chosen)
+    chosen = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
+    return Ran(tuple(outputs), tuple(shares), tuple(operators.seen), True, chosen, operators.flops)
 
 
 def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:

@@ -56,6 +56,9 @@ class InductorExecutor(FusionExecutor):
     def finish(self) -> Mapping[Callable, Declined]:
         return _inductor().waits.finish() if _inductor.cache_info().currsize else {}
 
+    def later(self) -> FusionExecutor | None:
+        return _Elsewhere()
+
     def pays(self, calls: list[BoundSymbol]) -> bool:
         """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
         kernels = 0
@@ -111,6 +114,30 @@ class WholeProgram(InductorExecutor):
 
     whole = True
 
+    def later(self) -> FusionExecutor | None:
+        return None
+
+
+class _Elsewhere(WholeProgram):
+    """Programs as one artifact each, which other processes compile."""
+
+    def __init__(self) -> None:
+        super().__init__(whole.name)
+        self._decisions = whole._decisions
+        self._made: list[Any] = []
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        made = _inductor().compile_region_elsewhere(region)
+        self._made.append(made)
+        return made
+
+    def finish(self) -> Mapping[Callable, Declined]:
+        return {}  # nobody waits: `ready` is asked
+
+    def ready(self) -> Decision:
+        states = [made if isinstance(made, Declined) else made.state() for made in self._made]
+        return next((state for state in states if isinstance(state, Declined)), all(states))
+
 
 def _devices() -> list[str]:
     return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -136,5 +163,5 @@ def _inductor() -> ModuleType:
     return importlib.import_module("forge.executors.inductorex.lower")
 
 
-register_executor(WholeProgram("inductor-whole"))
+whole = register_executor(WholeProgram("inductor-whole"))
 inductorex = register_executor(InductorExecutor("inductor"), default=True, first=True)

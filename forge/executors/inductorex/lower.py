@@ -5,7 +5,8 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,17 @@ from torch._inductor import config as inductor_config
 from torch._inductor import lowering
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.output_code import CompiledFxGraph
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.inductorex import waits
-from forge.executors.layout import Layouts, paired, restrided
+from forge.executors.inductorex.elsewhere import Compilation
+from forge.executors.inductorex.stored import describe
+from forge.executors.layout import ATTENTION, Layout, Layouts, paired, restrided
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.pytree import leaves, tree_map
 
@@ -44,11 +49,10 @@ _TORCHS = frozenset(
         aten.convolution,
         aten.convolution_backward,
         aten.embedding_dense_backward,
-        aten.native_batch_norm,  # changes the running statistics, though its schema does not say so
-        aten.cudnn_batch_norm,
         aten.upsample_bicubic2d,
     }
 )
+_WRITES = frozenset({aten.native_batch_norm, aten.cudnn_batch_norm})  # the running statistics: no schema says so
 _WRONG = frozenset(
     {
         aten.avg_pool2d_backward,  # with ceil_mode
@@ -58,9 +62,7 @@ _WRONG = frozenset(
 )
 # strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time
 _SETTINGS = {
-    name: False
-    for name in ("size_asserts", "alignment_asserts", "graph_partition")
-    if hasattr(inductor_config, name)
+    name: False for name in ("size_asserts", "alignment_asserts", "graph_partition") if hasattr(inductor_config, name)
 }
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = threading.RLock()
@@ -75,7 +77,7 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
     if operators is None:
         return decline("torch does not run it on tensors without values")
     for operator in operators:
-        if not (_is_known(operator) if whole else _has_loops(operator)):
+        if not (_is_function(operator) if whole else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
     return True
 
@@ -115,17 +117,16 @@ def _has_loops(operator: Any) -> bool:
         return True
     if _changes(operator):  # a region's graph is a function of its inputs
         return False
-    if operator.overloadpacket in _TORCHS | _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
+    if operator.overloadpacket in _TORCHS | _WRITES | _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
     return operator in _decompositions() or (operator in lowering.lowerings and operator not in lowering.fallbacks)
 
 
-def _is_known(operator: Any) -> bool:
+def _is_function(operator: Any) -> bool:
     if _has_loops(operator):
         return True
-    if _changes(operator) or operator.overloadpacket in _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
-        return False
-    return operator in lowering.lowerings
+    draws = torch.Tag.nondeterministic_seeded in operator.tags and operator.overloadpacket not in ATTENTION
+    return not (draws or _changes(operator) or operator.overloadpacket in _WRONG | _WRITES)
 
 
 def _decompositions() -> dict:
@@ -141,15 +142,38 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
     """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails."""
     try:
         layouts = Layouts(region.inputs)
-        with _lock, _disable_current_modes(), torch.no_grad(), tracing(TracingContext(layouts.fake)):
+        with _alone():
             graph, given = _graph_of(region, layouts)
             with waits.gathered() as started:
-                started.function = _with_strides(_compile(graph, given, whole), graph, region)
+                artifact = compile_graph(graph, given, layouts.fake, whole=whole)
+                started.function = _with_strides(artifact.current_callable, graph, region)
             return started.function
     except Exception as error:
         waits.notice(error)
         _log.debug("%s", region, exc_info=True)
         return decline(f"Inductor failed: {waits.described(error)}")
+
+
+def compile_region_elsewhere(region: Trace) -> Compilation | Declined:
+    """`compile_region` of a whole program by another process. What it returns can be called once it is complete."""
+    try:
+        layouts = Layouts(region.inputs)
+        with _alone():
+            graph, _ = _graph_of(region, layouts)
+        inputs = [layouts.values[proxy.name] for proxy in region.inputs]
+        if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
+            return decline("its lengths are not known")
+        return Compilation(describe(graph, inputs), partial(_with_strides, graph=graph, region=region))
+    except Exception as error:
+        _log.debug("%s", region, exc_info=True)
+        return decline(f"not compiled as a whole: {waits.described(error)}")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inductor compiles for one thread at a time, and under no mode of the caller's."""
+    with _lock, _disable_current_modes(), torch.no_grad():
+        yield
 
 
 def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, list[Any]]:
@@ -198,11 +222,16 @@ def _value(known: dict[str, Any], leaf: Any) -> Any:
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf
 
 
-def _compile(graph: torch.fx.GraphModule, given: list[Any], whole: bool) -> Callable:
+def compile_graph(
+    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, *, whole: bool
+) -> CompiledFxGraph:
+    """Inductor's artifact of a graph that returns a list; `given` are stand-ins of the mode `fake` for its inputs.
+    whole: C++ calls all of its kernels."""
     (output,) = graph.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
     with (
+        tracing(TracingContext(fake)),
         functorch_config.patch(bundled_autograd_cache=False),
         inductor_config.patch(_SETTINGS),
     ):
-        return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole).current_callable
+        return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole)

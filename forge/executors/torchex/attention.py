@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
-from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.proxies import Dim, hint_of
 from forge.prims.core import like
 
@@ -205,6 +205,26 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
         fewer = [leaves[0], *[x[:, :: hint_of(times)] for x in leaves[1:3]], leaves[3]]
         choice = _choice(call, leaves)
         return choice == _choice(grouped, fewer) and (query.device.type, choice) in _KERNELS
+
+
+def attends(bound: BoundSymbol) -> bool:
+    """Whether torch chooses a kernel of attention for a call."""
+    return bound.symbol in (attention, torchlang.scaled_dot_product_attention)
+
+
+def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
+    """`function`, for which torch's choice of a kernel was made, where the settings of torch.nn.attention.sdpa_kernel
+    are what they are now."""
+    flash, efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
+    math, cudnn = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
+    kept = (flash(), efficient(), math(), cudnn())
+
+    def call(*inputs: Any) -> Any:
+        if (flash(), efficient(), math(), cudnn()) == kept:
+            return function(*inputs)
+        return otherwise(*inputs)
+
+    return call
 
 
 def _like(proxy: TensorProxy) -> torch.Tensor:

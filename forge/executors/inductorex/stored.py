@@ -1,0 +1,126 @@
+"""Inductor's graphs and artifacts as bytes, for another process on the same machine.
+
+An artifact's bytes name files in Inductor's cache folder; loading writes those that are missing, and builds them again
+where they are gone. They are a pickle, as trusted as code.
+
+Source: torch._inductor.codecache.FxGraphCache, which keeps artifacts this way.
+"""
+
+import copy
+import operator
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._inductor.codecache import TritonBundler
+from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
+from torch._inductor.utils import BoxedBool
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from forge.executors.layout import Layout
+from forge.ir.pytree import tree_map
+
+
+def dump(artifact: CompiledFxGraph) -> bytes:
+    """What `load` makes the artifact's function of."""
+    kept = copy.copy(artifact)
+    kept.prepare_for_serialization()
+    return pickle.dumps(kept)
+
+
+def load(data: bytes) -> Callable:
+    """The function of a dumped artifact: of one list, which it empties. Raises what unpickling and building raise."""
+    artifact = pickle.loads(data)
+    if artifact._triton_bundle:
+        TritonBundler.read_and_emit(artifact._triton_bundle)
+    constants = CompiledFxGraphConstants()
+    artifact.after_deserialization(constants)
+    artifact.post_compile((), constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
+    return artifact.current_callable
+
+
+# graphs
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A node by its place in the graph."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """An aten operator by its name."""
+
+    name: str
+
+    def find(self) -> Any:
+        found: Any = torch.ops
+        for part in self.name.split("."):
+            found = getattr(found, part)
+        return found
+
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(frozen=True)
+class Described:
+    """A graph of aten operators as plain values: the layouts of its inputs, (target, args, kwargs) of each call, and
+    what it returns."""
+
+    inputs: list[Layout]
+    calls: list[tuple]
+    output: Any
+
+
+def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
+    """The graph as plain values. Raises NotImplementedError for a tensor that it holds, or another object."""
+    places: dict[Node, _Reference] = {}
+    calls: list[tuple] = []
+
+    def value(leaf: Any) -> Any:
+        if isinstance(leaf, Node):
+            return places[leaf]
+        if isinstance(leaf, torch._ops.OpOverload):
+            return _Operator(str(leaf))
+        if leaf is operator.getitem or isinstance(leaf, _PLAIN):
+            return leaf
+        raise NotImplementedError(f"a graph that reads {leaf!r} stays in its process")
+
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            calls.append(tree_map(value, (node.target, tuple(node.args), dict(node.kwargs))))
+        elif node.op == "output":
+            return Described(inputs, calls, tree_map(value, node.args[0]))
+        elif node.op != "placeholder":
+            raise NotImplementedError(f"a graph that holds {node.target} stays in its process")
+        places[node] = _Reference(len(places))
+    raise AssertionError("a graph without an output")
+
+
+def rebuild(described: Described) -> tuple[GraphModule, list[torch.Tensor], FakeTensorMode]:
+    """The graph, and stand-ins for its inputs with their mode."""
+    graph = Graph()
+    nodes = [graph.placeholder(f"input_{place}") for place in range(len(described.inputs))]
+
+    def value(leaf: Any) -> Any:
+        if isinstance(leaf, _Reference):
+            return nodes[leaf.place]
+        return leaf.find() if isinstance(leaf, _Operator) else leaf
+
+    for call in described.calls:
+        nodes.append(graph.call_function(*tree_map(value, call)))
+    graph.output(tree_map(value, described.output))
+    module = GraphModule(torch.nn.Module(), graph)
+    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with fake:
+        given = [torch.empty_strided(*each[:2], dtype=each.dtype, device=each.device) for each in described.inputs]
+    FakeTensorProp(module, fake).propagate_dont_convert_inputs(*given)
+    return module, given, fake

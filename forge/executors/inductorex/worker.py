@@ -1,0 +1,45 @@
+"""The process that compiles a graph for another one: `python -m forge.executors.inductorex.worker FOLDER`.
+
+It reads FOLDER/job, pickled (Described, Settings), and writes FOLDER/artifact or, where it fails, FOLDER/error: the
+first line of why. Each file appears whole. It steps aside for other processes.
+"""
+
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from forge.executors.inductorex.lower import compile_graph
+from forge.executors.inductorex.stored import dump, rebuild
+
+NICE = 10
+
+
+def main(folder: Path) -> int:
+    """Does the job in a folder; the exit status."""
+    os.nice(NICE)
+    try:
+        graph, settings = pickle.loads((folder / "job").read_bytes())
+        settings.apply()
+        with torch.no_grad():
+            artifact = compile_graph(*rebuild(graph), whole=True)
+        write(folder / "artifact", dump(artifact))
+    except Exception as error:
+        traceback.print_exc()
+        write(folder / "error", f"{type(error).__name__}: {error}".strip().splitlines()[0].encode())
+        return 1
+    return 0
+
+
+def write(path: Path, data: bytes) -> None:
+    """A file that is there whole, or not at all."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_bytes(data)
+    unfinished.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,115 @@
+"""Programs that are compiled a second time, as larger regions, because they are called often and are small: their calls
+cost more than what they compute."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.executors.executor import Decision, Declined
+from forge.ir import Tag, TensorProxy, Trace
+from forge.ir.printing import DEL
+from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.pytree import proxies
+
+CALLS = 16  # of a program, before it counts as called often
+_SHARE = 4  # a program is small if its work takes less than this many times what its calls cost
+_FEWEST = 4  # calls of which a larger region makes fewer
+
+_log = logging.getLogger("forge")
+
+
+class _Rates(NamedTuple):
+    """What a device does a second, roughly, and the seconds that one call of torch costs."""
+
+    flops: float
+    bytes: float
+    call: float
+
+
+_RATES = {"cpu": _Rates(5e10, 2e10, 4e-6), "cuda": _Rates(2e14, 2e12, 1e-5)}
+
+
+def is_small(trace: Trace, flops: int) -> bool:
+    """Whether the calls of a claimed trace, which computes `flops`, cost more than a share of what they compute.
+
+    By its metadata, so that the same program is always treated alike; one of symbolic lengths is not small.
+    """
+    calls = [bound for bound in trace.bound_symbols if bound.symbol is not DEL]
+    edges = {
+        proxy.name: proxy
+        for bound in calls
+        if Tag.VIEW not in bound.all_tags
+        for proxy in proxies((bound.args, bound.kwargs, bound.output))
+        if isinstance(proxy, TensorProxy)
+    }
+    rates = {_RATES.get(proxy.device.type) for proxy in edges.values()}
+    if len(calls) < _FEWEST or len(rates) != 1 or None in rates:
+        return False
+    if any(isinstance(length, SYMBOLIC_TYPES) for proxy in edges.values() for length in proxy.shape):
+        return False
+    (rate,) = rates
+    threads = torch.get_num_threads() if rate is _RATES["cpu"] else 1
+    moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values())
+    work = flops / (rate.flops * threads) + moved / rate.bytes
+    return work < _SHARE * len(calls) * rate.call
+
+
+def is_wanted() -> bool:
+    """Whether programs may be replaced while they are in use: which of two versions computes a result, and so how it
+    is rounded, depends on time. Off under torch.use_deterministic_algorithms, and by FORGE_BACKGROUND=0."""
+    return os.environ.get("FORGE_BACKGROUND", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
+
+
+class Replacement(NamedTuple):
+    """A function that takes another one's place once `ready` says True; never, where it declines. `install` is called
+    then."""
+
+    function: Callable
+    ready: Callable[[], Decision]
+    install: Callable[[], None]
+
+
+class Growing:
+    """A program that `call` runs: by `function` until it was called often and what `make(function)` then gives is
+    ready."""
+
+    def __init__(self, function: Callable, make: Callable[[Callable], Replacement]) -> None:
+        self._function = function
+        self._make: Callable[[Callable], Replacement] | None = make
+        self._replacement: Replacement | None = None
+        self._left = CALLS
+        self._lock = threading.Lock()
+
+    def call(self, *inputs: Any) -> Any:
+        """The program."""
+        if self._left:
+            self._left -= 1
+            if not self._left and not self.advance():
+                self._left = CALLS
+        return self._function(*inputs)
+
+    def advance(self) -> bool:
+        """Goes one step on, without waiting; whether there is nothing left to do."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._make is None:
+                return True
+            if self._replacement is None:
+                self._replacement = self._make(self._function)
+            ready = self._replacement.ready()
+            if ready:
+                self._function = self._replacement.function
+                self._replacement.install()
+            elif not isinstance(ready, Declined):
+                return False
+        except Exception:
+            _log.debug("a program keeps its smaller regions", exc_info=True)
+        finally:
+            self._lock.release()
+        self._make = self._replacement = None
+        return True

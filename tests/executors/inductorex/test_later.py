@@ -1,0 +1,271 @@
+"""Small programs that are called often get larger regions, which another process compiles."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import forge
+from forge.executors import later
+from forge.executors.executor import Declined
+from forge.executors.inductorex import elsewhere, stored
+from forge.executors.layout import Layout
+from forge.jit import record_of
+
+EXECUTORS = ["inductor", "torch"]
+TIMEOUT = 300.0
+
+
+class Chain(nn.Module):
+    """Products of 8 by 8 and curves between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return x
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.projection(x).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).tanh() * 2
+
+
+def runners(jitted: Callable) -> set[str]:
+    return {row.executor for row in forge.explain(jitted).rows}
+
+
+def finish(jitted: Callable) -> None:
+    assert forge.finish_compiling(jitted, timeout=TIMEOUT)
+
+
+def gradients(module: nn.Module, result: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(result.square().sum(), list(module.parameters())))
+
+
+def test_a_small_program_runs_as_one_region_in_the_end() -> None:
+    module, x = Chain(), torch.randn(4, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    with torch.no_grad():
+        first = jitted(x)
+        assert runners(jitted) == {"inductor", "torch"}
+        finish(jitted)
+        assert runners(jitted) == {"inductor-whole"}
+        torch.testing.assert_close(jitted(x), module(x))
+        torch.testing.assert_close(jitted(x), first)
+        assert len(forge.last_traces(jitted)[-1].bound_symbols) < 4
+
+
+def test_training_goes_on_with_larger_regions() -> None:
+    module, x = Chain(), torch.randn(4, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    expected = gradients(module, module(x))
+    before = jitted(x)  # its backward runs after the forward was replaced
+    finish(jitted)
+    after = jitted(x)
+    for result in (before, after):
+        torch.testing.assert_close(gradients(module, result), expected)
+    assert runners(jitted) == {"inductor-whole"}
+
+
+def test_other_backwards_follow_larger_regions() -> None:
+    def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(x @ x.mT) @ x
+        return (y.exp() + y).sum(), y.sigmoid() @ x.mT
+
+    jitted = forge.jit(two, executors=EXECUTORS)
+    x = (torch.randn(4, 4) / 4).requires_grad_()
+    jitted(x)
+    finish(jitted)
+    (expected,) = torch.autograd.grad(two(x)[1].sum(), x)
+    (result,) = torch.autograd.grad(jitted(x)[1].sum(), x)  # another output than the loss
+    torch.testing.assert_close(result, expected)
+    (expected,) = torch.autograd.grad(two(x)[0], x, create_graph=True)
+    (result,) = torch.autograd.grad(jitted(x)[0], x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), x), torch.autograd.grad(expected.sum(), x))
+
+
+def test_a_programs_writes_and_views_stay() -> None:
+    def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x @ x.mT) @ x
+        total += y.exp().mean(0)
+        return (y * 2).mT
+
+    jitted, x = forge.jit(step, executors=EXECUTORS), torch.randn(4, 4)
+    expected_total, total = torch.zeros(4), torch.zeros(4)
+    for called in range(3):
+        expected, result = step(x, expected_total), jitted(x, total)
+        torch.testing.assert_close(result, expected)
+        assert result.stride() == expected.stride()
+        torch.testing.assert_close(total, expected_total)
+        if called == 0:
+            finish(jitted)
+    assert "inductor-whole" in runners(jitted)
+
+
+def test_a_call_often_enough_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later, "CALLS", 3)
+    module, x = Chain(), torch.randn(4, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    until = time.monotonic() + TIMEOUT
+    with torch.no_grad():
+        while runners_or_none(jitted) != {"inductor-whole"} and time.monotonic() < until:
+            torch.testing.assert_close(jitted(x), module(x))
+            time.sleep(0.01)
+    assert runners(jitted) == {"inductor-whole"}
+
+
+def runners_or_none(jitted: Callable) -> set[str]:
+    return runners(jitted) if forge.explain(jitted).graphs else set()
+
+
+def test_attention_is_the_kernel_that_the_caller_allows() -> None:
+    module, x = Attending(), torch.randn(1, 2, 6, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    jitted(x)
+    finish(jitted)
+    assert runners(jitted) == {"inductor-whole"}
+    calls = regions_called(jitted)
+    torch.testing.assert_close(jitted(x), module(x))
+    assert calls() == 1
+    with sdpa_kernel(SDPBackend.MATH):
+        result, expected = jitted(x), module(x)
+        torch.testing.assert_close(gradients(module, result), gradients(module, expected))
+    assert calls() == 1
+
+
+def regions_called(jitted: Callable) -> Callable[[], int]:
+    """Counts the calls of the last trace's first region."""
+    count = 0
+    (call,) = [
+        bound.symbol.op for bound in forge.last_traces(jitted)[-1].bound_symbols if "fusion" in bound.symbol.name
+    ]
+    compilation = call if isinstance(call, elsewhere.Compilation) else call.args[0]
+    run = compilation._function
+
+    def counted(boxed: list) -> list:
+        nonlocal count
+        count += 1
+        return run(boxed)
+
+    compilation._function = counted
+    return lambda: count
+
+
+@pytest.mark.parametrize("setting", ["environment", "deterministic", "dynamic"])
+def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if setting == "environment":
+        monkeypatch.setenv("FORGE_BACKGROUND", "0")
+    monkeypatch.setattr(later, "CALLS", 1)
+    module, x = Chain(), torch.randn(4, 8)
+    jitted = forge.jit(module, executors=EXECUTORS, dynamic=setting == "dynamic" or None)
+    torch.use_deterministic_algorithms(setting == "deterministic")
+    try:
+        with torch.no_grad():
+            for _ in range(3):
+                jitted(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (compiled,) = record_of(jitted).compiled
+    assert compiled.growing() is None and forge.finish_compiling(jitted)
+
+
+def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    module, x = Chain(), torch.randn(4, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    with torch.no_grad():
+        jitted(x)
+        finish(jitted)
+        torch.testing.assert_close(jitted(x), module(x))
+    assert runners(jitted) == {"inductor", "torch"}
+
+
+@pytest.mark.parametrize("data", [b"", b"no artifact"])
+def test_an_artifact_that_cannot_be_loaded_declines(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere._Job, "result", lambda job: data)
+    monkeypatch.setattr(elsewhere._Job, "start", lambda job: None)
+    compilation = elsewhere.Compilation(stored.Described([], [], []), lambda function: function)
+    assert isinstance(compilation.state(), Declined) and "cannot be loaded" in compilation.state().reason
+
+
+def test_a_forked_child_keeps_its_regions() -> None:
+    module, x = Chain(), torch.randn(4, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    with torch.no_grad():
+        expected = jitted(x)
+        (compiled,) = record_of(jitted).compiled
+        compiled.growing().advance()  # the other process has just started
+        child = os.fork()
+        if child == 0:
+            done = forge.finish_compiling(jitted, timeout=TIMEOUT) and torch.equal(jitted(x), expected)
+            os._exit(0 if done and runners(jitted) == {"inductor", "torch"} else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        finish(jitted)
+    assert runners(jitted) == {"inductor-whole"}
+
+
+def test_a_program_that_is_gone_stops_its_process() -> None:
+    job = elsewhere._Job(b"")
+    elsewhere._queue.put(job)
+    process = job._process
+    job.stop()
+    assert process.poll() is not None and isinstance(job.result(), Declined)
+
+
+def test_a_module_of_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    module, x = Chain(), torch.randn(4, 8)
+    jitted = forge.jit(module, executors=EXECUTORS)
+    with torch.no_grad():
+        jitted(x)
+        finish(jitted)
+    assert runners(jitted) == {"inductor-whole"} and not (tmp_path / "ran").exists()
+
+
+def test_a_graph_that_holds_a_tensor_stays_in_its_process() -> None:
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.held
+
+    layout = Layout((2,), (1,), torch.float32, torch.device("cpu"))
+    with pytest.raises(NotImplementedError, match="held"):
+        stored.describe(torch.fx.symbolic_trace(Holding()), [layout])
+
+
+def small(width: int, layers: int) -> bool:
+    """Whether a chain of products is small."""
+
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(layers):
+            x = x @ w
+        return x
+
+    trace = forge.trace(chain, *[torch.empty(width, width) for _ in range(2)])
+    return later.is_small(trace, 2 * width**3 * layers)
+
+
+def test_small_is_what_costs_more_to_call_than_to_compute() -> None:
+    assert small(16, 8)
+    assert not small(16, 2)  # nothing is to be gained
+    assert not small(1024, 8)
