@@ -13,7 +13,7 @@ import torch
 
 from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, decline
-from forge.executors.layout import Layout, Layouts, contiguous, restrided
+from forge.executors.layout import Layout, Layouts, contiguous, reinterpreted, restrided
 from forge.executors.regions import Node, Region, find_regions
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
 from forge.ir.bounded import Bounded
@@ -36,6 +36,9 @@ class _Compiling(threading.local):
 
 _compiling = _Compiling()
 
+REINTERPRETED = Symbol(
+    "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted
+)
 RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=torch.Tensor.contiguous)
 
@@ -125,8 +128,22 @@ class _Writer:
         """The views that stand for these names are made, where they are not yet."""
         for name in wanted:
             node = self.makers.get(name)
-            if node is not None and node.view and name not in self.there:
+            if node is not None and node.view and name not in self.there and not self._reinterpreted(name, node):
                 self.single(node)
+
+    def _reinterpreted(self, name: str, node: Node) -> bool:
+        """One call for a chain of views of memory whose strides are known, where nobody but this program sees it."""
+        base, offset = self.layouts.shown.get(name, (None, 0))
+        if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
+            return False
+        memory, layout = self.layouts.values[base], self.layouts.values[name]
+        if not isinstance(layout, Layout) or memory.dtype != layout.dtype:
+            return False
+        self.unfused[node.makes[0]] = "a view is read outside of its regions"
+        args = (self._proxy(base), layout.shape, layout.strides, offset)
+        self.calls.append(BoundSymbol(REINTERPRETED, args, {}, self.proxies[name], source=node.bound.source))
+        self.there.add(name)
+        return True
 
     def region(self, region: Region) -> None:
         """One call for all of it, or its calls where the executor declines."""

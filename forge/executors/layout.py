@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy
 from forge.ir.bounded import Bounded
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
-from forge.ir.pytree import leaves, tree_map
+from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.structure import key_of
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
@@ -48,13 +48,14 @@ class Layout(NamedTuple):
 
 class Ran(NamedTuple):
     """What one call gives: for each leaf of its output a Layout, or the value itself where it is no tensor; which
-    argument's memory each tensor shares, by place among the call's tensors, None for memory of its own; the aten
-    operators that ran; `known`: whether it ran (else it is taken to give contiguous tensors); `chosen`: whether which
+    argument's memory each tensor shares, by place among the call's tensors, None for memory of its own, and how many
+    elements further on in it the tensor begins; the aten operators that ran; `known`: whether it ran (else it is taken to give contiguous tensors); `chosen`: whether which
     kernel runs, and so which strides it gives, may change with the program's run; `flops`: what its matrix products,
     convolutions and attention multiply and add."""
 
     outputs: tuple[Any, ...]
     shares: tuple[int | None, ...]
+    offsets: tuple[Dim, ...]
     operators: tuple[Any, ...]
     known: bool
     chosen: bool = False
@@ -114,7 +115,8 @@ class Layouts:
 
     `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
     compiled (which kernel attends). `fake` is the mode in which their stand-ins live. `flops` counts those of all
-    calls, where no length is symbolic.
+    calls, where no length is symbolic. `shown` tells, of each value that is another one's memory, of which one's it is, and
+    how many elements further on it begins.
     """
 
     def __init__(self, inputs: Iterable[Proxy] = ()) -> None:
@@ -123,6 +125,7 @@ class Layouts:
         self.fixed: set[str] = set()
         self.fake = _static
         self.flops = 0
+        self.shown: dict[str, tuple[str, Dim]] = {}
         self._memo: dict[Any, Ran] = _known
         for proxy in inputs:
             self.add(proxy)
@@ -178,9 +181,13 @@ class Layouts:
             if key is not None:
                 self._memo[key] = ran
         self.flops += ran.flops
-        for leaf, value in zip(leaves(call.output), ran.outputs, strict=True):
+        given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
+        for leaf, value, share, offset in zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, strict=True):
             if isinstance(leaf, Proxy):
                 self.values[leaf.name] = value
+                if share is not None:
+                    base, further = self.shown.get(given[share], (given[share], 0))
+                    self.shown[leaf.name] = (base, further + offset)
                 if ran.chosen or not ran.known:
                     self.uncertain.add(leaf.name)
         return ran
@@ -231,27 +238,29 @@ class Layouts:
         outputs = [
             Layout.promised(leaf) if isinstance(leaf, TensorProxy) else None for leaf in leaves(call.output)
         ]
-        return Ran(tuple(outputs), (None,) * len(outputs), (), False)
+        return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False)
 
 
 def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> Ran:
-    memory = {
-        value.untyped_storage()._cdata: place
-        for place, value in enumerate(value for value in given.values() if isinstance(value, torch.Tensor))
-    }
+    bases = [value for value in given.values() if isinstance(value, torch.Tensor)]
+    memory = {value.untyped_storage()._cdata: place for place, value in enumerate(bases)}
     outputs: list[Any] = []
     shares: list[int | None] = []
+    offsets: list[Dim] = []
     for leaf, value in paired(call.output, result):
         if isinstance(value, torch.Tensor):
+            place = memory.get(value.untyped_storage()._cdata)
             outputs.append(Layout.of(value))
-            shares.append(memory.get(value.untyped_storage()._cdata))
+            shares.append(place)
+            offsets.append(0 if place is None else value.storage_offset() - bases[place].storage_offset())
             if isinstance(leaf, TensorProxy) and (value.dtype != leaf.dtype or value.ndim != leaf.ndim):
                 raise TypeError(f"{call.symbol.id} gives {value.dtype}, {value.ndim} dims for {leaf}")
         else:
             outputs.append(value)
             shares.append(None)
+            offsets.append(0)
     chosen = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
-    return Ran(tuple(outputs), tuple(shares), tuple(operators.seen), True, chosen, operators.flops)
+    return Ran(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
 
 
 def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
@@ -269,6 +278,10 @@ def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         strides.append(step)
         step = step * (max(length, 1) if isinstance(length, int) else length)
     return tuple(reversed(strides))
+
+
+# the elements of x's memory from `offset` on, with this shape and these strides; torch.as_strided without autograd
+reinterpreted = torch._C._dynamo.guards._reinterpret_tensor
 
 
 def restrided(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

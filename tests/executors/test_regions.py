@@ -102,6 +102,45 @@ def test_a_view_that_leaves_the_program_shares_memory() -> None:
     assert view.untyped_storage()._cdata == y.untyped_storage()._cdata
 
 
+def names_of(direct: Direct) -> list[str]:
+    """The calls that run."""
+    (compiled,) = direct.compiled.values()
+    return [bound.symbol.name for bound in compiled.traces[-1].bound_symbols]
+
+
+def product_of_views(x: torch.Tensor) -> Any:
+    parts = torch.exp(x).reshape(2, 3, 2).transpose(0, 1).chunk(3, 0)
+    return parts[1][0] @ parts[2][0].t()
+
+
+def test_a_chain_of_views_before_a_product_is_one_call() -> None:
+    fuser = Taking("exp", "view", "reshape", "transpose", "t", "split", "chunk", "select", "getitem", "slice")
+    fuser.strided = True
+    calls = names_of(run(product_of_views, [fuser], X.contiguous()))
+    assert calls.count("reinterpreted") == 2
+    assert not {"transpose", "reshape", "chunk", "split"} & set(calls)
+
+
+def test_views_of_memory_whose_strides_are_a_promise_stay_calls() -> None:
+    fuser = Taking("exp", "view", "reshape", "transpose", "t", "split", "chunk", "select", "getitem", "slice")
+    assert "reinterpreted" not in names_of(run(product_of_views, [fuser], X.contiguous()))
+
+
+def test_a_view_that_leaves_the_program_is_torchs() -> None:
+    fuser = Taking("exp", "t")
+    fuser.strided = True
+
+    def function(x: torch.Tensor) -> Any:
+        y = torch.exp(x)
+        return y, y.t() @ y, y.t()
+
+    direct = run(function, [fuser], X)
+    value, _, view = direct(X)
+    value.add_(1)
+    assert torch.equal(view, value.t())
+    assert "t" in names_of(direct)
+
+
 def test_regions_of_two_executors_do_not_wait_for_each_other() -> None:
     ones, others = Taking("mul", name="ones"), Taking("add", name="others")
     run(lambda x: ((x * 2 + 1) * 3 + 1) * (x + 5), [ones, others], X)

@@ -15,7 +15,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor import lowering
-from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.output_code import CompiledFxGraph
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -232,6 +232,6 @@ def compile_graph(
     with (
         tracing(TracingContext(fake)),
         functorch_config.patch(bundled_autograd_cache=False),
-        inductor_config.patch(_SETTINGS),
+        inductor_config.patch({**_SETTINGS, **(get_cpp_wrapper_config() if whole else {})}),
     ):
         return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forge import torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
+from forge.ir.bounded import Bounded
 from forge.ir.proxies import Dim, hint_of
 from forge.prims.core import like
 
@@ -168,6 +169,47 @@ _KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
 }
 
 
+_decisions = Bounded(4096)
+
+
+def _decided(
+    inputs: tuple[torch.Tensor | None, ...], options: tuple
+) -> tuple[Attention, tuple[Callable, Callable] | None]:
+    """The call with these options, and the functions of its kernel: torch is asked once for tensors that are alike,
+    under the same settings."""
+    query, key, value, mask = inputs
+    if isinstance(query, FakeTensor):
+        call = Attention(*options)
+        return call, _choose(call, _leaves(inputs, call.wanted))
+    about = (
+        *(query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride()),
+        None if mask is None else (mask.shape, mask.stride(), mask.dtype),
+        *(query.dtype, query.device, options, torch.are_deterministic_algorithms_enabled(), _settings()),
+    )
+    found = _decisions.get(about)
+    if found is None:
+        call = Attention(*options)
+        found = _decisions[about] = (call, _choose(call, _leaves(inputs, call.wanted)))
+    return found
+
+
+def _leaves(inputs: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> list[torch.Tensor | None]:
+    """The tensors as leaves of a graph of their own, where a gradient is wanted."""
+    return [
+        x if x is None or not needed else x.detach().requires_grad_() for x, needed in zip(inputs, wanted, strict=True)
+    ]
+
+
+def _settings() -> tuple:
+    """What torch.nn.attention.sdpa_kernel sets."""
+    return (_flash_is_on(), _efficient_is_on(), _math_is_on(), _cudnn_is_on(), *_priorities())
+
+
+_flash_is_on, _efficient_is_on = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
+_math_is_on, _cudnn_is_on = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
+_priorities = torch._C._get_sdp_priority_order
+
+
 def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callable, Callable] | None:
     """The pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
     query, mask = leaves[0], leaves[3]
@@ -215,14 +257,10 @@ def attends(bound: BoundSymbol) -> bool:
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
     """`function`, for which torch's choice of a kernel was made, where the settings of torch.nn.attention.sdpa_kernel
     are what they are now."""
-    flash, efficient = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
-    math, cudnn = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
-    kept = (flash(), efficient(), math(), cudnn())
+    kept = _settings()
 
     def call(*inputs: Any) -> Any:
-        if (flash(), efficient(), math(), cudnn()) == kept:
-            return function(*inputs)
-        return otherwise(*inputs)
+        return function(*inputs) if _settings() == kept else otherwise(*inputs)
 
     return call
 
@@ -261,14 +299,10 @@ def _attention(
     wanted: tuple[bool, ...],
 ) -> tuple:
     """(out, three tensors or None, and what else the backward needs)."""
-    call = Attention(dropout_p, is_causal, scale, enable_gqa, wanted)
     inputs = (query, key, value, attn_mask)
-    leaves = [
-        x if x is None or not needed else x.detach().requires_grad_() for x, needed in zip(inputs, wanted, strict=True)
-    ]
-    kernel = _choose(call, leaves)
+    call, kernel = _decided(inputs, (dropout_p, is_causal, scale, enable_gqa, wanted))
     if kernel is None:
-        out, saved, graph = _compose(call, leaves)
+        out, saved, graph = _compose(call, _leaves(inputs, wanted))
         return out, *saved, graph
     out, saved, rest = kernel[0](call, query, key, value, _added(attn_mask, query, key))
     return out, *saved, (call, kernel[1], rest)
