@@ -47,11 +47,14 @@ class Layout(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What one call gives: for each leaf of its output a Layout, or the value itself where it is no tensor; which
-    argument's memory each tensor shares, by place among the call's tensors, None for memory of its own, and how many
-    elements further on in it the tensor begins; the aten operators that ran; `known`: whether it ran (else it is taken to give contiguous tensors); `chosen`: whether which
-    kernel runs, and so which strides it gives, may change with the program's run; `flops`: what its matrix products,
-    convolutions and attention multiply and add."""
+    """What one call gives.
+
+    outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
+    memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
+    further on in it the tensor begins. operators: the aten operators that ran. known: whether it ran (else it is taken
+    to give contiguous tensors). chosen: whether which kernel runs, and so which strides it gives, may change with the
+    program's run. flops: what its matrix products, convolutions and attention multiply and add.
+    """
 
     outputs: tuple[Any, ...]
     shares: tuple[int | None, ...]
@@ -115,8 +118,8 @@ class Layouts:
 
     `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
     compiled (which kernel attends). `fake` is the mode in which their stand-ins live. `flops` counts those of all
-    calls, where no length is symbolic. `shown` tells, of each value that is another one's memory, of which one's it is, and
-    how many elements further on it begins.
+    calls, where no length is symbolic. `shown` tells, of each value that is another one's memory, of which one's it
+    is, and how many elements further on it begins.
     """
 
     def __init__(self, inputs: Iterable[Proxy] = ()) -> None:
