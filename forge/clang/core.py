@@ -7,7 +7,7 @@ import torch
 
 from forge import prims
 from forge.clang.promotion import Promotion, compute_dtype
-from forge.ir import Dim, LanguageContext, Symbol, TensorProxy, check
+from forge.ir import INT_TYPES, Dim, LanguageContext, Symbol, TensorProxy, check
 from forge.prims.core import check_same_device, known, same
 
 language = LanguageContext("clang")
@@ -117,7 +117,7 @@ def canonical_dims(op: str, dims: int | Sequence[int] | None, ndim: int) -> tupl
     """Dims counted from the front; None (or an empty sequence) is all of them."""
     if dims is None or (isinstance(dims, (tuple, list)) and not dims):
         return tuple(range(ndim))
-    if isinstance(dims, (int, torch.SymInt)):
+    if isinstance(dims, INT_TYPES):
         dims = (dims,)
     found = prims.check_dims(op, dims, ndim)
     return found if ndim else ()

@@ -8,7 +8,7 @@ import torch
 
 from forge import prims
 from forge.clang.promotion import category
-from forge.ir import Dim, Number, TensorProxy, check
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
 from forge.prims.creation import nested_numbers
 
 
@@ -28,7 +28,7 @@ def dtype_of(*numbers: Number) -> torch.dtype:
             return torch.promote_types(torch.get_default_dtype(), torch.complex32)
         if isinstance(number, (float, torch.SymFloat)):
             dtype = torch.get_default_dtype()
-        elif isinstance(number, (int, torch.SymInt)) and not isinstance(number, bool) and category(dtype) == 0:
+        elif isinstance(number, INT_TYPES) and not isinstance(number, bool) and category(dtype) == 0:
             dtype = torch.int64
     return dtype
 
@@ -61,8 +61,7 @@ def arange(start: Number, end: Number, step: Number, dtype: torch.dtype | None, 
 
 def arange_length(start: Number, end: Number, step: Number) -> Dim:
     """How many elements an arange has; symbolic bounds stay symbolic."""
-    integers = (int, torch.SymInt)
-    if isinstance(start, integers) and isinstance(end, integers) and isinstance(step, integers):
+    if all(isinstance(number, INT_TYPES) for number in (start, end, step)):
         rounding = step - 1 if step > 0 else step + 1
         length = (end - start + rounding) // step
         return length if isinstance(length, int) or prims.known(length >= 0) else torch.sym_max(length, 0)

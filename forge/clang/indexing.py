@@ -10,7 +10,7 @@ from forge import prims
 from forge.clang.core import clangop, convert, expand_to
 from forge.clang.elementwise import where
 from forge.clang.shape import is_whole, position, reshape, select, slice_bounds, unsqueeze
-from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_dim, known, same
 from forge.prims.creation import nested_numbers
 from forge.prims.indexing import INDEX_DTYPES
@@ -54,8 +54,8 @@ def is_basic(key: Any) -> bool:
     return all(
         item is None
         or item is Ellipsis
-        or isinstance(item, (slice, torch.SymInt))
-        or (isinstance(item, int) and not isinstance(item, bool))
+        or isinstance(item, slice)
+        or (isinstance(item, INT_TYPES) and not isinstance(item, bool))
         for item in items
     )
 
@@ -121,7 +121,7 @@ def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
         NotImplementedError,
     )
     check(
-        item is None or item is Ellipsis or isinstance(item, (int, torch.SymInt, slice)),
+        item is None or item is Ellipsis or isinstance(item, (*INT_TYPES, slice)),
         lambda: (
             f"{op}: only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
             f"(got {type(item).__name__})"
@@ -134,7 +134,7 @@ def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
 def _list_index(op: str, x: TensorProxy, items: list) -> TensorProxy:
     numbers = list(nested_numbers(items))
     check(
-        all(isinstance(number, (int, torch.SymInt)) for number in numbers),
+        all(isinstance(number, INT_TYPES) for number in numbers),
         lambda: (
             f"{op}: a list of {type(numbers[0]).__name__} as an index is not supported, only of numbers; "
             "see forge/clang/indexing.py"

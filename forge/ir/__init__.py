@@ -2,12 +2,23 @@
 
 from forge.ir.checks import check
 from forge.ir.grad_rules import get_grad, needs_grad, put_grad, register_grad
-from forge.ir.proxies import NUMBER_TYPES, SYMBOLIC_TYPES, Dim, Number, NumberProxy, Proxy, TensorProxy, short_dtype
+from forge.ir.proxies import (
+    INT_TYPES,
+    NUMBER_TYPES,
+    SYMBOLIC_TYPES,
+    Dim,
+    Number,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    short_dtype,
+)
 from forge.ir.state import LanguageContext, speaking
 from forge.ir.symbol import BoundSymbol, Symbol, Tag
 from forge.ir.trace import Trace, current_trace, recording
 
 __all__ = [
+    "INT_TYPES",
     "NUMBER_TYPES",
     "SYMBOLIC_TYPES",
     "BoundSymbol",

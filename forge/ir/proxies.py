@@ -12,6 +12,7 @@ Dim = int | torch.SymInt
 Number = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
 NUMBER_TYPES = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+INT_TYPES = (int, torch.SymInt)
 
 _SHORT_DTYPE = {
     torch.float32: "f32",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._refs
 from torch import Tensor
 
 from forge import clang, prims
@@ -195,7 +196,7 @@ def _holds_tensor(data: Any) -> bool:
     return isinstance(data, TensorProxy) or hasattr(data, "__array__")
 
 
-@torchsymbol(torch.tensor, factory=True)
+@torchsymbol(torch.tensor, torch._refs.tensor, factory=True)
 def tensor(
     data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> TensorProxy:

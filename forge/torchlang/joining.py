@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, Symbol, TensorProxy, check
+from forge.ir import INT_TYPES, Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_dim, known, same
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.shape import atleast_1d, atleast_2d, atleast_3d, varargs
@@ -250,7 +250,7 @@ def repeat_interleave(
 ) -> TensorProxy:
     """Each element (or slice along `dim`) repeated; flattened without `dim`."""
     check(
-        isinstance(repeats, (int, torch.SymInt)),
+        isinstance(repeats, INT_TYPES),
         lambda: "repeat_interleave with a tensor of repeats depends on data; see forge/torchlang/joining.py",
         NotImplementedError,
     )

@@ -8,7 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad, short_dtype
+from forge.ir import (
+    INT_TYPES,
+    Dim,
+    Number,
+    TensorProxy,
+    check,
+    get_grad,
+    needs_grad,
+    put_grad,
+    register_grad,
+    short_dtype,
+)
 from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
 
@@ -284,7 +295,8 @@ def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> Tenso
         lambda: "tensordot: dims in a tensor are not known while tracing; give a list",
         NotImplementedError,
     )
-    if isinstance(dims, int):
+    if isinstance(dims, INT_TYPES):
+        dims = int(dims)  # which dims they are decides what the program is
         check(dims >= 0, lambda: f"tensordot expects dims >= 0, but got dims={dims}", RuntimeError)
         check(
             dims <= min(a.ndim, b.ndim),
@@ -292,7 +304,7 @@ def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> Tenso
             RuntimeError,
         )
         dims = (range(a.ndim - dims, a.ndim), range(dims))
-    of_a, of_b = [[each] if isinstance(each, int) else list(each) for each in dims]
+    of_a, of_b = [[each] if isinstance(each, INT_TYPES) else list(each) for each in dims]
     check(
         len(of_a) == len(of_b),
         lambda: f"tensordot: both dimension lists should have same length, but they are {of_a} and {of_b}",

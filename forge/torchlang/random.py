@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
-from forge.ir import Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import INT_TYPES, Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.ir.memory import Memory
 from forge.torchlang.core import torchsymbol, write
 
@@ -97,8 +97,8 @@ randn_like = _like("randn_like", _normal, "Normally distributed.")
 def _bounds(op: str, args: tuple, low: Dim | None, high: Dim | None) -> tuple[Dim, Dim, tuple]:
     """low (0 unless two are given), high, and what follows them."""
     given = [low, high]
-    numbers = [arg for arg in args if isinstance(arg, (int, torch.SymInt))]
-    rest = tuple(arg for arg in args if not isinstance(arg, (int, torch.SymInt)))
+    numbers = [arg for arg in args if isinstance(arg, INT_TYPES)]
+    rest = tuple(arg for arg in args if not isinstance(arg, INT_TYPES))
     if len(numbers) == 2:
         given = numbers
     elif len(numbers) == 1:

@@ -482,7 +482,7 @@ def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = 
     return prims.diagonal_backward(input, tuple(shape), offset, first, second)
 
 
-@torchsymbol(torch.diag, Tensor.diag, view=lambda args, kwargs: View.ALWAYS if args[0].ndim == 2 else View.NEVER)
+@torchsymbol(torch.diag, Tensor.diag)
 def diag(input: TensorProxy, diagonal: int = 0) -> TensorProxy:
     """A matrix's diagonal, or a matrix with a vector as its diagonal."""
     check(
@@ -490,7 +490,7 @@ def diag(input: TensorProxy, diagonal: int = 0) -> TensorProxy:
         lambda: f"diag(): Supports 1D or 2D tensors, but input is {input}",
         RuntimeError,
     )
-    return prims.diagonal(input, diagonal, 0, 1) if input.ndim == 2 else diag_embed(input, diagonal, 0, 1)
+    return prims.clone(prims.diagonal(input, diagonal, 0, 1)) if input.ndim == 2 else diag_embed(input, diagonal, 0, 1)
 
 
 # the same elements

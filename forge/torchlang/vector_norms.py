@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Number, TensorProxy, check, short_dtype
+from forge.ir import INT_TYPES, Number, TensorProxy, check, short_dtype
 from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
 
@@ -115,7 +115,7 @@ def linalg_norm(
             RuntimeError,
         )
         dim = tuple(range(A.ndim))
-    if ord is None or isinstance(dim, int) or len(dim) == 1:
+    if ord is None or isinstance(dim, INT_TYPES) or len(dim) == 1:
         return _vector_norm("linalg.norm", A, 2 if ord is None else ord, dim, keepdim, dtype)
     return _matrix_norm("linalg.norm", A, ord, dim, keepdim, dtype)
 

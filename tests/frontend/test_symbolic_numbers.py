@@ -20,6 +20,12 @@ PROGRAMS: dict[str, tuple[Callable, list[tuple]]] = {
     "two dims": (lambda x, a, b: x.transpose(a, b) * 2, [(0, 1), (1, 0)]),
     "lengths": (lambda x, rows: x.view(rows, -1) * 2, [(3,), (4,), (6,)]),
     "a length to expand to": (lambda x, rows: x.expand(rows, -1, -1) * 2, [(2,), (5,)]),
+    "how many dims are summed": (lambda x, dims: torch.tensordot(x, x * 2, dims), [(2,)]),
+    "lists of dims that are summed": (lambda x, a, b: torch.tensordot(x, x * 2, ([a], [b])), [(0, 0), (1, 1)]),
+    "a norm's dim": (lambda x, dim: torch.linalg.norm(x.unsqueeze(0), dim=dim), [(2,), (1,)]),
+    "a tensor of numbers": (lambda x, a, b: x * torch.tensor([a, b, 1, a + b]), [(2, 3), (5, 7)]),
+    "a tensor of a number, like another": (lambda x, a: x * x.new_tensor(a), [(2,), (5,)]),
+    "a diagonal": (lambda x, offset: torch.diag(x, offset), [(2,), (-2,)]),
 }
 
 
@@ -33,6 +39,16 @@ def test_results_and_gradients_are_eagers_for_every_number(name: str) -> None:
         torch.testing.assert_close(actual, expected)
         _assert_same_gradient(actual, expected, x)
     assert not record_of(jitted).eager
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_diagonal_that_torch_copies_is_no_view_of_the_matrix(requires_grad: bool) -> None:
+    jitted = forge.jit(torch.diag, dynamic=True, fullgraph=True)
+    x = torch.randn(4, 5, requires_grad=requires_grad)
+    for offset in (2, 3):
+        ours, eager = jitted(x, offset), torch.diag(x, offset)
+        assert ours.stride() == eager.stride()
+        assert ours.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
 LENGTHS = {
