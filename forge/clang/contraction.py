@@ -9,6 +9,7 @@ from forge import prims
 from forge.clang.linalg import matmul
 from forge.clang.shape import permute, reshape, slice_in_dim
 from forge.ir import Dim, TensorProxy, check
+from forge.ir.proxies import hint_of
 from forge.prims.core import known, same
 
 Labels = tuple[object, ...]
@@ -40,12 +41,12 @@ def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict) ->
     """The order of pairs: opt_einsum's where torch would use it and it matters, else from left to right."""
     count = len(inputs)
     backend = torch.backends.opt_einsum
-    if count > 2 and backend.is_available() and backend.enabled and all(isinstance(n, int) for n in lengths.values()):
+    if count > 2 and backend.is_available() and backend.enabled:
         optimizer = backend.get_opt_einsum()
         names = {label: optimizer.get_symbol(i) for i, label in enumerate(lengths)}
         terms = ["".join(names[label] for label in labels) for labels in inputs]
         equation = ",".join(terms) + "->" + "".join(names[label] for label in output if label in lengths)
-        shapes = [tuple(lengths[label] for label in labels) for labels in inputs]
+        shapes = [tuple(hint_of(lengths[label]) for label in labels) for labels in inputs]
         path = optimizer.contract_path(equation, *shapes, shapes=True, optimize=backend.strategy)[0]
         return list(path)
     return [(0, 1)] + [(0, count - 1 - i) for i in range(1, count - 1)] if count > 1 else []

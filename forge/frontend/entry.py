@@ -22,8 +22,8 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental import _config as shapes_config
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
-from forge.frontend import functions
 from forge.frontend.ambient import transforms_restored, unconverted
+from forge.frontend.capturing import captured
 from forge.ir.collection import paused_gc
 
 _KEPT = 256  # reasons of each kind
@@ -64,7 +64,7 @@ class _Configured:
 
     def __call__(self, *frame: Any) -> Any:
         settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
-        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, functions.captured():
+        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured():
             before = counters["graph_break"].copy()
             try:
                 return self._torchdynamo_orig_backend(*frame)

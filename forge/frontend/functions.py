@@ -8,21 +8,20 @@ forward changes of its inputs comes out beside its results, and is written to th
 import itertools
 import linecache
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
+from forge.frontend.capturing import Replaced
 from forge.frontend.program import Unsupported
 from forge.ir import Symbol, Tag, TensorProxy, current_trace, get_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.ir.versions import TORCH
 from forge.torchlang import autocast_mode
 
 _NAME = "torch.autograd.Function.apply"
@@ -275,29 +274,6 @@ def _is_differentiable(proxy: TensorProxy) -> bool:
     return proxy.dtype.is_floating_point or proxy.dtype.is_complex
 
 
-class _Replaced:
-    """A context manager: an attribute of torch is replaced while any thread is inside."""
-
-    def __init__(self, owner: type, name: str, replacement: Any) -> None:
-        self.owner = owner
-        self.name = name
-        self.original = vars(owner)[name]
-        self.replacement = replacement
-        self.inside = 0
-        self.lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.inside += 1
-            setattr(self.owner, self.name, self.replacement)
-
-    def __exit__(self, *raised: Any) -> None:
-        with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                setattr(self.owner, self.name, self.original)
-
-
 @classmethod
 def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(each, TensorProxy) for each in args):
@@ -305,40 +281,11 @@ def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwar
     return _recorded.original.__func__(function, *args, **kwargs)
 
 
-_recorded = _Replaced(torch.autograd.Function, "apply", _apply_or_record)
+_recorded = Replaced(torch.autograd.Function, "apply", _apply_or_record)
 
 
 @contextmanager
 def traced_directly() -> Iterator[None]:
     """Inside, torch code that runs on proxies is recorded as torchlang, Function.apply included."""
     with speaking(torchlang.language), torchlang.RecordFactories(), _recorded:
-        yield
-
-
-# what Dynamo does not see
-
-
-def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
-    self.materialize_grads = value
-    if not value:
-        torch._dynamo.graph_break("the gradients of a torch.autograd.Function that may be None")
-
-
-def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
-    _marks_dirty.original(self, *tensors)
-    torch._dynamo.graph_break("an input that a torch.autograd.Function changes in place")
-
-
-_materializes = _Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
-_marks_dirty = _Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
-
-
-@contextmanager
-def captured() -> Iterator[None]:
-    """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
-    before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs."""
-    with ExitStack() as stack:
-        stack.enter_context(_materializes)
-        if TORCH < (2, 13):
-            stack.enter_context(_marks_dirty)
         yield

@@ -85,6 +85,33 @@ def test_a_users_name_hides_no_function_that_is_computed_with(name: str) -> None
     torch.testing.assert_close(forge.jit(function, dynamic=True, fullgraph=True)(x, factor), function(x, factor))
 
 
+MEMBERS = {
+    "a shape": lambda x: x + (10 if 3 in x.shape else 1),
+    "not in a list": lambda x: x + (10 if 5 not in list(x.shape) else 1),
+    "a dict's values": lambda x: x + (10 if 3 in {"rows": x.shape[0]}.values() else 1),
+    "a number that is no integer": lambda x: x + (10 if 3.0 in x.shape else 1),
+    "a shape among shapes": lambda x: x + (10 if (3, 5) in [tuple(x.shape)] else 1),
+    "a shape in a nest": lambda x: x + (10 if (1, (3, 5)) in [(1, tuple(x.shape))] else 1),
+    "a tuple and a list": lambda x: x + (10 if [3, 5] in [tuple(x.shape)] else 1),
+    "a length among numbers": lambda x: x + (10 if x.shape[0] in (3, 4) else 1),
+    "a range": lambda x: x + (10 if x.shape[0] in range(2, 4) else 1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_length_is_found_among_numbers_where_it_is_one_of_them(name: str, dynamic: bool | None) -> None:
+    jitted = forge.jit(MEMBERS[name], dynamic=dynamic)
+    for shape in ((3, 5), (4, 5), (6, 3), (3, 3), (6, 7), (3, 5)):
+        torch.testing.assert_close(jitted(torch.zeros(shape)), MEMBERS[name](torch.zeros(shape)))
+
+
+def test_a_number_is_found_among_numbers_of_a_closure() -> None:
+    dims = (1, 2)
+    jitted = forge.jit(lambda x: [x + 1 if i in dims else x for i in range(4)], dynamic=True)
+    assert [each.tolist() for each in jitted(torch.zeros(1))] == [[0.0], [1.0], [1.0], [0.0]]
+
+
 class Whole(FusionExecutor):
     """Takes every call."""
 

@@ -81,24 +81,17 @@ _register(
     dtypes=WITH_INTEGERS,
 )
 _register("trace", torch.trace, (sample(t(3, 5)), sample(t(3, 3))), (wrong(t(2), match="to have 2 dims"),))
-_COLUMNS = Directive(
-    "xfail",
-    "with symbolic sizes the last product is a transposed one: its strides are not eager's",
-    test="test_a_caller_sees_eagers[dynamic]",
-)
 _register(
     "chain_matmul",
     torch.chain_matmul,
     (sample(t(2, 3), t(3, 5), t(5, 2)), sample(t(2, 3), t(3, 5))),
     (wrong(t(2, 3), t(2, 3), match="broadcast"),),
-    directives=(_COLUMNS,),
 )
 _register(
     "linalg.multi_dot",
     torch.linalg.multi_dot,
     (sample([t(2, 3), t(3, 5), t(5, 2)]), sample([t(3), t(3, 5), t(5)]), sample([t(2, 3), t(3, 50), t(50, 4), t(4)])),
     (wrong([t(2, 3)], match="at least 2 tensors"), wrong([t(2, 3), t(2, 3)], match="broadcast")),
-    directives=(_COLUMNS,),
 )
 
 _ROUNDED = Directive(

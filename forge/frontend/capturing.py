@@ -1,0 +1,98 @@
+"""What Dynamo does not see, or sees wrong, while it captures one of forge's frames."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo import utils
+from torch._dynamo.variables import ConstantVariable, lists
+from torch.autograd.function import FunctionCtx
+
+from forge.ir.versions import TORCH
+
+
+class Replaced:
+    """A context manager: an attribute of torch is replaced while any thread is inside."""
+
+    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
+        self.owner = owner
+        self.name = name
+        self.original = vars(owner)[name]
+        self.replacement = replacement
+        self.inside = 0
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.inside += 1
+            setattr(self.owner, self.name, self.replacement)
+
+    def __exit__(self, *raised: Any) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                setattr(self.owner, self.name, self.original)
+
+
+# torch.autograd.Function
+
+
+def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
+    self.materialize_grads = value
+    if not value:
+        torch._dynamo.graph_break("the gradients of a torch.autograd.Function that may be None")
+
+
+def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
+    _marks_dirty.original(self, *tensors)
+    torch._dynamo.graph_break("an input that a torch.autograd.Function changes in place")
+
+
+_materializes = Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
+_marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
+
+
+# numbers that are symbols
+
+
+def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -> Any:
+    """`search in items`: Dynamo takes a number that is a symbol (a length) for unequal to every constant."""
+    items = list(items)
+    if search.is_python_constant():
+        value = search.as_python_constant()
+        if any(_is_equal_symbol(each.realize(), value) for each in items):
+            return ConstantVariable.create(True)
+    return _finds.original(items, search, *others, **options)
+
+
+def _is_equal_symbol(item: Any, value: Any) -> bool:
+    """Whether a number that is a symbol, or a sequence with some in it, is equal to a constant, which is guarded."""
+    if hasattr(item, "sym_num"):
+        return bool(item.sym_num == value)
+    if not isinstance(item, lists.BaseListVariable) or not isinstance(value, (tuple, list)):
+        return False
+    if issubclass(item.python_type(), tuple) != isinstance(value, tuple) or len(item.items) != len(value):
+        return False
+    return all(
+        part.as_python_constant() == each if part.is_python_constant() else _is_equal_symbol(part, each)
+        for part, each in zip(item.items, value, strict=True)
+    )
+
+
+_finds = Replaced(utils, "iter_contains", _contains)
+_finds_in_lists = Replaced(lists, "iter_contains", _contains)
+
+
+@contextmanager
+def captured() -> Iterator[None]:
+    """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
+    before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs. A length that is
+    looked for among numbers is compared."""
+    with ExitStack() as stack:
+        for each in (_materializes, _finds, _finds_in_lists):
+            stack.enter_context(each)
+        if TORCH < (2, 13):
+            stack.enter_context(_marks_dirty)
+        yield
