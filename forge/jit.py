@@ -25,6 +25,7 @@ from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.entry import History, enter
 from forge.frontend.higher_order import runnable
 from forge.frontend.module import jitted_module
+from forge.frontend.program import Refused
 from forge.ir import Trace, check
 from forge.ir.collection import paused_gc
 
@@ -193,13 +194,20 @@ def _calling(target: Callable) -> Callable:
 def compile_graph(
     graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, record: Record | None = None
 ) -> Callable:
-    """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager."""
+    """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager.
+
+    Raises Refused for a call that forge refuses as torch would: the frame is to run in eager.
+    """
     record = record or Record()
     try:
         with paused_gc(), restored():
             compiled = _compile(graph, options, record)
     except dynamo.Unsupported as reason:
         return _in_eager(graph, str(reason), record)
+    except Refused as refused:
+        if options.strict:
+            raise refused.reason from None
+        raise
     call = compiled.handed_over()
     record.add(call, compiled)
     return call
@@ -242,7 +250,10 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     """
     wanted = options.pop("options", None) or {}
     _check_options("forge", (*options, *wanted), _BACKEND_OPTIONS)
-    return compile_graph(graph, example_inputs, options=Options(**wanted))
+    try:
+        return compile_graph(graph, example_inputs, options=Options(**wanted))
+    except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
+        return _in_eager(graph, str(reason), Record())
 
 
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:

@@ -16,7 +16,7 @@ from forge.frontend import higher_order
 from forge.frontend.aliasing import Pair, pairs, reconcile
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.functions import from_graphs, run_alone
-from forge.frontend.program import Program, Unsupported, finish
+from forge.frontend.program import Program, Refused, Unsupported, finish
 from forge.ir import (
     NUMBER_TYPES,
     BoundSymbol,
@@ -55,7 +55,7 @@ CHECK_META = False  # compare every value's metadata with Dynamo's fake value: a
 def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
     """Records a Dynamo graph. `parameters` are the user's names of what Dynamo calls args[0], args[1], ...
 
-    Raises Unsupported for a graph that has to run in eager.
+    Raises Unsupported for a graph that has to run in eager, Refused for a call that torch refuses, too, or may.
     """
     interpreter = _Interpreter(graph, parameters)
     interpreter.trace.follows_grad_mode = True
@@ -98,10 +98,15 @@ class _Interpreter:
                 return self.look_up(node.args[0])
             if node in self.skipped:
                 continue
-            if node.target in higher_order.STARTS:
-                self.run_region(higher_order.transform_region(self.graph, node, nodes))
-            else:
-                self.env[node] = getattr(self, node.op)(node)
+            try:
+                if node.target in higher_order.STARTS:
+                    self.run_region(higher_order.transform_region(self.graph, node, nodes))
+                else:
+                    self.env[node] = getattr(self, node.op)(node)
+            except Unsupported:
+                raise
+            except (RuntimeError, TypeError, ValueError, LookupError) as reason:
+                raise Refused(reason) from reason
         raise AssertionError("a graph without an output")
 
     def run_region(self, region: higher_order.Region) -> None:

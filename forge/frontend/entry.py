@@ -8,6 +8,7 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 """
 
 import functools
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
+from forge.frontend.program import Refused
 from forge.ir.collection import paused_gc
 
 _KEPT = 256  # reasons of each kind
@@ -68,16 +70,25 @@ class _Configured:
             before = counters["graph_break"].copy()
             try:
                 return self._torchdynamo_orig_backend(*frame)
-            except (BackendCompilerFailed, FailOnRecompileLimitHit, RecompileError):
+            except BackendCompilerFailed as failure:
+                if self._fullgraph or not isinstance(failure.inner_exception, Refused):
+                    raise
+                warnings.warn(f"forge: a frame runs in eager: {failure.inner_exception}", stacklevel=2)
+                return self._in_eager("a call is refused", failure.inner_exception.reason)
+            except (FailOnRecompileLimitHit, RecompileError):
                 raise
             except Exception as failure:  # of a call of the program, or of Dynamo's own
                 if self._fullgraph:
                     raise
-                said = f"{type(failure).__name__}: {failure}".splitlines()[0]
-                self._history.graph_breaks.append(f"a call fails: {said}")
-                return _IN_EAGER  # where it raises what torch does, and the user may catch it
+                return self._in_eager("a call fails", failure)
             finally:
                 self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
+
+    def _in_eager(self, what: str, reason: Exception) -> ConvertFrameReturn:
+        """The frame runs in eager, where it raises what torch does, and the program may catch it."""
+        line = f"{type(reason).__name__}: {reason}".splitlines()[0]
+        self._history.graph_breaks.append(f"{what}: {line}")
+        return _IN_EAGER
 
 
 def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +126,7 @@ def enter(
             try:
                 result = compiled(*args, **kwargs)
             except BackendCompilerFailed as failure:
-                raise failure.inner_exception from None
+                raise _of_backend(failure) from None
             except TorchRuntimeError as failure:
                 raise _as_torch_raises(failure) from None
             if eval_frame._stance == eval_frame.DynamoStance():
@@ -125,7 +136,7 @@ def enter(
         try:
             return function(*args, **kwargs)
         except BackendCompilerFailed as failure:
-            raise failure.inner_exception from None
+            raise _of_backend(failure) from None
         except TorchRuntimeError as failure:
             raise _as_torch_raises(failure) from None
         finally:
@@ -133,6 +144,11 @@ def enter(
 
     call._torchdynamo_inline = function
     return unconverted(call)
+
+
+def _of_backend(failure: BackendCompilerFailed) -> Exception:
+    inner = failure.inner_exception
+    return inner.reason if isinstance(inner, Refused) else inner
 
 
 def _as_torch_raises(failure: TorchRuntimeError) -> Exception:

@@ -20,6 +20,15 @@ class Unsupported(NotImplementedError):
     """A program that forge cannot compile, with the reason; it runs in eager."""
 
 
+class Refused(Exception):
+    """A call of the program that forge refuses as torch would, though Dynamo's fake tensors did not: `reason` is the
+    exception. The frame runs in eager, where torch raises its own, which the program may catch."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class Program:
     """A recorded program.
 
