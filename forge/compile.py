@@ -329,7 +329,8 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             make = partial(_compile_backward, joint, parts, chosen, options, stages, claims, layouts)
             return settled(make)
 
-    def again_for(present: tuple[bool, ...], recorded: tuple[bool, ...]) -> Again:
+    def again_for(key: tuple[tuple[bool, ...], tuple[bool, ...]]) -> Again:
+        present, recorded = key
         chosen = [output for i, output in enumerate(outputs) if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             seeds = seeds_of(trace, chosen, recorded)
@@ -339,10 +340,13 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     constants = [i for i in range(len(outputs)) if i not in flowing]
     sources = _sources(trace, parts, program.mutated, list(flowing.values()))
     usual = _usual(outputs, flowing)
+    numbers = [getattr(trace.inputs[i], "value", None) for i in sources.numbers]
     backward = backward_for(usual)
     epilogue = None if program.epilogue is None else _generate(program.epilogue, options, [], [])
     sets_mode = program.epilogue is not None and _sets_mode(program.epilogue)
-    training = Training(backward, usual, epilogue, constants, sources, backward_for, again_for, parts.forward)
+    training = Training(
+        backward, usual, epilogue, constants, sources, backward_for, again_for, parts.forward, numbers
+    )
     recipe = Recipe(forward, program.grad, sets_mode, training)
 
     def grow(later: Options, made: _Made) -> Recipe:

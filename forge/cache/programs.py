@@ -138,8 +138,8 @@ def _training(
     def backward_for(present: tuple[bool, ...]) -> Generated:
         return compiled().backward_for(present)
 
-    def again_for(present: tuple[bool, ...], flowing: tuple[bool, ...]) -> Again:
-        return compiled().again_for(present, flowing)
+    def again_for(key: tuple[tuple[bool, ...], tuple[bool, ...]]) -> Again:
+        return compiled().again_for(key)
 
     places = Sources({int(position): place for position, place in saved}, *rest)
     epilogue = made.get("epilogue")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from forge import clang
-from forge.executors.executor import Executor, FusionExecutor, Implementation, operators_of
+from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, operators_of
 from forge.executors.fusion import fuse_regions, settled
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
@@ -208,9 +208,12 @@ class _Claiming:
                 if parts:
                     return
             elif (implementation := _accepting(bound, executor, declined)) is not None:
-                made = Claim(bound, implementation.name or executor.name, declined, level)
-                self._put(bound, _calls_of(bound, implementation, self.new), made)
-                return
+                name = implementation.name or executor.name
+                calls = asked(_calls_of, bound, implementation, self.new)
+                if not isinstance(calls, Declined):
+                    self._put(bound, calls, Claim(bound, name, declined, level))
+                    return
+                declined.append((name, calls.reason))
         if not bound.subsymbols:
             raise NotImplementedError(_unclaimed(bound, self.executors, declined))
         for sub in live_calls(bound.subsymbols, bound.outputs):
@@ -240,7 +243,7 @@ def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> F
 
 def _fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons) -> list[BoundSymbol]:
     """The call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
-    decision = executor.can_fuse(bound)
+    decision = asked(executor.can_fuse, bound)
     if decision:
         return [bound]
     declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))

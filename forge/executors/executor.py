@@ -49,7 +49,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
+from forge.ir.undecided import Undecided, for_all_sizes
 
 
 class Declined:
@@ -70,6 +73,19 @@ class Declined:
 def decline(reason: str) -> Declined:
     """What a checker returns to decline a call: `return decline("H = 100 is not a multiple of 8")`."""
     return Declined(reason)
+
+
+def asked(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The answer of an executor's own function, or Declined where it asks of symbolic lengths what is not known."""
+    try:
+        return for_all_sizes(_answer, question, *args, **kwargs)
+    except Undecided as reason:
+        return decline(str(reason))
+
+
+def _answer(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    answer = question(*args, **kwargs)
+    return bool(answer) if isinstance(answer, torch.SymBool) else answer
 
 
 Decision = bool | Declined
@@ -118,7 +134,7 @@ class Implementation:
             return decline("it has no gradient, and one is needed")
         if self.checker is None:
             return True
-        decision = self.checker(*bound.args, **bound.kwargs)
+        decision = asked(self.checker, *bound.args, **bound.kwargs)
         if isinstance(decision, Declined):
             return decision
         return True if decision else decline("its checker declined and gave no reason")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from forge.executors import progress
-from forge.executors.executor import Declined, FusionExecutor, decline
+from forge.executors.executor import Declined, FusionExecutor, asked, decline
 from forge.executors.layout import Layout, Layouts, contiguous, reinterpreted, restrided
 from forge.executors.regions import Node, Region, find_regions
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
@@ -251,8 +251,9 @@ class _Writer:
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> Callable | Declined:
         """What runs the region; the same for an identical one."""
-        if not region.fuser.pays([node.bound for node in region.nodes]):
-            return decline(f"a region of {len(region.nodes)} here does not pay")
+        pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
+        if not pays:
+            return pays if isinstance(pays, Declined) else decline(f"a region of {len(region.nodes)} here does not pay")
         if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
             return decline("the strides of what it reads are not known here")
         fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
@@ -262,9 +263,9 @@ class _Writer:
         try:
             found = known.get(key)
         except TypeError:  # a call's argument is not hashable
-            return region.fuser.fuse(self._region_trace(region, calls, inputs, outputs))
+            return asked(region.fuser.fuse, self._region_trace(region, calls, inputs, outputs))
         if found is None:
-            found = known[key] = region.fuser.fuse(self._region_trace(region, calls, inputs, outputs))
+            found = known[key] = asked(region.fuser.fuse, self._region_trace(region, calls, inputs, outputs))
         return found
 
     def _region_trace(

@@ -23,6 +23,7 @@ from forge.ir.bounded import Bounded
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.structure import key_of
+from forge.ir.undecided import for_all_sizes
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
 
@@ -180,7 +181,7 @@ class Layouts:
         except TypeError:  # an argument that is not hashable
             ran, key = None, None
         if ran is None:
-            ran = self._run(call)
+            ran = for_all_sizes(self._run, call)
             if key is not None:
                 self._memo[key] = ran
         self.flops += ran.flops

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,13 @@ from torch._C._functorch import is_legacy_batchedtensor as is_batched
 
 from forge.frontend.ambient import unconverted
 from forge.ir import check
+from forge.ir.bounded import Bounded
 from forge.ir.printing import qualified_name
+from forge.ir.undecided import for_sizes
 from forge.torchlang import autocast_mode
 from forge.torchlang.opaque import OpaqueGraph
 
+_SIZES = 64  # programs that are for one size each
 _DREW = (
     "double backward (create_graph=True) through {}: it draws random numbers, which cannot be drawn again; "
     "run it in eager, or without its randomness"
@@ -48,27 +52,49 @@ class Again(NamedTuple):
     wanted: list[int]
 
 
+class Later:
+    """What is compiled on first use, after Dynamo has taken its guards: `compile(key)`, for every size, or for one
+    where its sizes decide what it is. `numbers` are the symbolic ones of the program's inputs, `ready` what is compiled
+    already."""
+
+    def __init__(
+        self, compile: Callable[..., Any], numbers: Sequence[Any], ready: Mapping[tuple, Any] = MappingProxyType({})
+    ) -> None:
+        self.ready = dict(ready)
+        self._compile = compile
+        self._numbers = numbers
+        self._for_sizes = Bounded(_SIZES)
+        self._lock = threading.RLock()
+
+    def get(self, key: tuple, sizes: Sequence[Any]) -> Any:
+        """What `key` names, to be run with these values of the numbers."""
+        with self._lock:  # threads may meet here
+            found = self.ready.get(key) or self._for_sizes.get((key, *sizes))
+            if found is None:
+                with for_sizes(self._numbers, sizes) as assumed:
+                    found = self._compile(key)
+                table, place = (self._for_sizes, (key, *sizes)) if assumed.used else (self.ready, key)
+                table[place] = found
+            return found
+
+
 class Region:
     """A compiled forward that saves and the backwards that read what it saved.
 
-    forward(*inputs) returns (outputs, saved tensors, saved numbers). `backward_for(present)` is compiled on first use
-    for each set of outputs that have a gradient, so that an unused output costs nothing and leaves None.
-    `ready` are those that are compiled already. `again_for(present, flowing)` is compiled on first use, too: it gives
-    the Again for gradients of which `flowing` have a history. It runs in place of the backward under create_graph=True.
+    forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a function for each set of outputs
+    that have a gradient, so that an unused output costs nothing and leaves None. `agains` has the Again for a set of
+    them and those of the gradients that have a history. It runs in place of the backward under create_graph=True.
     """
 
     def __init__(
         self,
         forward: Callable,
-        backward_for: Callable[[tuple[bool, ...]], Callable],
         non_differentiable: list[int],
         sources: Sources,
-        again_for: Callable[[tuple[bool, ...], tuple[bool, ...]], Again],
-        ready: Mapping[tuple[bool, ...], Callable],
+        backwards: Later,
+        agains: Later,
     ) -> None:
-        backwards = dict(ready)
-        lock = threading.RLock()
-        agains: dict[tuple, Again] = {}
+        ready, ready_again = backwards.ready, agains.ready
         remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
 
         class ForgeFunction(torch.autograd.Function):
@@ -100,10 +126,7 @@ class Region:
                     return (None,) * len(ctx.needs_input_grad)
                 if torch.is_grad_enabled():
                     return ForgeFunction.backward_again(ctx, present, given)
-                function = backwards.get(present)
-                if function is None:
-                    with lock:  # threads may meet here
-                        function = backwards.get(present) or backwards.setdefault(present, backward_for(present))
+                function = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
                 boxed = [*ctx.saved_tensors, *ctx.numbers, *given]
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
@@ -116,12 +139,8 @@ class Region:
             def backward_again(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
                 """The gradients of the inputs, with a history."""
                 flowing = tuple([gradient.requires_grad for gradient in given])
-                again = agains.get((present, flowing))
-                if again is None:
-                    with lock:
-                        again = agains.get((present, flowing)) or agains.setdefault(
-                            (present, flowing), again_for(present, flowing)
-                        )
+                key = present, flowing
+                again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
                 for number in ctx.numbers:
                     if isinstance(number, OpaqueGraph) and number.random:
                         raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge.frontend.autograd import Again, Region, Sources
+from forge.frontend.autograd import Again, Later, Region, Sources
 from forge.ir import Trace
 from forge.torchlang import autocast_mode, grad_mode
 
@@ -24,8 +24,9 @@ class Training(NamedTuple):
     """What a program has beside its forward where gradients flow through it.
 
     backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
-    constants: the positions of outputs without a gradient. backward_for, again_for: as a Region takes them. split: the
-    forward with what it saves, before it was claimed; None for one that was read from the disk.
+    constants: the positions of outputs without a gradient. backward_for, again_for: compile the backward of other
+    outputs, and an Again of a set of outputs and those of their gradients that have a history. split: the forward with
+    what it saves, before it was claimed; None for one that was read from the disk. numbers: the symbolic inputs.
     """
 
     backward: Generated
@@ -34,8 +35,9 @@ class Training(NamedTuple):
     constants: list[int]
     sources: Sources
     backward_for: Callable[[tuple[bool, ...]], Generated]
-    again_for: Callable[[tuple[bool, ...], tuple[bool, ...]], Again]
+    again_for: Callable[[tuple[tuple[bool, ...], tuple[bool, ...]]], Again]
     split: Trace | None = None
+    numbers: Sequence[Any] = ()
 
 
 class Recipe(NamedTuple):
@@ -56,14 +58,10 @@ def assemble(recipe: Recipe) -> Callable:
 
 
 def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Callable:
-    apply = Region(
-        forward,
-        lambda present: training.backward_for(present).function,
-        training.constants,
-        training.sources,
-        training.again_for,
-        {training.usual: training.backward.function},
-    ).apply
+    ready = {training.usual: training.backward.function}
+    backwards = Later(lambda present: training.backward_for(present).function, training.numbers, ready)
+    agains = Later(training.again_for, training.numbers)
+    apply = Region(forward, training.constants, training.sources, backwards, agains).apply
     if not recipe.grad:
         apply = grad_mode.enabled(apply)
     if training.epilogue is None:

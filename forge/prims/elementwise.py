@@ -27,6 +27,7 @@ from forge.prims.core import (
     check_same_device,
     check_same_shape,
     check_tensor,
+    known,
     like,
     make_prim,
 )
@@ -520,9 +521,12 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
     def of_base() -> TensorProxy:
         if isinstance(b, TensorProxy):
             return (b == 0).where(0, g * (b * a ** (b - 1)))
-        if b == 2:
+        if known(b == 2):
             return g * (a * 2)
-        return zeros_like(g) if b == 0 else g * (a ** (b - 1) * b)
+        if known(b == 0):
+            return zeros_like(g)
+        base = a if known(b != 0) else (full((), b, torch.float64, a.device) == 0).where(1, a)  # of a symbol b
+        return g * (base ** (b - 1) * b)
 
     def of_exponent() -> TensorProxy:
         slope = g * (out * (a.to(out.dtype).log() if isinstance(a, TensorProxy) else log_of_number(a)))

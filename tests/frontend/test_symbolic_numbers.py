@@ -18,6 +18,7 @@ PROGRAMS: dict[str, tuple[Callable, list[tuple]]] = {
     "a dim": (lambda x, dim: torch.softmax(x, dim), [(0,), (1,), (-1,)]),
     "a reduction's dim": (lambda x, dim: torch.logsumexp(x, dim), [(0,), (1,)]),
     "two dims": (lambda x, a, b: x.transpose(a, b) * 2, [(0, 1), (1, 0)]),
+    "how many dims": (lambda x, dims: torch.tensordot(x, x, dims) * 2, [(0,), (2,)]),
     "lengths": (lambda x, rows: x.view(rows, -1) * 2, [(3,), (4,), (6,)]),
     "a length to expand to": (lambda x, rows: x.expand(rows, -1, -1) * 2, [(2,), (5,)]),
     "how many dims are summed": (lambda x, dims: torch.tensordot(x, x * 2, dims), [(2,)]),

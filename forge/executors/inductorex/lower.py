@@ -30,6 +30,7 @@ from forge.executors.inductorex.stored import describe
 from forge.executors.layout import ATTENTION, Layout, Layouts, paired, restrided
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.pytree import leaves, tree_map
+from forge.ir.undecided import Undecided
 
 aten = torch.ops.aten
 _log = logging.getLogger("forge.inductor")
@@ -148,6 +149,8 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
                 artifact = compile_graph(graph, given, layouts.fake, whole=whole)
                 started.function = _with_strides(artifact.current_callable, graph, region)
             return started.function
+    except Undecided:
+        raise
     except Exception as error:
         waits.notice(error)
         _log.debug("%s", region, exc_info=True)
