@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["FORGE_KEEP_STAGES"] = "1"
 
 import torch
 from torch import nn

@@ -1,6 +1,7 @@
-"""From a recorded program to a function: the passes, in order. Every stage is kept."""
+"""From a recorded program to a function: the passes, in order."""
 
 import dataclasses
+import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from forge.executors.executor import (
 from forge.executors.fusion import settled
 from forge.executors.later import Growing, Replacement, is_small, is_wanted
 from forge.executors.layout import Layouts
-from forge.executors.torchex.attention import as_chosen_now, attends, takes_groups
+from forge.executors.torchex.attention import ATTENDING, as_chosen_now, takes_groups
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.program import Program, inline_epilogue
@@ -45,6 +46,9 @@ from forge.transforms.split import Split, backward_of, backward_of_saved, innerm
 
 Transform = Callable[[Trace], Trace]
 
+KEPT_CALLS = 10_000  # of a program's stages, together; a call takes 400 bytes
+KEEP_STAGES = "FORGE_KEEP_STAGES"
+
 
 class Compiled:
     """A compiled program: what runs, and every stage of how it came about.
@@ -54,10 +58,12 @@ class Compiled:
     each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
     `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
     `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program, and
-    `growing` runs it until they are there. `cached` says that it was read from the disk (forge/cache), `uncached` why it is not kept there.
+    `growing` runs it until they are there. `cached` says that it was read from the disk (forge/cache), `uncached` why
+    it is not kept there. `shortened`: of the stages the last ones alone were kept.
     """
 
     cached = False
+    shortened = False
 
     def __init__(self) -> None:
         self.call: Callable = _not_compiled
@@ -101,6 +107,14 @@ class Compiled:
         self.backward_traces += backward_traces
         self.backward_claims[:] = backward_claims
 
+    def shorten(self) -> None:
+        """Of a large program's stages the last ones alone are kept, each call with those that it stands for."""
+        every = [*self.traces, *self.backward_traces]
+        if sum(len(trace.bound_symbols) for trace in every) > KEPT_CALLS and os.environ.get(KEEP_STAGES) != "1":
+            self.shortened = True
+            for stages in (self.traces, self.backward_traces):
+                stages[:] = map(_shallow, stages[-1:])
+
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Adds the time that passes inside to `seconds[stage]`."""
@@ -109,6 +123,15 @@ class Compiled:
             yield
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+def _shallow(trace: Trace) -> Trace:
+    """The trace without its calls' decompositions."""
+    calls = [
+        bound.replace(subsymbols=[sub.replace(subsymbols=()) for sub in bound.subsymbols])
+        for bound in trace.bound_symbols
+    ]
+    return trace.derive(trace.stage, calls)
 
 
 def _not_compiled(*inputs: Any) -> Any:
@@ -183,6 +206,7 @@ def compile_program(program: Program, options: Options, *, eager: Callable | Non
     """
     with autocast_mode.disabled():
         compiled = settled(partial(_compile, program, options))
+    compiled.shorten()
     compiled.call = finished(compiled.assembled(), program.mutated, eager)
     return compiled
 
@@ -242,7 +266,7 @@ def _let_grow(compiled: Compiled, options: Options, layouts: Layouts, grow: Call
         later, made = options.later(), _Made([], [], [], [])
         with paused_gc(), restored(), autocast_mode.disabled(), compiled.timed("larger regions"):
             larger = assemble(grow(later, made))
-        if any(attends(claim.bound) for claim in made.claims):
+        if not ATTENDING.isdisjoint(claim.operation for claim in made.claims):
             larger = as_chosen_now(larger, call)
         return Replacement(larger, later.ready, partial(compiled.replace, *made))
 
@@ -326,8 +350,9 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             stages, claims = compiled.backward_traces, compiled.backward_claims
-            make = partial(_compile_backward, joint, parts, chosen, options, stages, claims, layouts)
-            return settled(make)
+            made = settled(partial(_compile_backward, joint, parts, chosen, options, stages, claims, layouts))
+        compiled.shorten()
+        return made
 
     def again_for(key: tuple[tuple[bool, ...], tuple[bool, ...]]) -> Again:
         present, recorded = key
@@ -408,6 +433,8 @@ def _differentiable_backward(
     drawn = [places[value.name] for each in given for value in each.values]
     compiled.again.append(again)
     call = assemble(again.recipe)
+    again.recipe = None
+    again.shorten()
     return Again(call if differentiable else torch.no_grad()(call), reads, drawn, found)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from forge.executors.claim import Claim
 from forge.ir.printing import counted, source_line, table
-from forge.jit import record_of
+from forge.jit import NOT_KEPT, record_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Explanation:
     rows: a Row for each. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many
     were compiled. graph_breaks, recompiles: the reasons, in words. eager: why graphs run in eager. seconds: by stage.
     cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
+    shortened: whether forge.last_traces has the last stages alone.
     """
 
     def __init__(self, jitted: Any) -> None:
@@ -44,6 +45,7 @@ class Explanation:
         self.recompiles = list(record.history.recompiles)
         self.eager = list(record.eager)
         self.cached = sum(compiled.cached for compiled in record.compiled)
+        self.shortened = any(compiled.shortened for compiled in record.compiled)
         self.uncached = [compiled.uncached for compiled in record.compiled if compiled.uncached]
         for number, compiled in enumerate(record.compiled):
             self.rows += [_row(number, "forward", claim) for claim in compiled.claims]
@@ -62,6 +64,7 @@ class Explanation:
             ("recompiles", self.recompiles),
             ("run in eager", self.eager),
             ("not kept on disk", self.uncached),
+            ("stages", [NOT_KEPT] if self.shortened else []),
         ):
             lines += [f"{title}: {reason.strip().splitlines()[0]}" for reason in dict.fromkeys(reasons)]
         return "\n".join(lines)
@@ -87,9 +90,8 @@ def explain(jitted: Any) -> Explanation:
 
 
 def _row(graph: int, phase: str, claim: Claim) -> Row:
-    bound = claim.bound
-    line = source_line(bound.source) if bound.source else None
-    return Row(graph, phase, bound.symbol.id, claim.executor, tuple(claim.declined), tuple(bound.outputs), line)
+    line = source_line(claim.source) if claim.source else None
+    return Row(graph, phase, claim.operation, claim.executor, claim.declined, claim.outputs, line)
 
 
 def _table(rows: list[Row]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from torch._C._dynamo.eval_frame import reset_code
 
 from forge.cache import Slot
-from forge.compile import Compiled, Options, Transform, compile_program
+from forge.compile import KEEP_STAGES, KEPT_CALLS, Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import Source, kernel_executor
 from forge.frontend import dynamo
@@ -28,6 +28,8 @@ from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused
 from forge.ir import Trace, check
 from forge.ir.collection import paused_gc
+
+NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"
 
 
 class StrictError(RuntimeError):
@@ -282,15 +284,23 @@ def record_of(jitted: Any) -> Record:
 
 
 def last_traces(jitted: Any) -> list[Trace]:
-    """Every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole."""
-    latest = record_of(jitted).latest
-    return list(latest.traces) if latest else []
+    """Every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole.
+
+    Of a large program the last one, with a warning; all of them under FORGE_KEEP_STAGES=1.
+    """
+    return _stages(jitted, "traces")
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
-    """Every stage of the backward of the last graph; empty before the first backward."""
+    """Every stage of the last backward that was compiled of the last graph. Of a large program as last_traces."""
+    return _stages(jitted, "backward_traces")
+
+
+def _stages(jitted: Any, which: str) -> list[Trace]:
     latest = record_of(jitted).latest
-    return list(latest.backward_traces) if latest else []
+    if latest is not None and latest.shortened:
+        warnings.warn(f"forge: {NOT_KEPT}", stacklevel=3)
+    return list(getattr(latest, which)) if latest else []
 
 
 def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:

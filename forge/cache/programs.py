@@ -20,7 +20,7 @@ from forge.executors.claim import Claim
 from forge.executors.executor import Executor, FusionExecutor
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
-from forge.ir import BoundSymbol, Proxy, Symbol, Trace
+from forge.ir import Trace
 from forge.ir.bounded import Bounded
 from forge.ir.printing import compile_function
 
@@ -91,9 +91,8 @@ def _hash(split: Trace) -> str:
 
 
 def _claim_data(claim: Claim, graph: Described) -> list:
-    bound = claim.bound
-    line = graph.lines.get(bound.source)
-    return [bound.symbol.id, bound.symbol.name, bound.outputs, line, claim.executor, claim.declined, claim.level]
+    line = graph.lines.get(claim.source)
+    return [claim.operation, claim.outputs, line, claim.executor, claim.declined, claim.level]
 
 
 def load(
@@ -182,15 +181,9 @@ class Loaded(Compiled):
         return [_claim(self._lines, *each) for each in found]
 
 
-def _claim(lines: dict[int, str], id: str, name: str, outputs: list[str], line: int | None, *made: Any) -> Claim:
-    """A claim for forge.explain to tell of: its call has no arguments."""
-    bound = BoundSymbol(Symbol(name, id, meta=_not_called), (), {}, tuple(map(Proxy, outputs)), source=lines.get(line))
+def _claim(lines: dict[int, str], operation: str, outputs: list[str], line: int | None, *made: Any) -> Claim:
     executor, declined, level = made
-    return Claim(bound, executor, [(who, why) for who, why in declined], level)
-
-
-def _not_called(*args: Any) -> Any:
-    raise AssertionError("a call of a program that was read from the disk")
+    return Claim(operation, outputs, lines.get(line), executor, map(tuple, declined), level)
 
 
 def _of_whole(name: str, otherwise: Callable[[Loaded], Any]) -> property:

@@ -1,6 +1,6 @@
 """The claim pass: every call of a trace is given to an executor, at the highest level first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from forge import clang
@@ -22,15 +22,31 @@ Reasons = list[tuple[str, str]]
 
 
 class Claim:
-    """Who runs one call, and who declined it and why."""
+    """Who runs one call, and who declined it and why. It says which call that is and does not hold it: a program's
+    claims are kept as long as the program."""
 
-    __slots__ = ("bound", "declined", "executor", "level")
+    __slots__ = ("declined", "executor", "level", "operation", "outputs", "source")
 
-    def __init__(self, bound: BoundSymbol, executor: str, declined: Reasons, level: int) -> None:
-        self.bound = bound
+    def __init__(
+        self,
+        operation: str,
+        outputs: Iterable[str],
+        source: str | None,
+        executor: str,
+        declined: Iterable[tuple[str, str]],
+        level: int,
+    ) -> None:
+        self.operation = operation
+        self.outputs = tuple(outputs)
+        self.source = source
         self.executor = executor
-        self.declined = list(dict.fromkeys(declined))
+        self.declined = tuple(dict.fromkeys(declined))
         self.level = level
+
+    @classmethod
+    def of(cls, bound: BoundSymbol, executor: str, declined: Reasons, level: int) -> "Claim":
+        """Of a call."""
+        return cls(bound.symbol.id, bound.outputs, bound.source, executor, declined, level)
 
 
 class _Placed:
@@ -106,7 +122,7 @@ def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
     if placed.fuser is not None and placed.fuser.strided:
         reason = _unforeseen(placed, ran, layouts)
         if reason is not None:
-            placed.declined.append((placed.fuser.name, reason))
+            _decline(placed, reason)
             placed.fuser = None
     if placed.fuser is None:
         return [Node(call, [call], None) for call in placed.calls]
@@ -137,10 +153,15 @@ def _claims(placed: _Placed, unfused: Mapping[str, str]) -> list[Claim]:
         return placed.claims
     reason = unfused.get(placed.bound.outputs[0])
     if reason is None:
-        return [Claim(placed.bound, placed.fuser.name, placed.declined, placed.level)]
-    for made in placed.claims:
-        made.declined.append((placed.fuser.name, reason))
+        return [Claim.of(placed.bound, placed.fuser.name, placed.declined, placed.level)]
+    _decline(placed, reason)
     return placed.claims
+
+
+def _decline(placed: _Placed, reason: str) -> None:
+    """The fusion executor that took a call leaves it to those that are asked after it."""
+    for made in placed.claims:
+        made.declined = (*made.declined, (placed.fuser.name, reason))
 
 
 def choose(
@@ -194,7 +215,7 @@ class _Claiming:
             executors = operators_of(executors)
         if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
             fuser = _fuser_before(bound.symbol.executor, executors)
-            made = Claim(bound, _runner(bound), declined, level)
+            made = Claim.of(bound, _runner(bound), declined, level)
             if fuser is not None and _fusible(bound, fuser, declined):
                 self.placed.append(_Placed(bound, fuser, declined, level, [bound], [made]))
             else:
@@ -211,7 +232,7 @@ class _Claiming:
                 name = implementation.name or executor.name
                 calls = asked(_calls_of, bound, implementation, self.new)
                 if not isinstance(calls, Declined):
-                    self._put(bound, calls, Claim(bound, name, declined, level))
+                    self._put(bound, calls, Claim.of(bound, name, declined, level))
                     return
                 declined.append((name, calls.reason))
         if not bound.subsymbols:
@@ -220,7 +241,7 @@ class _Claiming:
             self.visit(sub, executors, declined, level + 1)
 
     def _put(self, bound: BoundSymbol, calls: list[BoundSymbol], made: Claim) -> None:
-        self.placed.append(_Placed(bound, None, made.declined, made.level, calls, [made]))
+        self.placed.append(_Placed(bound, None, [], made.level, calls, [made]))
 
     def _mark(
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int

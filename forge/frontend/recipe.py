@@ -58,8 +58,8 @@ def assemble(recipe: Recipe) -> Callable:
 
 
 def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Callable:
-    ready = {training.usual: training.backward.function}
-    backwards = Later(lambda present: training.backward_for(present).function, training.numbers, ready)
+    ready, backward_for = {training.usual: training.backward.function}, training.backward_for
+    backwards = Later(lambda present: backward_for(present).function, training.numbers, ready)
     agains = Later(training.again_for, training.numbers)
     apply = Region(forward, training.constants, training.sources, backwards, agains).apply
     if not recipe.grad:

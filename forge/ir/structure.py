@@ -1,5 +1,6 @@
 """What a trace is, as a key: two traces of one structure are one program."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -67,5 +68,5 @@ def key_of(value: Any, shown: Callable[[Proxy], Any] = _named) -> Any:
     if kind is slice:
         return (kind, key_of(value.start, shown), key_of(value.stop, shown), key_of(value.step, shown))
     if kind in SYMBOLIC_TYPES:
-        return (kind, value.node.shape_env, str(value.node.expr))
+        return (kind, weakref.ref(value.node.shape_env), str(value.node.expr))  # a key in a table keeps nothing alive
     return (kind, value)

@@ -27,8 +27,22 @@ class Tag(Enum):
     SINGLE = auto()  # this call is in no region: torch's autograd records it, or it must share memory as in eager
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
 
+    __hash__ = object.__hash__  # each is one object; Enum's own hashes the name, in Python
+
 
 NO_TAGS: frozenset[Tag] = frozenset()
+_unions: dict[tuple[frozenset[Tag], frozenset[Tag]], frozenset[Tag]] = {}
+
+
+def union(tags: frozenset[Tag], more: frozenset[Tag]) -> frozenset[Tag]:
+    """Both; one object for all calls that have these: there are few sets of tags, and many calls."""
+    if not more:
+        return tags
+    found = _unions.get((tags, more))
+    if found is None:
+        joined = tags | more
+        found = _unions[tags, more] = _unions.setdefault((joined, joined), joined)
+    return found
 
 
 class Symbol:
@@ -131,7 +145,7 @@ class BoundSymbol:
         self.output = output
         self.subsymbols = subsymbols
         self.source = source
-        self.tags = tags
+        self.tags = union(tags, tags)
         self._names_in: list[str] | None = None
         self._names_out: list[str] | None = None
         self._all_tags: frozenset[Tag] | None = None
@@ -177,9 +191,9 @@ class BoundSymbol:
     def all_tags(self) -> frozenset[Tag]:
         """The tags of the call, of its symbol and of the calls inside it."""
         if self._all_tags is None:
-            found = self.tags | self.symbol.tags
+            found = union(self.tags, self.symbol.tags)
             for sub in self.subsymbols:
-                found = found | sub.all_tags
+                found = union(found, sub.all_tags)
             self._all_tags = found
         return self._all_tags
 

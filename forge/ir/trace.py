@@ -11,7 +11,7 @@ from forge.ir import printing, pytree
 from forge.ir.memory import Memory
 from forge.ir.proxies import Dim, NumberProxy, Proxy, TensorProxy
 from forge.ir.state import LanguageContext, recorder, state
-from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag
+from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag, union
 
 # what a printed trace says itself, so that no value can be called that
 RESERVED = frozenset(
@@ -55,7 +55,7 @@ class Trace:
         if bound.source is None:
             bound.source = self.source
         if self.tags:
-            bound.tags = bound.tags | self.tags
+            bound.tags = union(bound.tags, self.tags)
         self._scopes[-1].append(bound)
 
     def open_scope(self) -> list[BoundSymbol]:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
-from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
+from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.bounded import Bounded
 from forge.ir.proxies import Dim, hint_of
 from forge.prims.core import like
@@ -249,11 +249,6 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
         return choice == _choice(grouped, fewer) and (query.device.type, choice) in _KERNELS
 
 
-def attends(bound: BoundSymbol) -> bool:
-    """Whether torch chooses a kernel of attention for a call."""
-    return bound.symbol in (attention, torchlang.scaled_dot_product_attention)
-
-
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
     """`function`, for which torch's choice of a kernel was made, where the settings of torch.nn.attention.sdpa_kernel
     are what they are now."""
@@ -349,6 +344,10 @@ attention_backward = torchex.register_operator(
     ),
     fn=_attention_backward,
 )
+
+
+# the operations for which torch chooses a kernel
+ATTENDING = frozenset({attention.id, torchlang.scaled_dot_product_attention.id})
 
 
 def _attention_grad(
