@@ -91,7 +91,7 @@ def explain(jitted: Any) -> Explanation:
 
 def _row(graph: int, phase: str, claim: Claim) -> Row:
     line = source_line(claim.source) if claim.source else None
-    return Row(graph, phase, claim.operation, claim.executor, claim.declined, claim.outputs, line)
+    return Row(graph, phase, claim.operation, claim.executor, tuple(claim.declined), claim.outputs, line)
 
 
 def _table(rows: list[Row]) -> list[str]:

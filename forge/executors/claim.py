@@ -40,7 +40,7 @@ class Claim:
         self.outputs = tuple(outputs)
         self.source = source
         self.executor = executor
-        self.declined = tuple(dict.fromkeys(declined))
+        self.declined = list(dict.fromkeys(declined))
         self.level = level
 
     @classmethod
@@ -161,7 +161,7 @@ def _claims(placed: _Placed, unfused: Mapping[str, str]) -> list[Claim]:
 def _decline(placed: _Placed, reason: str) -> None:
     """The fusion executor that took a call leaves it to those that are asked after it."""
     for made in placed.claims:
-        made.declined = (*made.declined, (placed.fuser.name, reason))
+        made.declined.append((placed.fuser.name, reason))
 
 
 def choose(

@@ -145,7 +145,7 @@ class BoundSymbol:
         self.output = output
         self.subsymbols = subsymbols
         self.source = source
-        self.tags = union(tags, tags)
+        self.tags = union(tags, tags) if tags else NO_TAGS
         self._names_in: list[str] | None = None
         self._names_out: list[str] | None = None
         self._all_tags: frozenset[Tag] | None = None
@@ -179,9 +179,11 @@ class BoundSymbol:
 
     def replace(self, **changes: Any) -> "BoundSymbol":
         """This call with some fields changed."""
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        fields.update(changes)
-        return BoundSymbol(**fields)
+        new = BoundSymbol(self.symbol, self.args, self.kwargs, self.output, self.subsymbols, self.source, self.tags)
+        for field, value in changes.items():
+            assert field in _FIELDS, f"a call has no {field}"
+            setattr(new, field, union(value, value) if field == "tags" else value)
+        return new
 
     def has_tag(self, tag: Tag) -> bool:
         """Whether the call, its symbol or a call inside it carries `tag`."""
@@ -202,7 +204,7 @@ class BoundSymbol:
         return f"{outputs} = {self.symbol.id}({', '.join(self.inputs)})"
 
 
-_FIELDS = ("symbol", "args", "kwargs", "output", "subsymbols", "source", "tags")
+_FIELDS = frozenset({"symbol", "args", "kwargs", "output", "subsymbols", "source", "tags"})
 
 
 def substitute(bound: BoundSymbol, env: dict[str, Any]) -> BoundSymbol:

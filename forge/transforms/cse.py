@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from forge.ir import BoundSymbol, Proxy, Tag, Trace
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
 from forge.ir.grad_rules import grad_rule
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies, rename
 from forge.ir.symbol import substitute
 
 UNMERGEABLE = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
+
+_NUMBERS = frozenset({bool, int, float, complex})
 
 # a value under no_grad has no gradient; one that is recomputed is not saved
 MEANINGFUL = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})
@@ -29,8 +31,13 @@ def call_key(bound: BoundSymbol) -> tuple | None:
 
 def argument_key(value: Any) -> Any:
     """Hashable, and equal for arguments that mean the same: 1, 1.0 and True differ."""
-    if isinstance(value, Proxy):
+    kind = type(value)
+    if kind is TensorProxy or isinstance(value, Proxy):
         return ("%", value.name)
+    if kind in _NUMBERS:
+        return kind.__name__, repr(value)  # 1, 1.0, True and -0.0 differ
+    if kind is str or value is None:
+        return value
     if isinstance(value, (tuple, list)):
         return tuple([argument_key(item) for item in value])
     if isinstance(value, dict):
@@ -40,7 +47,7 @@ def argument_key(value: Any) -> Any:
     if isinstance(value, SYMBOLIC_TYPES):
         return ("$", str(value.node.expr))
     if isinstance(value, (bool, int, float, complex)):
-        return type(value).__name__, repr(value)  # 1, 1.0, True and -0.0 differ
+        return kind.__name__, repr(value)
     try:
         hash(value)
     except TypeError:

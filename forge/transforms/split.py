@@ -40,7 +40,10 @@ def backward_of(
 
     What the `visible` calls of the forward compute is not computed twice.
     """
-    trace = backward(joint, seeds_of(joint.forward, outputs), wanted)
+    return _simplified(backward(joint, seeds_of(joint.forward, outputs), wanted), visible)
+
+
+def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
     seen: dict[tuple, BoundSymbol] = {}
     merge_calls(visible, protected=set(), seen=seen)
     calls, renamed = merge_calls(trace.bound_symbols, protected=set(), seen=seen)
@@ -53,8 +56,9 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
     saved = {proxy.name for proxy in parts.saved_tensors}
     shown = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
     visible = [*joint.forward.bound_symbols, *shown]
+    every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     while True:  # what was saved is a value of others that were not: these are seen, but cannot be read
-        trace = recompute(parts.forward.bound_symbols, backward_of(joint, outputs, wanted, visible))
+        trace = recompute(parts.forward.bound_symbols, _simplified(every, visible))
         missing = {name for name in free_names(trace, set()) if name not in saved}
         known = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
         if len(known) == len(visible):
