@@ -23,6 +23,7 @@ from forge.frontend.recipe import Generated, Recipe, Training, assemble, finishe
 from forge.ir import Trace
 from forge.ir.bounded import Bounded
 from forge.ir.printing import compile_function
+from forge.ir.pytree import names
 
 _PARTS = ("forward", "backward", "epilogue")
 _loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by executor and hash
@@ -87,7 +88,8 @@ def _training_data(training: Training | None) -> dict[str, Any] | None:
 
 def _hash(split: Trace) -> str:
     """What a forward saves, and of what: the layout of what its backwards are given."""
-    return hashlib.sha256(repr((split.input_names, split.bound_symbols, split.output)).encode()).hexdigest()
+    saved = [names(part) for part in split.output]
+    return hashlib.sha256(repr((split.input_names, split.bound_symbols, saved)).encode()).hexdigest()
 
 
 def _claim_data(claim: Claim, graph: Described) -> list:

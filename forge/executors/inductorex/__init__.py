@@ -7,6 +7,7 @@ program is first compiled.
 
 import functools
 import importlib
+import importlib.metadata
 import os
 import shutil
 import warnings
@@ -52,6 +53,17 @@ class InductorExecutor(FusionExecutor):
 
     def fuse(self, region: Trace) -> Callable | Declined:
         return _inductor().compile_region(region, whole=self.whole)
+
+    def identity(self) -> str | Declined:
+        """What Inductor's code depends on: its settings, its compilers, the number of threads."""
+        config = importlib.import_module("torch._inductor.config")
+        return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton()))
+
+    def dump(self, function: Callable) -> bytes | Declined:
+        return _saved().dump(function)
+
+    def load(self, data: bytes) -> Callable:
+        return _saved().load(data)
 
     def finish(self) -> Mapping[Callable, Declined]:
         return _inductor().waits.finish() if _inductor.cache_info().currsize else {}
@@ -161,6 +173,21 @@ def _can_compile_for(device: str) -> bool:
 @functools.cache
 def _inductor() -> ModuleType:
     return importlib.import_module("forge.executors.inductorex.lower")
+
+
+@functools.cache
+def _saved() -> ModuleType:
+    return importlib.import_module("forge.executors.inductorex.saved")
+
+
+@functools.cache
+def _triton() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 whole = register_executor(WholeProgram("inductor-whole"))

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ import torch
 from torch._inductor import config as inductor_config
 
 from forge.executors.executor import Decision, decline
-from forge.executors.inductorex.stored import Described, load
+from forge.executors.inductorex.graphs import Described
+from forge.executors.inductorex.saved import load, with_strides
 
 _log = logging.getLogger("forge.inductor")
 
@@ -55,11 +56,12 @@ class Settings:
 class Compilation:
     """A graph that is to be compiled; once `state` says so, a function of one list.
 
-    `finish` makes what is called of the artifact's function. A compilation that nobody waits for any longer ends.
+    strides: those that its results are given, by place, where the artifact's differ. A compilation that nobody waits
+    for any longer ends.
     """
 
-    def __init__(self, graph: Described, finish: Callable[[Callable], Callable]) -> None:
-        self._finish = finish
+    def __init__(self, graph: Described, strides: Mapping[int, tuple]) -> None:
+        self._strides = strides
         self._job = _Job(pickle.dumps((graph, Settings.current())))
         self._function: Callable | None = None
         self._state: Decision = False
@@ -79,7 +81,7 @@ class Compilation:
 
     def _loaded(self, artifact: bytes) -> Decision:
         try:
-            self._function = self._finish(load(artifact))
+            self._function = with_strides(load(artifact), self._strides)
         except Exception as error:
             _log.debug("a compiled graph cannot be loaded", exc_info=True)
             return decline(f"what another process compiled cannot be loaded: {type(error).__name__}: {error}")

@@ -24,10 +24,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import waits
+from forge.executors.inductorex import saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
-from forge.executors.inductorex.stored import describe
-from forge.executors.layout import ATTENTION, Layout, Layouts, paired, restrided
+from forge.executors.inductorex.graphs import describe
+from forge.executors.layout import ATTENTION, Layout, Layouts, paired
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.pytree import leaves, tree_map
 from forge.ir.undecided import Undecided
@@ -146,8 +146,9 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
         with _alone():
             graph, given = _graph_of(region, layouts)
             with waits.gathered() as started:
-                artifact = compile_graph(graph, given, layouts.fake, whole=whole)
-                started.function = _with_strides(artifact.current_callable, graph, region)
+                compiled, strides = compile_graph(graph, given, layouts.fake, whole=whole), _other_strides(graph, region)
+                started.function = saved.with_strides(compiled.current_callable, strides)
+            saved.keep(started.function, compiled, strides)
             return started.function
     except Undecided:
         raise
@@ -166,7 +167,7 @@ def compile_region_elsewhere(region: Trace) -> Compilation | Declined:
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
             return decline("its lengths are not known")
-        return Compilation(describe(graph, inputs), partial(_with_strides, graph=graph, region=region))
+        return Compilation(describe(graph, inputs), _other_strides(graph, region))
     except Exception as error:
         _log.debug("%s", region, exc_info=True)
         return decline(f"not compiled as a whole: {waits.described(error)}")
@@ -204,21 +205,11 @@ def _changes(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _with_strides(artifact: Callable, graph: torch.fx.GraphModule, region: Trace) -> Callable:
-    """The artifact with results of the strides that torch gives: a decomposition may give others."""
+def _other_strides(graph: torch.fx.GraphModule, region: Trace) -> dict[int, tuple]:
+    """The strides that torch gives results, by place, where a decomposition gives others."""
     (output,) = graph.graph.find_nodes(op="output")
     made = [tuple(node.meta["val"].stride()) for node in output.args[0]]
-    others = [place for place, proxy in enumerate(region.output) if made[place] != proxy.strides]
-    if not others:
-        return artifact
-
-    def run(boxed: list[Any]) -> list[torch.Tensor]:
-        results = list(artifact(boxed))
-        for place in others:
-            results[place] = restrided(results[place], region.output[place].strides)
-        return results
-
-    return run
+    return {place: proxy.strides for place, proxy in enumerate(region.output) if made[place] != proxy.strides}
 
 
 def _value(known: dict[str, Any], leaf: Any) -> Any:

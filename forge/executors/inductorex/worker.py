@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from forge.executors.inductorex.lower import compile_graph
-from forge.executors.inductorex.stored import dump, rebuild
+from forge.executors.inductorex.graphs import rebuild
+from forge.executors.inductorex.saved import dump_artifact
 
 NICE = 10
 
@@ -26,7 +27,7 @@ def main(folder: Path) -> int:
         settings.apply()
         with torch.no_grad():
             artifact = compile_graph(*rebuild(graph), whole=True)
-        write(folder / "artifact", dump(artifact))
+        write(folder / "artifact", dump_artifact(artifact))
     except Exception as error:
         traceback.print_exc()
         write(folder / "error", f"{type(error).__name__}: {error}".strip().splitlines()[0].encode())

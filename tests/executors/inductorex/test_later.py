@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import forge
 from forge.executors import later
 from forge.executors.executor import Declined
-from forge.executors.inductorex import elsewhere, stored
+from forge.executors.inductorex import elsewhere, graphs
 from forge.executors.layout import Layout
 from forge.jit import record_of
 
@@ -199,7 +199,7 @@ def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch
 def test_an_artifact_that_cannot_be_loaded_declines(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere._Job, "result", lambda job: data)
     monkeypatch.setattr(elsewhere._Job, "start", lambda job: None)
-    compilation = elsewhere.Compilation(stored.Described([], [], []), lambda function: function)
+    compilation = elsewhere.Compilation(graphs.Described([], [], []), {})
     assert isinstance(compilation.state(), Declined) and "cannot be loaded" in compilation.state().reason
 
 
@@ -250,7 +250,7 @@ def test_a_graph_that_holds_a_tensor_stays_in_its_process() -> None:
 
     layout = Layout((2,), (1,), torch.float32, torch.device("cpu"))
     with pytest.raises(NotImplementedError, match="held"):
-        stored.describe(torch.fx.symbolic_trace(Holding()), [layout])
+        graphs.describe(torch.fx.symbolic_trace(Holding()), [layout])
 
 
 def small(width: int, layers: int) -> bool:

@@ -1,22 +1,11 @@
-"""Inductor's graphs and artifacts as bytes, for another process on the same machine.
+"""Graphs of aten operators as plain values, for a process that compiles them."""
 
-An artifact's bytes name files in Inductor's cache folder; loading writes those that are missing, and builds them again
-where they are gone. They are a pickle, as trusted as code.
-
-Source: torch._inductor.codecache.FxGraphCache, which keeps artifacts this way.
-"""
-
-import copy
 import operator
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._inductor.codecache import TritonBundler
-from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
-from torch._inductor.utils import BoxedBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -24,27 +13,6 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from forge.executors.layout import Layout
 from forge.ir.pytree import tree_map
-
-
-def dump(artifact: CompiledFxGraph) -> bytes:
-    """What `load` makes the artifact's function of."""
-    kept = copy.copy(artifact)
-    kept.prepare_for_serialization()
-    return pickle.dumps(kept)
-
-
-def load(data: bytes) -> Callable:
-    """The function of a dumped artifact: of one list, which it empties. Raises what unpickling and building raise."""
-    artifact = pickle.loads(data)
-    if artifact._triton_bundle:
-        TritonBundler.read_and_emit(artifact._triton_bundle)
-    constants = CompiledFxGraphConstants()
-    artifact.after_deserialization(constants)
-    artifact.post_compile((), constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
-    return artifact.current_callable
-
-
-# graphs
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""Artifacts of Inductor for another process: the module that Inductor generated, and where its kernels lie.
+
+Inductor's own folder has the compiled kernels of a CPU region, as shared objects; they are found there by path and hash,
+and the module is run without what it would spend on finding them itself: Inductor's lowerings, which it imports for
+regions that call none, and a look at what the processor can do. Where one is missing or another one, Inductor loads the
+module as it was, and compiles. Kernels of a GPU come from Triton's own folder.
+
+Source: torch._inductor.codecache, PyCodeCache.load and CppPythonBindingsCodeCache; CompiledFxGraph.post_compile.
+"""
+
+import ast
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import utils as inductor_utils
+from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
+
+from forge.executors.executor import Declined, decline
+from forge.executors.layout import restrided
+
+_UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
+_kept: "weakref.WeakKeyDictionary[Callable, Kept]" = weakref.WeakKeyDictionary()
+
+
+class Kept:
+    """What is known of an artifact. strides: those that results are given, by place, where Inductor's differ."""
+
+    def __init__(self, graph: Any, strides: Mapping[int, tuple]) -> None:
+        self.source: str | None = getattr(graph, "source_code", None)
+        self.scope: dict[str, Any] = getattr(graph.current_callable, "__globals__", {})
+        self.reason = _not_kept(graph)
+        self.aligned: list[int] = [] if getattr(graph, "_defers_input_alignment", False) else list(graph.inputs_to_check)
+        self.strides = dict(strides)
+
+
+def _not_kept(graph: Any) -> str | None:
+    """Why an artifact is this process's only."""
+    if graph.constants or getattr(graph, "torchbind_constants", None):
+        return "Inductor keeps constants for a region"
+    if graph.mutated_input_idxs or inductor_config.triton.cudagraphs or getattr(graph, "_wrap_compiled_regions", False):
+        return "Inductor wraps a region"
+    return None
+
+
+def keep(function: Callable, graph: Any, strides: Mapping[int, tuple]) -> None:
+    """Remembers what a region's function was made of: `graph` is Inductor's CompiledFxGraph."""
+    _kept[function] = Kept(graph, strides)
+
+
+def with_strides(function: Callable, strides: Mapping[int, tuple]) -> Callable:
+    """An artifact with results of these strides, by place."""
+    if not strides:
+        return function
+
+    def run(boxed: list[Any]) -> list[torch.Tensor]:
+        results = list(function(boxed))
+        for place, wanted in strides.items():
+            results[place] = restrided(results[place], wanted)
+        return results
+
+    return run
+
+
+def dump(function: Callable) -> bytes | Declined:
+    """What `load` makes the function of."""
+    kept = _kept.get(function)
+    if kept is None or kept.source is None:
+        return decline("it is not known what Inductor made a region of")
+    if kept.reason is not None:
+        return decline(kept.reason)
+    if not all(isinstance(each, int) for strides in kept.strides.values() for each in strides):
+        return decline("the strides of a region's results are symbolic")
+    kernels = _kernels(kept.scope)
+    return json.dumps(
+        {
+            "source": kept.source,
+            "short": _short(kept.source, kernels),
+            "kernels": kernels,
+            "aligned": kept.aligned,
+            "strides": list(kept.strides.items()),
+        }
+    ).encode()
+
+
+def load(data: bytes) -> Callable:
+    """The function of a region that another process dumped."""
+    known = json.loads(data)
+    call = _shortly(known["short"], known["kernels"]) or PyCodeCache.load(known["source"]).call
+    if known["aligned"]:
+        call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
+    return with_strides(call, {place: tuple(wanted) for place, wanted in known["strides"]})
+
+
+def _shortly(text: str, kernels: Mapping[str, tuple[str, str]]) -> Callable | None:
+    """The module's call with kernels that are there already; None where one is not."""
+    found: dict[str, Any] = {}
+    for name, (path, wanted) in kernels.items():
+        if _hash_of(path) != wanted:
+            return None
+        found[name] = CppPythonBindingsCodeCache._load_library(path, wanted).kernel
+    scope = {"__name__": "forge.inductor_region", **found}
+    exec(compile(text, "<forge region>", "exec"), scope)
+    return scope["call"]
+
+
+def _kernels(scope: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The C++ kernels of a generated module: name → shared object and its hash."""
+    found = {}
+    for name, value in scope.items():
+        path = getattr(getattr(value, "__self__", None), "__file__", None)
+        if type(value) is BuiltinFunctionType and value.__name__ == "kernel" and path is not None:
+            digest = _hash_of(path)
+            if digest is not None:
+                found[name] = (path, digest)
+    return found
+
+
+def _hash_of(path: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _short(source: str, kernels: Mapping[str, Any]) -> str:
+    """A generated module without the C++ of these kernels, and without what it imports of Inductor and does not use."""
+    statements = [each for each in ast.parse(source).body if not _is_aside(each, kernels)]
+    compiler = [each for each in statements if _reads(each, "async_compile")]
+    if len(compiler) == 3:  # it is made, waited for and deleted
+        statements = [each for each in statements if each not in compiler]
+    read = {node.id for each in statements for node in ast.walk(each) if isinstance(node, ast.Name)}
+    statements = [each for each in statements if not _imports_in_vain(each, read)]
+    lines = source.splitlines()
+    return "\n".join("\n".join(lines[each.lineno - 1 : each.end_lineno]) for each in statements) + "\n"
+
+
+def _is_aside(statement: ast.stmt, kernels: Mapping[str, Any]) -> bool:
+    if isinstance(statement, ast.Assign):
+        (target,) = statement.targets
+        return isinstance(target, ast.Name) and target.id in kernels
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name in _UNUSED
+    return isinstance(statement, ast.If) and _reads(statement, "__name__")
+
+
+def _reads(statement: ast.stmt, name: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(statement))
+
+
+def _imports_in_vain(statement: ast.stmt, read: set[str]) -> bool:
+    if not isinstance(statement, ast.ImportFrom) or not (statement.module or "").startswith("torch._inductor."):
+        return False
+    return all((each.asname or each.name) not in read for each in statement.names)
