@@ -5,7 +5,6 @@ import os
 import platform
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,13 +35,15 @@ def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str
 
 @cache
 def _system() -> tuple[str, ...]:
-    return (*here(), str(torch.version.cuda), platform.platform(), torch.backends.cpu.get_cpu_capability(), _processor())
+    where = (platform.platform(), torch.backends.cpu.get_cpu_capability(), _processor())
+    return (*here(), str(torch.version.cuda), *where)
 
 
 def _processor() -> str:
     """What kind of processor this is: kernels are compiled for it."""
     try:
-        lines = Path("/proc/cpuinfo").open().read(1 << 13).split("\n\n")[0].splitlines()
+        with open("/proc/cpuinfo") as file:
+            lines = file.read(1 << 13).split("\n\n")[0].splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     wanted = ("model name", "flags", "Features", "CPU part")
@@ -90,7 +91,9 @@ def _said(executor: Executor) -> str:
 
 def _of_functions(executor: OperatorExecutor) -> str:
     """An executor that is a table: its functions; those of forge, torch and Python are known by their versions."""
-    parts = [(name, symbol.op, symbol.meta, *sorted(map(str, symbol.tags))) for name, symbol in executor._operators.items()]
+    parts: list[tuple] = []
+    for name, symbol in executor._operators.items():
+        parts.append((name, symbol.op, symbol.meta, *sorted(map(str, symbol.tags))))
     for name, each in executor.implementations.items():
         op = each.op and each.op.op
         parts.append((name, op, each.checker, each.execution_transform, each.grad_transform, each.grad))

@@ -107,7 +107,9 @@ class Writer:
 class Reader:
     """Finds or makes what was described."""
 
-    def __init__(self, entry: Entry, executors: Sequence[Executor], load: Callable[[FusionExecutor, bytes], Any]) -> None:
+    def __init__(
+        self, entry: Entry, executors: Sequence[Executor], load: Callable[[FusionExecutor, bytes], Any]
+    ) -> None:
         self.entry = entry
         self.executors = executors
         self._load = load

@@ -1,9 +1,9 @@
 """A compiled program as an entry, and an entry as a program again.
 
 What is kept is what runs: the text of the generated functions, with a table of what it names, the plain data of the
-recipe, and who claimed what, for forge.explain. The passes have not run where a program was read: what only they can
-give (the backward of other outputs, a backward of a backward, the stages) is compiled from the captured graph when it is
-asked for.
+recipe, and who claimed what, for forge.explain. The passes have not run where a program was read: what only they give
+(the backward of other outputs, a backward of a backward, the stages) is compiled from the captured graph when it is asked
+for.
 """
 
 import hashlib
@@ -27,7 +27,6 @@ from forge.ir.pytree import names
 
 _PARTS = ("forward", "backward", "epilogue")
 _loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by executor and hash
-_lock = threading.RLock()
 
 
 def dump(compiled: Compiled, mutated: list[int], held: list[int], options: Options, graph: Described) -> Entry:
@@ -150,11 +149,10 @@ def _training(
 def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
     """What the executor makes of a region; once in a process."""
     key = (executor, hashlib.sha256(data).digest())
-    with _lock:
-        function = _loaded.get(key)
-        if function is None:
-            function = _loaded[key] = executor.load(data)
-        return function
+    function = _loaded.get(key)
+    if function is None:
+        function = _loaded[key] = executor.load(data)
+    return function
 
 
 class Loaded(Compiled):
@@ -164,7 +162,7 @@ class Loaded(Compiled):
     cached = True
 
     def __init__(self, entry: Entry, graph: Described, compile: Callable[[], Compiled]) -> None:
-        self._entry = entry
+        self._told = [entry.blobs[number] for number in entry.data["claims"]]
         self._lines = {number: line for line, number in graph.lines.items()}
         self._compile = compile
         self._whole: Compiled | None = None
@@ -179,8 +177,7 @@ class Loaded(Compiled):
             return self._whole
 
     def _claims(self, number: int) -> list[Claim]:
-        found = json.loads(self._entry.blobs[self._entry.data["claims"][number]])
-        return [_claim(self._lines, *each) for each in found]
+        return [_claim(self._lines, *each) for each in json.loads(self._told[number])]
 
 
 def _claim(lines: dict[int, str], operation: str, outputs: list[str], line: int | None, *made: Any) -> Claim:
