@@ -3,7 +3,8 @@
 import hashlib
 import os
 import platform
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -91,19 +92,32 @@ def _said(executor: Executor) -> str:
 
 def _of_functions(executor: OperatorExecutor) -> str:
     """An executor that is a table: its functions; those of forge, torch and Python are known by their versions."""
-    parts: list[tuple] = []
-    for name, symbol in executor._operators.items():
-        parts.append((name, symbol.op, symbol.meta, *sorted(map(str, symbol.tags))))
-    for name, each in executor.implementations.items():
-        op = each.op and each.op.op
-        parts.append((name, op, each.checker, each.execution_transform, each.grad_transform, each.grad))
+    size = len(executor._operators) + len(executor.implementations)
+    known, text = _tables.get(executor, (0, ""))
+    if known == size and not executor.patterns:
+        return text
+    parts = list(_parts(executor))
     functions = [each for part in parts for each in part if callable(each)]
     foreign = [each for each in functions if owner_of_module(getattr(each, "__module__", None)) is None]
     foreign = [each for each in foreign if torchlang.find(each) is None]
     found = fingerprint_of(foreign, list(executor.patterns))
     if not found.is_lasting:
         raise Uncacheable(f"a function of executor {executor.name} is known to this process only")
-    return repr((found.digest, [[each if isinstance(each, str) else _called(each) for each in part] for part in parts]))
+    text = repr((found.digest, [[each if isinstance(each, str) else _called(each) for each in part] for part in parts]))
+    if not foreign:
+        _tables[executor] = size, text
+    return text
+
+
+_tables: "weakref.WeakKeyDictionary[OperatorExecutor, tuple[int, str]]" = weakref.WeakKeyDictionary()
+
+
+def _parts(executor: OperatorExecutor) -> Iterator[tuple]:
+    for name, symbol in executor._operators.items():
+        yield name, symbol.op, symbol.meta, *sorted(map(str, symbol.tags))
+    for name, each in executor.implementations.items():
+        op = each.op and each.op.op
+        yield name, op, each.checker, each.execution_transform, each.grad_transform, each.grad
 
 
 def _called(function: Any) -> str:

@@ -2,8 +2,8 @@
 
 What is kept is what runs: the text of the generated functions, with a table of what it names, the plain data of the
 recipe, and who claimed what, for forge.explain. The passes have not run where a program was read: what only they give
-(the backward of other outputs, a backward of a backward, the stages) is compiled from the captured graph when it is asked
-for.
+(the backward of other outputs, a backward of a backward, the stages) is compiled from the captured graph when it is
+asked for.
 """
 
 import hashlib

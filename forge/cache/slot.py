@@ -57,6 +57,9 @@ class Slot:
             return
         start = time.perf_counter()
         try:
+            if key_of(self._described, self._options, self._parameters) != self.key:  # an executor lost something
+                compiled.uncached = "what decides how it is compiled has changed meanwhile"
+                return
             numbers = list(map(self._described.held_number, held))
             entry = dump(compiled, mutated, numbers, self._options, self._described)
         except Uncacheable as reason:

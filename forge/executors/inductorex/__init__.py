@@ -56,6 +56,8 @@ class InductorExecutor(FusionExecutor):
 
     def identity(self) -> str | Declined:
         """What Inductor's code depends on: its settings, its compilers, the number of threads."""
+        if _inductor.cache_info().currsize and _inductor().waits.has_failed():
+            return decline("Inductor could not compile a region")
         config = importlib.import_module("torch._inductor.config")
         return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton()))
 

@@ -1,9 +1,9 @@
 """Artifacts of Inductor for another process: the module that Inductor generated, and where its kernels lie.
 
-Inductor's own folder has the compiled kernels of a CPU region, as shared objects; they are found there by path and hash,
-and the module is run without what it would spend on finding them itself: Inductor's lowerings, which it imports for
-regions that call none, and a look at what the processor can do. Where one is missing or another one, Inductor loads the
-module as it was, and compiles. Kernels of a GPU come from Triton's own folder.
+Inductor's own folder has the compiled kernels of a CPU region, as shared objects; they are found there by path and
+hash, and the module is run without what it would spend on finding them itself: Inductor's lowerings, which it imports
+for regions that call none, and a look at what the processor can do. Where one is missing or another one, Inductor loads
+the module as it was, and compiles. Kernels of a GPU come from Triton's own folder.
 
 Source: torch._inductor.codecache, PyCodeCache.load and CppPythonBindingsCodeCache; CompiledFxGraph.post_compile.
 """
@@ -36,7 +36,8 @@ class Kept:
         self.source: str | None = getattr(graph, "source_code", None)
         self.scope: dict[str, Any] = getattr(graph.current_callable, "__globals__", {})
         self.reason = _not_kept(graph)
-        self.aligned: list[int] = [] if getattr(graph, "_defers_input_alignment", False) else list(graph.inputs_to_check)
+        defers = getattr(graph, "_defers_input_alignment", False)
+        self.aligned: list[int] = [] if defers else list(graph.inputs_to_check)
         self.strides = dict(strides)
 
 

@@ -103,6 +103,11 @@ def _fail(function: Callable | None, error: Exception) -> None:
         _failed[function] = decline(f"Inductor's kernel could not be built: {described(error)}")
 
 
+def has_failed() -> bool:
+    """Whether Inductor could not compile something that this process asked for."""
+    return _noticed.locked()
+
+
 def described(error: Exception) -> str:
     """An error in one line."""
     lines = str(error).strip().splitlines()

@@ -1,0 +1,16 @@
+"""Each test has a cache of its own, in which nothing is."""
+
+from pathlib import Path
+
+import pytest
+
+from forge.cache import store
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the test's programs."""
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "forge"))
+    monkeypatch.setattr(store, "_noticed", set())
+    return tmp_path / "forge" / "programs"
