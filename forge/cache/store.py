@@ -96,15 +96,18 @@ def _parsed(content: bytes, key: str) -> Entry:
     said, _, body = content[len(FORMAT) :].partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != said:
         raise Refused("it is damaged")
-    size, _, rest = body.partition(b"\n")
-    head = json.loads(rest[: int(size)])
-    if head["key"] != key:
+    try:
+        size, _, rest = body.partition(b"\n")
+        head, place, blobs = json.loads(rest[: int(size)]), int(size), []
+        for length in head["lengths"]:
+            blobs.append(rest[place : place + length])
+            place += length
+        known, data = head["key"], head["data"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(f"it cannot be read: {error}") from error
+    if known != key:
         raise Refused("it is another program's")
-    place, blobs = int(size), []
-    for length in head["lengths"]:
-        blobs.append(rest[place : place + length])
-        place += length
-    return Entry(head["data"], blobs)
+    return Entry(data, blobs)
 
 
 def _check_folder(path: Path) -> None:

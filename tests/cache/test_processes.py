@@ -1,0 +1,90 @@
+"""Processes that share what they compiled."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge.executors.inductorex import inductorex
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import json, sys
+import torch
+from torch import nn
+import forge
+from forge.frontend import dynamo
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 2))
+x = torch.randn(6, 4)
+jitted = forge.jit(model)
+if "from-disk" in sys.argv:
+    dynamo.record = lambda *args: sys.exit("a graph is recorded")
+with torch.no_grad():
+    inferred = jitted(x).tolist()
+y = jitted(x)
+y.square().sum().backward()
+explained = forge.explain(jitted)
+gradients = [each.grad.tolist() for each in model.parameters()]
+fused = sum(row.executor == "inductor" for row in explained.rows)
+print(json.dumps([explained.cached, fused, [inferred, y.tolist(), gradients]]))
+"""
+
+
+def start(executors: str, *arguments: str) -> subprocess.Popen:
+    environment = {**os.environ, "FORGE_EXECUTORS": executors, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def printed(process: subprocess.Popen) -> str:
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert "Traceback" not in error
+    return out
+
+
+def result(text: str) -> str:
+    return text.partition("[[")[2]
+
+
+EXECUTORS = [
+    "hub,torch",
+    pytest.param(
+        "inductor,torch",
+        marks=pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels"),
+    ),
+]
+
+
+@pytest.mark.parametrize("executors", EXECUTORS)
+def test_a_second_process_compiles_nothing(executors: str) -> None:
+    first = printed(start(executors))
+    second = printed(start(executors, "from-disk"))
+    assert (first[:3], second[:3]) == ("[0,", "[2,")
+    assert first[3:] == second[3:]  # what was fused, the results and the gradients, to the last bit
+    assert (first.split(", ")[1] == "0") == ("inductor" not in executors)
+
+
+def test_a_region_whose_kernels_are_gone_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not inductorex.is_available():
+        pytest.skip("there is no C++ compiler for Inductor's kernels")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    first = printed(start("inductor,torch"))
+    for library in (tmp_path / "inductor").rglob("*.so"):
+        library.unlink()
+    assert result(printed(start("inductor,torch", "from-disk"))) == result(first)
+
+
+def test_processes_that_write_at_once_leave_one_whole_entry(programs: Path) -> None:
+    texts = [printed(process) for process in [start("hub,torch") for _ in range(3)]]
+    assert len(set(map(result, texts))) == 1
+    assert sorted(path.suffix for path in programs.iterdir()) == [".program", ".program"]
+    assert printed(start("hub,torch", "from-disk")).startswith("[2,")
