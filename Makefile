@@ -29,6 +29,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.processes
 	$(BIN)/python -m bench.throughput --device cpu
 
 bench-gpu: $(INSTALLED)
