@@ -1,7 +1,6 @@
 """Graphs of aten operators as plain values, for a process that compiles them."""
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 

@@ -146,7 +146,8 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
         with _alone():
             graph, given = _graph_of(region, layouts)
             with waits.gathered() as started:
-                compiled, strides = compile_graph(graph, given, layouts.fake, whole=whole), _other_strides(graph, region)
+                compiled = compile_graph(graph, given, layouts.fake, whole=whole)
+                strides = _other_strides(graph, region)
                 started.function = saved.with_strides(compiled.current_callable, strides)
             saved.keep(started.function, compiled, strides)
             return started.function

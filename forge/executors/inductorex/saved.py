@@ -40,6 +40,25 @@ class Kept:
         self.aligned: list[int] = [] if defers else list(graph.inputs_to_check)
         self.strides = dict(strides)
 
+    def dump(self) -> bytes | Declined:
+        """As `dump`."""
+        if self.source is None:
+            return decline("it is not known what Inductor made a region of")
+        if self.reason is not None:
+            return decline(self.reason)
+        if not all(isinstance(each, int) for strides in self.strides.values() for each in strides):
+            return decline("the strides of a region's results are symbolic")
+        kernels = _kernels(self.scope)
+        return json.dumps(
+            {
+                "source": self.source,
+                "short": _short(self.source, kernels),
+                "kernels": kernels,
+                "aligned": self.aligned,
+                "strides": list(self.strides.items()),
+            }
+        ).encode()
+
 
 def _not_kept(graph: Any) -> str | None:
     """Why an artifact is this process's only."""
@@ -72,22 +91,12 @@ def with_strides(function: Callable, strides: Mapping[int, tuple]) -> Callable:
 def dump(function: Callable) -> bytes | Declined:
     """What `load` makes the function of."""
     kept = _kept.get(function)
-    if kept is None or kept.source is None:
-        return decline("it is not known what Inductor made a region of")
-    if kept.reason is not None:
-        return decline(kept.reason)
-    if not all(isinstance(each, int) for strides in kept.strides.values() for each in strides):
-        return decline("the strides of a region's results are symbolic")
-    kernels = _kernels(kept.scope)
-    return json.dumps(
-        {
-            "source": kept.source,
-            "short": _short(kept.source, kernels),
-            "kernels": kernels,
-            "aligned": kept.aligned,
-            "strides": list(kept.strides.items()),
-        }
-    ).encode()
+    return decline("it is not known what Inductor made a region of") if kept is None else kept.dump()
+
+
+def dump_artifact(graph: Any) -> bytes | Declined:
+    """What `load` makes the function of Inductor's CompiledFxGraph of."""
+    return Kept(graph, {}).dump()
 
 
 def load(data: bytes) -> Callable:

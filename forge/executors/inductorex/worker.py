@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from forge.executors.inductorex.lower import compile_graph
+from forge.executors.executor import Declined
 from forge.executors.inductorex.graphs import rebuild
+from forge.executors.inductorex.lower import compile_graph
 from forge.executors.inductorex.saved import dump_artifact
 
 NICE = 10
@@ -26,8 +27,10 @@ def main(folder: Path) -> int:
         graph, settings = pickle.loads((folder / "job").read_bytes())
         settings.apply()
         with torch.no_grad():
-            artifact = compile_graph(*rebuild(graph), whole=True)
-        write(folder / "artifact", dump_artifact(artifact))
+            data = dump_artifact(compile_graph(*rebuild(graph), whole=True))
+        if isinstance(data, Declined):
+            raise NotImplementedError(data.reason)
+        write(folder / "artifact", data)
     except Exception as error:
         traceback.print_exc()
         write(folder / "error", f"{type(error).__name__}: {error}".strip().splitlines()[0].encode())
