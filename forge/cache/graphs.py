@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from forge import torchlang
+from forge.cache.guards import known_of
 from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint_of
 from forge.frontend.functions import is_once_differentiable
 from forge.ir.printing import property_name, qualified_name
@@ -28,17 +29,19 @@ class Uncacheable(Exception):
 
 class Described:
     """A graph in words. `lines` are sources of the nodes' calls, by number; `held` the tensors that the graph holds
-    itself, by number; `devices` those of all tensors."""
+    itself, by number; `devices` those of all tensors; `symbols` its symbolic inputs."""
 
     def __init__(self, graph: GraphModule) -> None:
         self.words: list[str] = []
         self.lines: dict[str, int] = {}
         self.held: dict[int, torch.Tensor] = {}
         self.devices: set[torch.device] = set()
+        self.symbols: list[torch.SymInt] = []
         self._names: dict[int, tuple[str, Any]] = {}
         self._memory: dict[int, int] = {}
         self._kept: list[Any] = []
         self._graph(graph)
+        self.words += known_of(self.symbols)
 
     def held_number(self, tensor: torch.Tensor) -> int:
         """Where a tensor that the graph holds stands among those that it holds."""
@@ -60,9 +63,24 @@ class Described:
             target = self._function(node.target)
         else:
             target = node.target
+        if node.op == "placeholder" and isinstance(node.meta.get("example_value"), SYMBOLIC_TYPES):
+            self._symbol(node.meta["example_value"])
         example = self._example(node.meta.get("example_value"))
         arguments = f"{self._value(node.args)} {self._value(node.kwargs)}"
         self.words.append(f"{node.op} {node.name} {target} {arguments} {example}")
+
+    def _symbol(self, value: Any) -> None:
+        """An input that is a symbolic number."""
+        if not isinstance(value, torch.SymInt) or not value.node.expr.is_symbol:
+            raise Uncacheable("one of its inputs is a symbolic number other than a length")
+        self.symbols.append(value)
+
+    def _number(self, value: Any) -> str:
+        """A symbolic number: an expression of inputs."""
+        expression = value.node.expr
+        if not expression.free_symbols <= {symbol.node.expr for symbol in self.symbols}:
+            raise Uncacheable("a length of it depends on values")
+        return str(expression)
 
     def _attribute(self, value: Any) -> str:
         if isinstance(value, GraphModule):
@@ -112,7 +130,7 @@ class Described:
         if kind is slice:
             return f"slice({','.join(map(self._value, (value.start, value.stop, value.step)))})"
         if isinstance(value, SYMBOLIC_TYPES):
-            raise Uncacheable("its sizes are symbolic")
+            return self._number(value)
         if isinstance(value, _PLAIN):
             return f"{kind.__module__}.{kind.__qualname__} {value!r}"
         if callable(value) and not isinstance(value, torch.nn.Module):
@@ -123,19 +141,20 @@ class Described:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, SYMBOLIC_TYPES):
-            raise Uncacheable("its sizes are symbolic")
+            return self._number(value)
         if isinstance(value, (tuple, list)):
             return f"({','.join(map(self._example, value))})"
         return type(value).__name__ if value is not None else ""
 
     def _tensor(self, value: torch.Tensor) -> str:
-        shape = tuple(value.shape)
-        if any(isinstance(length, SYMBOLIC_TYPES) for length in shape):
-            raise Uncacheable("its sizes are symbolic")
+        shape, strides = tuple(value.shape), value.stride() if value.layout == torch.strided else ()
+        for length in (*shape, *strides):
+            if isinstance(length, SYMBOLIC_TYPES):
+                self._number(length)
         self.devices.add(value.device)
         if value.layout != torch.strided:
             return f"{value.layout} {shape}"
-        kind = f"{type(value).__name__} {value.dtype} {value.device} {shape} {value.stride()}"
+        kind = f"{type(value).__name__} {value.dtype} {value.device} {shape} {strides}"
         history = f"{value.requires_grad} {value.is_leaf} {value.is_inference()} {value.is_conj()} {value.is_neg()}"
         return f"{kind} {history} {value.storage_offset()} {self._memory_of(value)}"
 

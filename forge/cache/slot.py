@@ -7,6 +7,7 @@ import torch
 
 from forge.cache import store
 from forge.cache.graphs import Described, Uncacheable
+from forge.cache.guards import guards_of, hold
 from forge.cache.keys import is_on, key_of
 from forge.cache.programs import Loaded, dump, load
 from forge.compile import Compiled, Options, compile_program
@@ -43,6 +44,8 @@ class Slot:
         if entry is None:
             return None
         try:
+            if not hold(entry.data["guards"], self._described.symbols):
+                return None
             program = load(entry, self._options, self._described, self._compiler(), eager)
         except Exception as error:  # what an entry names is code of others
             store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
@@ -58,12 +61,15 @@ class Slot:
         start = time.perf_counter()
         try:
             if key_of(self._described, self._options, self._parameters) != self.key:  # an executor lost something
-                compiled.uncached = "what decides how it is compiled has changed meanwhile"
-                return
+                raise Uncacheable("what decides how it is compiled has changed meanwhile")
             numbers = list(map(self._described.held_number, held))
             entry = dump(compiled, mutated, numbers, self._options, self._described)
+            entry.data["guards"] = guards_of(self._described.symbols)
         except Uncacheable as reason:
             compiled.uncached = str(reason)
+            return
+        except Exception as error:  # of torch's guards, or of an executor's
+            compiled.uncached = f"{type(error).__name__}: {error}"
             return
         store.write(self.key, entry)
         compiled.seconds["keep"] = time.perf_counter() - start

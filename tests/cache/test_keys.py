@@ -269,10 +269,6 @@ def test_a_torch_func_region() -> None:
     assert "which another process cannot find by a name" in reason
 
 
-def test_symbolic_sizes() -> None:
-    assert why(waves, X, dynamic=True) == ["its sizes are symbolic"]
-
-
 # functions of the user's
 
 

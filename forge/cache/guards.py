@@ -1,0 +1,40 @@
+"""Guards on symbolic lengths that compiling adds to Dynamo's: kept with a program, and in force where it is found.
+
+Source: torch._inductor.codecache.FxGraphCache, which keeps guards in the same words.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forge.ir.proxies import hint_of
+
+
+def guards_of(symbols: Sequence[torch.SymInt]) -> str | None:
+    """What holds of a graph's symbolic inputs, in words; None where there are none or nothing is asked of them."""
+    if not symbols:
+        return None
+    return symbols[0].node.shape_env.produce_guards_expression(list(symbols))
+
+
+def hold(guards: str | None, symbols: Sequence[torch.SymInt]) -> bool:
+    """Whether guards hold of these inputs; then they are guarded from now on."""
+    if guards is None:
+        return True
+    env: Any = symbols[0].node.shape_env
+    hints = list(map(hint_of, symbols))
+    return bool(env.evaluate_guards_expression(guards, hints)) and bool(
+        env.evaluate_guards_expression(guards, list(symbols))
+    )
+
+
+def known_of(symbols: Sequence[torch.SymInt]) -> list[str]:
+    """What is known of symbolic inputs before a graph is compiled: hints, ranges, guards."""
+    if not symbols:
+        return []
+    env: Any = symbols[0].node.shape_env
+    hints = [f"{symbol.node.expr} {hint_of(symbol)}" for symbol in symbols]
+    about = [f"{symbol} {found}" for symbol, found in env.var_to_range.items()]
+    replaced = [f"{symbol} = {found}" for symbol, found in env.replacements.items()]
+    return [*hints, *sorted(about), *sorted(replaced), *[str(guard.expr) for guard in env.guards]]
