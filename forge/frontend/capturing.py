@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch._dynamo import utils
-from torch._dynamo.variables import ConstantVariable, lists
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.variables import ConstantVariable, TensorVariable, lists
 from torch.autograd.function import FunctionCtx
 
 from forge.ir.versions import TORCH
@@ -54,6 +55,40 @@ _materializes = Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_
 _marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
 
 
+# values whose shape changes in place
+
+
+_OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
+
+
+def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    """A method of a tensor. Dynamo would not see that one of these changes the tensor's shape: what the program made
+    itself is a view of it from now on; for another, which others may see, the graph breaks."""
+    if name not in _OF_VIEWS:
+        return _calls_methods.original(self, tx, name, args, kwargs)
+    if not _is_own(self, tx):
+        unimplemented(
+            gb_type="a tensor's shape changes in place",
+            context=f"torch.Tensor.{name}",
+            explanation="Others than the program may see the tensor.",
+            hints=[],
+        )
+    view = _calls_methods.original(self, tx, name.removesuffix("_"), args, kwargs)
+    self.proxy = view.proxy
+    self.synchronize_attributes(tx)
+    return self
+
+
+def _is_own(tensor: TensorVariable, tx: Any) -> bool:
+    """Whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
+    fake = tensor.proxy.node.meta["example_value"]
+    nodes = [node for node in tx.output.graph.nodes if node.meta.get("example_value") is fake]
+    return tensor.source is None and nodes == [tensor.proxy.node] and (torch.is_grad_enabled() or not fake.requires_grad)
+
+
+_calls_methods = Replaced(TensorVariable, "call_method", _call_method)
+
+
 # numbers that are symbols
 
 
@@ -89,9 +124,9 @@ _finds_in_lists = Replaced(lists, "iter_contains", _contains)
 def captured() -> Iterator[None]:
     """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
     before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs. A length that is
-    looked for among numbers is compared."""
+    looked for among numbers is compared, and a shape that changes in place is seen."""
     with ExitStack() as stack:
-        for each in (_materializes, _finds, _finds_in_lists):
+        for each in (_materializes, _calls_methods, _finds, _finds_in_lists):
             stack.enter_context(each)
         if TORCH < (2, 13):
             stack.enter_context(_marks_dirty)

@@ -3,7 +3,15 @@
 import warnings
 
 import pytest
-from frontend.programs import effects, errors, functions, grad_modes, modules, views  # noqa: F401  each fills the table
+from frontend.programs import (  # noqa: F401  each fills the table
+    effects,
+    errors,
+    functions,
+    grad_modes,
+    modules,
+    reshaping,
+    views,
+)
 from frontend.programs.table import PROGRAMS, Jit, differences, no_jit, observed
 
 

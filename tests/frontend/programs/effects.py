@@ -486,7 +486,7 @@ def a_tensor_resized(jit):
     return jit(run)(torch.randn(4))
 
 
-@program(eager="t_ may")
+@program
 def a_tensor_transposed_in_place(jit):
     def run(x):
         y = x * 2
@@ -498,7 +498,7 @@ def a_tensor_transposed_in_place(jit):
     return jit(run)(torch.randn(2, 3))
 
 
-@program(eager="t_ may")
+@program
 def an_input_transposed_in_place(jit):
     def run(x):
         x.t_()
