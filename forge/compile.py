@@ -27,7 +27,7 @@ from forge.executors.executor import (
 from forge.executors.fusion import settled
 from forge.executors.later import Growing, Replacement, is_small, is_wanted
 from forge.executors.layout import Layouts
-from forge.executors.torchex.attention import ATTENDING, as_chosen_now, takes_groups
+from forge.executors.torchex.attention import ATTENDING, takes_groups
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.program import Program, inline_epilogue
@@ -57,9 +57,10 @@ class Compiled:
     `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
     each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
     `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
-    `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program, and
-    `growing` runs it until they are there. `cached` says that it was read from the disk (forge/cache), `uncached` why
-    it is not kept there. `shortened`: of the stages the last ones alone were kept.
+    `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program,
+    `growing` runs it until they are there, and `keep` keeps their recipe on disk, with their executors. `cached` says
+    that it was read from the disk (forge/cache), `uncached` why it is not kept there. `shortened`: of the stages the
+    last ones alone were kept.
     """
 
     cached = False
@@ -71,6 +72,7 @@ class Compiled:
         self.uncached: str | None = None
         self.grow: Callable[[Callable], Replacement] | None = None
         self.growing: Callable[[], Growing | None] = _nothing
+        self.keep: Callable[[Recipe, Sequence[Executor]], None] | None = None
         self.traces: list[Trace] = []
         self.backward_traces: list[Trace] = []
         self.claims: list[Claim] = []
@@ -87,7 +89,10 @@ class Compiled:
 
     def assembled(self) -> Callable:
         """What runs, without what a front end sets around it."""
-        call = assemble(self.recipe)
+        return self.grown(assemble(self.recipe))
+
+    def grown(self, call: Callable) -> Callable:
+        """`call`, until it has larger regions, if it shall have them."""
         if self.grow is None:
             return call
         growing = Growing(call, self.grow)
@@ -265,10 +270,16 @@ def _let_grow(compiled: Compiled, options: Options, layouts: Layouts, grow: Call
     def make(call: Callable) -> Replacement:
         later, made = options.later(), _Made([], [], [], [])
         with paused_gc(), restored(), autocast_mode.disabled(), compiled.timed("larger regions"):
-            larger = assemble(grow(later, made))
-        if not ATTENDING.isdisjoint(claim.operation for claim in made.claims):
-            larger = as_chosen_now(larger, call)
-        return Replacement(larger, later.ready, partial(compiled.replace, *made))
+            recipe = grow(later, made)
+        attends = not ATTENDING.isdisjoint(claim.operation for claim in made.claims)
+        recipe = recipe._replace(attends=attends)
+
+        def install() -> None:
+            compiled.replace(*made)
+            if compiled.keep is not None:
+                compiled.keep(recipe, later.executors)
+
+        return Replacement(assemble(recipe, call), later.ready, install)
 
     compiled.grow = make
 
@@ -369,9 +380,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     backward = backward_for(usual)
     epilogue = None if program.epilogue is None else _generate(program.epilogue, options, [], [])
     sets_mode = program.epilogue is not None and _sets_mode(program.epilogue)
-    training = Training(
-        backward, usual, epilogue, constants, sources, backward_for, again_for, parts.forward, numbers
-    )
+    training = Training(backward, usual, epilogue, constants, sources, backward_for, again_for, parts.forward, numbers)
     recipe = Recipe(forward, program.grad, sets_mode, training)
 
     def grow(later: Options, made: _Made) -> Recipe:

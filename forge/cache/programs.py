@@ -18,6 +18,7 @@ from forge.cache.store import Entry
 from forge.compile import Compiled, Options
 from forge.executors.claim import Claim
 from forge.executors.executor import Executor, FusionExecutor
+from forge.executors.later import Replacement
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.ir import Trace
@@ -29,22 +30,29 @@ _PARTS = ("forward", "backward", "epilogue")
 _loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by executor and hash
 
 
-def dump(compiled: Compiled, mutated: list[int], held: list[int], options: Options, graph: Described) -> Entry:
-    """What is kept of a program. held: numbers of tensors that the graph holds, which the program takes last.
+def dump(
+    compiled: Compiled,
+    recipe: Recipe,
+    mutated: list[int],
+    held: list[int],
+    executors: Sequence[Executor],
+    graph: Described,
+) -> Entry:
+    """What is kept of a program: the recipe, with the executors that it was made with. held: numbers of tensors that
+    the graph holds, which the program takes last.
 
     Raises Uncacheable for one that another process could not run.
     """
-    recipe = compiled.recipe
     entry = Entry({})
     functions = dict(zip(_PARTS, _generated(recipe), strict=True))
     entry.data = {
         "functions": {
-            part: _text_and_table(entry, each.trace, options.executors)
-            for part, each in functions.items()
-            if each is not None
+            part: _text_and_table(entry, each.trace, executors) for part, each in functions.items() if each is not None
         },
         "grad": recipe.grad,
         "sets_mode": recipe.sets_mode,
+        "attends": recipe.attends,
+        "grows": recipe is compiled.recipe and compiled.grow is not None,
         "training": _training_data(recipe.training),
         "mutated": mutated,
         "held": held,
@@ -105,11 +113,12 @@ def load(
     reader = Reader(entry, options.executors, _load_region)
     made = {part: _function(reader, **each) for part, each in data["functions"].items()}
     program = Loaded(entry, graph, compile)
-    recipe = Recipe(made["forward"], data["grad"], data["sets_mode"])
+    recipe = Recipe(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
         training = _training(made, program, **data["training"])
         recipe = recipe._replace(training=training)
-    call = finished(assemble(recipe), data["mutated"], eager)
+    program.grow = program.grow_whole if data["grows"] else None
+    call = finished(program.grown(assemble(recipe, program.call_whole)), data["mutated"], eager)
     tensors = list(graph.held.values())
     held = [tensors[number] for number in data["held"]]
     program.call = (lambda *inputs: call(*inputs, *held)) if held else call
@@ -175,6 +184,15 @@ class Loaded(Compiled):
             if self._whole is None:
                 self._whole = self._compile()
             return self._whole
+
+    def call_whole(self, *inputs: Any) -> Any:
+        """The same program, compiled here."""
+        return self.whole.call(*inputs)
+
+    def grow_whole(self, call: Callable) -> Replacement:
+        """Larger regions, made of the same program compiled here."""
+        self.whole.keep = self.keep
+        return self.whole.grow(call)
 
     def _claims(self, number: int) -> list[Claim]:
         return [_claim(self._lines, *each) for each in json.loads(self._told[number])]

@@ -1,7 +1,9 @@
 """The place of one captured graph in the cache: what it finds there, or leaves."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -11,8 +13,10 @@ from forge.cache.guards import guards_of, hold
 from forge.cache.keys import is_on, key_of
 from forge.cache.programs import Loaded, dump, load
 from forge.compile import Compiled, Options, compile_program
+from forge.executors.executor import Executor
 from forge.frontend import dynamo
 from forge.frontend.ambient import modes, restored, under
+from forge.frontend.recipe import Recipe
 from forge.ir.collection import paused_gc
 
 
@@ -51,6 +55,8 @@ class Slot:
             store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
             return None
         program.seconds["load"] = time.perf_counter() - start
+        if program.grow is not None:
+            program.keep = partial(self._keep_larger, weakref.ref(program), entry.data["mutated"], entry.data["held"])
         return program
 
     def keep(self, compiled: Compiled, mutated: list[int], held: list[torch.Tensor]) -> None:
@@ -63,7 +69,7 @@ class Slot:
             if key_of(self._described, self._options, self._parameters) != self.key:  # an executor lost something
                 raise Uncacheable("what decides how it is compiled has changed meanwhile")
             numbers = list(map(self._described.held_number, held))
-            entry = dump(compiled, mutated, numbers, self._options, self._described)
+            entry = dump(compiled, compiled.recipe, mutated, numbers, self._options.executors, self._described)
             entry.data["guards"] = guards_of(self._described.symbols)
         except Uncacheable as reason:
             compiled.uncached = str(reason)
@@ -73,6 +79,24 @@ class Slot:
             return
         store.write(self.key, entry)
         compiled.seconds["keep"] = time.perf_counter() - start
+        if compiled.grow is not None:
+            compiled.keep = partial(self._keep_larger, weakref.ref(compiled), mutated, numbers)
+
+    def _keep_larger(
+        self,
+        compiled: Callable[[], Compiled | None],
+        mutated: list[int],
+        numbers: list[int],
+        recipe: Recipe,
+        executors: Sequence[Executor],
+    ) -> None:
+        """Keeps the larger regions that a small program has got, in its place; what cannot be kept stays as it was."""
+        try:
+            entry = dump(compiled(), recipe, mutated, numbers, executors, self._described)
+            entry.data["guards"] = guards_of(self._described.symbols)
+        except Uncacheable:
+            return
+        store.write(self.key, entry)
 
     def _compiler(self) -> Callable[[], Compiled]:
         """Compiles the graph later, under the modes of now."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from forge.executors.torchex.attention import as_chosen_now
 from forge.frontend.autograd import Again, Later, Region, Sources
 from forge.ir import Trace
 from forge.torchlang import autocast_mode, grad_mode
@@ -42,19 +43,22 @@ class Training(NamedTuple):
 
 class Recipe(NamedTuple):
     """What a program's call is made of. grad: whether grad is enabled where it is called. sets_mode: whether what runs
-    outside of the autograd.Function sets the grad mode."""
+    outside of the autograd.Function sets the grad mode. attends: whether it has code for the kernel of attention that
+    torch chose when it was compiled."""
 
     forward: Generated
     grad: bool
     sets_mode: bool
     training: Training | None = None
+    attends: bool = False
 
 
-def assemble(recipe: Recipe) -> Callable:
-    """What runs: call(*inputs)."""
+def assemble(recipe: Recipe, otherwise: Callable | None = None) -> Callable:
+    """What runs: call(*inputs). otherwise: the same program, where torch might choose another kernel of attention."""
     training = recipe.training
     call = recipe.forward.function if training is None else _differentiable(recipe.forward.function, recipe, training)
-    return grad_mode.restored(call, recipe.grad) if recipe.sets_mode else call
+    call = grad_mode.restored(call, recipe.grad) if recipe.sets_mode else call
+    return as_chosen_now(call, otherwise) if recipe.attends else call
 
 
 def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Callable:

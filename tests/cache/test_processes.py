@@ -1,5 +1,6 @@
 """Processes that share what they compiled."""
 
+import json
 import os
 import subprocess
 import sys
@@ -35,9 +36,9 @@ print(json.dumps([explained.cached, fused, [inferred, y.tolist(), gradients]]))
 """
 
 
-def start(executors: str, *arguments: str) -> subprocess.Popen:
+def start(executors: str, *arguments: str, program: str = PROGRAM) -> subprocess.Popen:
     environment = {**os.environ, "FORGE_EXECUTORS": executors, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PROGRAM, *arguments]
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -70,9 +71,7 @@ def test_a_second_process_compiles_nothing(executors: str) -> None:
     assert (first.split(", ")[1] == "0") == ("inductor" not in executors)
 
 
-def test_a_region_whose_kernels_are_gone_is_compiled_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_region_whose_kernels_are_gone_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if not inductorex.is_available():
         pytest.skip("there is no C++ compiler for Inductor's kernels")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
@@ -88,3 +87,49 @@ def test_processes_that_write_at_once_leave_one_whole_entry(programs: Path) -> N
     assert len(set(map(result, texts))) == 1
     assert sorted(path.suffix for path in programs.iterdir()) == [".program", ".program"]
     assert printed(start("hub,torch", "from-disk")).startswith("[2,")
+
+
+GROWING = """
+import json, sys
+import torch
+from torch import nn
+import forge
+from forge.frontend import dynamo
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
+x = torch.randn(6, 4)
+jitted = forge.jit(model, executors=["inductor", "torch"])
+if "from-disk" in sys.argv:
+    dynamo.record = lambda *args: sys.exit("a graph is recorded")
+jitted(x).square().sum().backward()
+found = {row.executor for row in forge.explain(jitted).rows}
+assert forge.finish_compiling(jitted, timeout=300)
+model.zero_grad()
+y = jitted(x)
+y.square().sum().backward()
+expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+torch.testing.assert_close([each.grad for each in model.parameters()], list(expected))
+torch.testing.assert_close(y, model(x))
+print(json.dumps([sorted(found), sorted({row.executor for row in forge.explain(jitted).rows})]))
+"""
+
+
+@pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
+def test_a_second_process_starts_with_the_larger_regions_of_a_small_program() -> None:
+    first, second = [
+        json.loads(printed(start("inductor,torch", *given, program=GROWING))) for given in ((), ("from-disk",))
+    ]
+    assert first == [["inductor", "torch"], ["inductor-whole"]]
+    assert second == [["inductor-whole"], ["inductor-whole"]]
+
+
+@pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
+def test_a_small_program_from_disk_gets_larger_regions() -> None:
+    without = GROWING.replace("assert forge.finish_compiling(jitted, timeout=300)", "")
+    printed(start("inductor,torch", program=without))
+    second, third = [
+        json.loads(printed(start("inductor,torch", *given, program=GROWING))) for given in ((), ("from-disk",))
+    ]
+    assert second == [["inductor", "torch"], ["inductor-whole"]]
+    assert third == [["inductor-whole"], ["inductor-whole"]]

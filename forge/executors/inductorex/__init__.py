@@ -148,6 +148,9 @@ class _Elsewhere(WholeProgram):
     def finish(self) -> Mapping[Callable, Declined]:
         return {}  # nobody waits: `ready` is asked
 
+    def dump(self, function: Callable) -> bytes | Declined:
+        return super().dump(function.function)
+
     def ready(self) -> Decision:
         states = [made if isinstance(made, Declined) else made.state() for made in self._made]
         return next((state for state in states if isinstance(state, Declined)), all(states))

@@ -26,7 +26,7 @@ from torch._inductor import config as inductor_config
 
 from forge.executors.executor import Decision, decline
 from forge.executors.inductorex.graphs import Described
-from forge.executors.inductorex.saved import load, with_strides
+from forge.executors.inductorex.saved import loaded
 
 _log = logging.getLogger("forge.inductor")
 
@@ -71,6 +71,11 @@ class Compilation:
     def __call__(self, boxed: list[Any]) -> Any:
         return self._function(boxed)
 
+    @property
+    def function(self) -> Callable | None:
+        """What it calls, once it is compiled."""
+        return self._function
+
     def state(self) -> Decision:
         """True where it can be called, False while it is being compiled, Declined where that failed."""
         if self._state is False:
@@ -81,7 +86,7 @@ class Compilation:
 
     def _loaded(self, artifact: bytes) -> Decision:
         try:
-            self._function = with_strides(load(artifact), self._strides)
+            self._function = loaded(artifact, self._strides)
         except Exception as error:
             _log.debug("a compiled graph cannot be loaded", exc_info=True)
             return decline(f"what another process compiled cannot be loaded: {type(error).__name__}: {error}")

@@ -26,7 +26,7 @@ from forge.executors.executor import Declined, decline
 from forge.executors.layout import restrided
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
-_kept: "weakref.WeakKeyDictionary[Callable, Kept]" = weakref.WeakKeyDictionary()
+_kept: "weakref.WeakKeyDictionary[Callable, Kept | _Dumped]" = weakref.WeakKeyDictionary()
 
 
 class Kept:
@@ -97,6 +97,27 @@ def dump(function: Callable) -> bytes | Declined:
 def dump_artifact(graph: Any) -> bytes | Declined:
     """What `load` makes the function of Inductor's CompiledFxGraph of."""
     return Kept(graph, {}).dump()
+
+
+def loaded(data: bytes, strides: Mapping[int, tuple]) -> Callable:
+    """As `load`, with results of these strides; it can be dumped again."""
+    known = json.loads(data)
+    known["strides"] = list(strides.items())
+    data = json.dumps(known).encode()
+    function = load(data)
+    _kept[function] = _Dumped(data)
+    return function
+
+
+class _Dumped:
+    """An artifact that was dumped already."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def dump(self) -> bytes:
+        """As `dump`."""
+        return self._data
 
 
 def load(data: bytes) -> Callable:
