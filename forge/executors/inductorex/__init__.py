@@ -22,7 +22,7 @@ from torch.utils._triton import has_triton
 from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.bounded import Bounded
-from forge.ir.pytree import tensors
+from forge.ir.pytree import leaves, tensors
 from forge.ir.structure import metadata_key
 
 _NEVER = {
@@ -87,6 +87,8 @@ def _decide(bound: BoundSymbol, *, whole: bool) -> Decision:
     for tag in bound.all_tags:
         if tag in _NEVER:
             return decline(_NEVER[tag])
+    if any(isinstance(leaf, torch.SymFloat) for leaf in leaves((bound.args, bound.kwargs))):
+        return decline("it reads a float that differs from run to run, for which Inductor's C++ has no argument")
     proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
     if not tensors(bound.output):
         return decline("it gives no tensor")

@@ -1,7 +1,9 @@
 """Artifacts of regions: dtypes and sizes."""
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 
 import forge
@@ -67,6 +69,23 @@ def test_a_symbolic_backward_with_products_of_lengths_is_right() -> None:
     jitted = forge.jit(attend, executors=EXECUTORS, dynamic=True)
     for shape in ((2, 3, 4), (3, 5, 7)):
         assert_as_eager(jitted, attend, torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, scale: ((x * scale).tanh() + 1).exp(), id="a factor"),
+        pytest.param(lambda x, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * 2, id="an eps"),
+        pytest.param(lambda x, scale: torch.where(x > scale / 2, x.exp(), x * 2) + 1, id="an expression"),
+    ],
+)
+def test_a_float_that_differs_from_run_to_run_is_in_no_region(function: Callable, caplog: Any) -> None:
+    """Inductor's C++ would name it and not declare it."""
+    jitted = forge.jit(function, executors=EXECUTORS, dynamic=True)
+    for number in (0.5, 1.25, 3.0):
+        x = torch.rand(3, 7) + 0.1
+        torch.testing.assert_close(jitted(x, number), function(x, number))
+    assert fused(jitted) >= 1 and "Inductor cannot compile" not in caplog.text
 
 
 def test_lengths_of_slices_and_cats_are_right_at_several_sizes() -> None:
