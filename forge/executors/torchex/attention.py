@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forge import torchlang
+from forge import clang, torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.bounded import Bounded
@@ -329,7 +329,7 @@ def _attention_backward(
 def _attention_meta(query: TensorProxy, key: TensorProxy, value: TensorProxy, *how: object) -> tuple:
     """(out, logsumexp, seed, offset, state): a kernel that has no such tensor gives None."""
     trace = current_trace()
-    logsumexp = like(query, shape=query.shape[:-1], dtype=torch.float32)
+    logsumexp = like(query, shape=query.shape[:-1], dtype=clang.wider(query.dtype))
     seed, offset = [trace.tensor((), torch.int64, query.device) for _ in range(2)]
     batch = query.shape[:-2]
     out = like(query, shape=(*batch, query.shape[-2], value.shape[-1]))
