@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         q, k, v = (
             part.view(batch, length, self.heads, -1).transpose(1, 2)
             for part in self.qkv(self.norms[0](x)).chunk(3, -1)
