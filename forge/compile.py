@@ -380,7 +380,8 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     backward = backward_for(usual)
     epilogue = None if program.epilogue is None else _generate(program.epilogue, options, [], [])
     sets_mode = program.epilogue is not None and _sets_mode(program.epilogue)
-    training = Training(backward, usual, epilogue, constants, sources, backward_for, again_for, parts.forward, numbers)
+    later = backward_for, again_for, parts.forward, lambda: numbers
+    training = Training(backward, usual, epilogue, constants, sources, *later)
     recipe = Recipe(forward, program.grad, sets_mode, training)
 
     def grow(later: Options, made: _Made) -> Recipe:

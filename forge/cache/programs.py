@@ -150,9 +150,15 @@ def _training(
     def again_for(key: tuple[tuple[bool, ...], tuple[bool, ...]]) -> Again:
         return compiled().again_for(key)
 
+    def numbers() -> Sequence[Any]:
+        return compiled().numbers()
+
     places = Sources({int(position): place for position, place in saved}, *rest)
     epilogue = made.get("epilogue")
-    return Training(made["backward"], tuple(usual), epilogue, constants, places, backward_for, again_for)
+    backward = made["backward"]
+    return Training(
+        backward, tuple(usual), epilogue, constants, places, backward_for, again_for, numbers=numbers
+    )
 
 
 def _load_region(executor: FusionExecutor, data: bytes) -> Callable:

@@ -54,11 +54,14 @@ class Again(NamedTuple):
 
 class Later:
     """What is compiled on first use, after Dynamo has taken its guards: `compile(key)`, for every size, or for one
-    where its sizes decide what it is. `numbers` are the symbolic ones of the program's inputs, `ready` what is compiled
-    already."""
+    where its sizes decide what it is. `numbers()` are the symbolic ones of the program's inputs, `ready` what is
+    compiled already."""
 
     def __init__(
-        self, compile: Callable[..., Any], numbers: Sequence[Any], ready: Mapping[tuple, Any] = MappingProxyType({})
+        self,
+        compile: Callable[..., Any],
+        numbers: Callable[[], Sequence[Any]],
+        ready: Mapping[tuple, Any] = MappingProxyType({}),
     ) -> None:
         self.ready = dict(ready)
         self._compile = compile
@@ -71,7 +74,7 @@ class Later:
         with self._lock:  # threads may meet here
             found = self.ready.get(key) or self._for_sizes.get((key, *sizes))
             if found is None:
-                with for_sizes(self._numbers, sizes) as assumed:
+                with for_sizes(self._numbers(), sizes) as assumed:
                     found = self._compile(key)
                 table, place = (self._for_sizes, (key, *sizes)) if assumed.used else (self.ready, key)
                 table[place] = found

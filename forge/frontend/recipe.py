@@ -27,7 +27,7 @@ class Training(NamedTuple):
     backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
     constants: the positions of outputs without a gradient. backward_for, again_for: compile the backward of other
     outputs, and an Again of a set of outputs and those of their gradients that have a history. split: the forward with
-    what it saves, before it was claimed; None for one that was read from the disk. numbers: the symbolic inputs.
+    what it saves, before it was claimed; None for one that was read from the disk. numbers: gives the symbolic inputs.
     """
 
     backward: Generated
@@ -38,7 +38,7 @@ class Training(NamedTuple):
     backward_for: Callable[[tuple[bool, ...]], Generated]
     again_for: Callable[[tuple[tuple[bool, ...], tuple[bool, ...]]], Again]
     split: Trace | None = None
-    numbers: Sequence[Any] = ()
+    numbers: Callable[[], Sequence[Any]] = tuple
 
 
 class Recipe(NamedTuple):
