@@ -83,7 +83,8 @@ def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     """Whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
     fake = tensor.proxy.node.meta["example_value"]
     nodes = [node for node in tx.output.graph.nodes if node.meta.get("example_value") is fake]
-    return tensor.source is None and nodes == [tensor.proxy.node] and (torch.is_grad_enabled() or not fake.requires_grad)
+    seen = torch.is_grad_enabled() or not fake.requires_grad
+    return tensor.source is None and nodes == [tensor.proxy.node] and seen
 
 
 _calls_methods = Replaced(TensorVariable, "call_method", _call_method)

@@ -213,6 +213,9 @@ class _Interpreter:
         except NotImplementedError:
             function = getattr(torch.Tensor, target) if isinstance(target, str) else target
             output = self.opaque(function, name, args, kwargs, given, example, effects(function, name, args, kwargs))
+        self.read_offset(given, example)
+        if target in _DATA and isinstance(output, TensorProxy):
+            self.trace.memory.ref(output).chain[-1].versioned = False
         output = reconcile(self.trace.memory, given, output, example, name)
         self.note(node, output, example)
         return output
@@ -232,6 +235,17 @@ class _Interpreter:
             self.trace.names.add(number.name)
             self.trace.record(BoundSymbol(prims.item, (self.trace.memory.read(x),), {}, number))
         return example
+
+    def read_offset(self, given: list[Pair], example: Any) -> None:
+        """Where a value begins in memory may be an index in a 0-d tensor: a symbol, whose tensor is read."""
+        offset = example.storage_offset() if isinstance(example, torch.Tensor) else 0
+        if not isinstance(offset, torch.SymInt):
+            return
+        symbols = set(map(str, offset.node.expr.free_symbols)) - set(self.trace.names)
+        for handle, fake in given:
+            number = getattr(fake, "item_memo", None)
+            if isinstance(number, torch.SymInt) and str(number.node.expr) in symbols:
+                self.item(handle, number)
 
     def note(self, node: Node, output: Any, example: Any) -> None:
         """Gives a new value the user's name and the strides that Dynamo saw."""
@@ -328,6 +342,9 @@ def fresh(example: Any) -> Any:
 
 # methods whose sizes are the shape that they give
 _SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
+
+
+_DATA = (torch.Tensor.data.__get__, torch._C._autograd._get_data_attr)  # a tensor with a version of its own
 
 
 def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:

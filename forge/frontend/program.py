@@ -144,7 +144,7 @@ class _Epilogue:
     def write(self, storage: Storage, value: TensorProxy) -> None:
         """What a changed input is in the end."""
         self.set_grad(not storage.silently)
-        prims.copy_(storage.root, value)
+        (prims.copy_ if storage.versioned else prims.copy_data_)(storage.root, value)
 
     def show(self, planned: _Planned) -> Proxy:
         """A tensor of the result; views that several have in common are one."""

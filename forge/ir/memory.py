@@ -23,11 +23,11 @@ class Ambiguous(NotImplementedError):
 class ViewStep:
     """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`.
 
-    `hides_history`: autograd does not see a write through it (x.data, x.detach()). `grad` says whether grad was enabled
-    where the view was made.
+    `hides_history`: autograd does not see a write through it (x.data, x.detach()). `versioned`: the version of what it
+    shows counts such a write (not of x.data). `grad` says whether grad was enabled where the view was made.
     """
 
-    __slots__ = ("args", "grad", "hides_history", "index", "invert", "kwargs", "symbol")
+    __slots__ = ("args", "grad", "hides_history", "index", "invert", "kwargs", "symbol", "versioned")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class ViewStep:
         self.index = index
         self.invert = invert
         self.hides_history = hides_history
+        self.versioned = True
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -60,13 +61,14 @@ class ViewStep:
 class Storage:
     """Memory: its root handle, its current value, how often it was written."""
 
-    __slots__ = ("ambiguous", "root", "silently", "value", "version")
+    __slots__ = ("ambiguous", "root", "silently", "value", "version", "versioned")
 
     def __init__(self, root: TensorProxy) -> None:
         self.root = root
         self.value = root
         self.version = 0
         self.silently = True  # autograd saw none of the writes so far
+        self.versioned = False  # the root's version counts one of the writes so far
         self.ambiguous: str | None = None  # a call that may or may not have made a view of it
 
 
@@ -206,6 +208,7 @@ class Memory:
         storage.version += 1
         silently = silently or any(step.hides_history for step in ref.chain)
         storage.silently = storage.silently and silently
+        storage.versioned = storage.versioned or all(step.versioned for step in ref.chain)
         ref.value, ref.seen = new, storage.version
         if storage not in self.written:
             self.written.append(storage)

@@ -12,6 +12,14 @@ def _copy_meta(x: TensorProxy, y: TensorProxy) -> None:
 copy_ = make_prim("copy_", "copy_", meta=_copy_meta, tags=[Tag.EFFECT])
 
 
+def _copy_data_meta(x: TensorProxy, y: TensorProxy) -> None:
+    """Writes y into x's memory, unseen by autograd: x's version stays. Source: x.data.copy_(y)."""
+    check_tensor("prims.copy_data_", x=x, y=y)
+
+
+copy_data_ = make_prim("copy_data_", "copy_data_", meta=_copy_data_meta, tags=[Tag.EFFECT])
+
+
 def _with_data_meta(x: TensorProxy, new: TensorProxy) -> TensorProxy:
     """`new`, through which gradients flow to x: a tensor that was changed under torch.no_grad keeps its history."""
     check_tensor("prims.with_data", x=x, new=new)

@@ -15,6 +15,12 @@ def with_data(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 run_prims({prims.copy_: torch.Tensor.copy_, prims.item: torch.Tensor.item, prims.alias: torch.ops.aten.alias.default})
 
 
+@run_prim(prims.copy_data_)
+def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Writes into x's memory, of which x's version says nothing."""
+    x.data.copy_(y)
+
+
 @run_prim(prims.as_strided)
 def as_strided(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple) -> torch.Tensor:
     """A view where x has the strides that the program knows of it, else a view of a copy that has them."""

@@ -432,7 +432,47 @@ def data_of_a_parameter_changed_through_a_detached_view(jit):
     return y, weight
 
 
-@program(eager="set_")
+def _versions(jit, run, *tensors):
+    """Results, and how often each tensor was changed as autograd sees it, with a gradient that reads them."""
+    before = [each._version for each in tensors]
+    loss = sum((each * each).sum() for each in tensors if each.requires_grad)
+    results = jit(run)(*tensors)
+    loss.backward()
+    return results, tensors, [each._version - version for each, version in zip(tensors, before, strict=True)]
+
+
+@program
+def data_changed_between_a_forward_and_its_backward(jit):
+    def run(weight, x):
+        weight.data.add_(x)
+        return weight * x
+
+    return _versions(jit, run, leaf(3), torch.randn(3))
+
+
+@program
+def a_view_of_data_changed(jit):
+    def run(weight, buffer):
+        weight.data[0].copy_(buffer[1])
+        weight.data.t().mul_(2)
+        buffer.data.add_(1)
+        return weight * buffer
+
+    return _versions(jit, run, leaf(2, 2), torch.randn(2, 2))
+
+
+@program
+def a_buffer_and_its_data_changed(jit):
+    def run(buffer, other):
+        buffer.data.add_(1)
+        buffer.mul_(2)
+        other.detach().add_(buffer)
+        return buffer * other
+
+    return _versions(jit, lambda buffer, other, w: (run(buffer, other), w * 2), *torch.randn(2, 3), leaf(3))
+
+
+@program(eager="change")  # set_, or shallow_copy_data_
 def data_assigned(jit):
     weight = leaf(3)
 

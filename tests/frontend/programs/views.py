@@ -249,6 +249,19 @@ def a_row_by_a_0d_index_changed(jit):
 
 
 @program
+def rows_by_0d_indices_changed_in_a_value_and_returned(jit):
+    def run(x, i, j):
+        y = x * 2
+        y[i].add_(1)
+        y[j, i].mul_(3)
+        return y, y[j]
+
+    x = leaf(4, 2)
+    call = jit(run)
+    return [call(x, torch.tensor(i), torch.tensor(j)) for i, j in ((1, 3), (0, 2), (-1, 1))]
+
+
+@program
 def an_unfolded_window_changed(jit):
     def run(x):
         y = x.clone()
