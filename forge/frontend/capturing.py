@@ -1,5 +1,6 @@
 """What Dynamo does not see, or sees wrong, while it captures one of forge's frames."""
 
+import linecache
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch._dynamo import utils
 from torch._dynamo.exc import unimplemented
-from torch._dynamo.variables import ConstantVariable, TensorVariable, lists
+from torch._dynamo.variables import AutogradFunctionVariable, ConstantVariable, TensorVariable, lists
 from torch.autograd.function import FunctionCtx
 
 from forge.ir.versions import TORCH
@@ -51,6 +52,31 @@ def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
     torch._dynamo.graph_break("an input that a torch.autograd.Function changes in place")
 
 
+def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
+    """A Function's call. In a torch.func transform, Dynamo would differentiate its forward and forget its backward."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        unimplemented(
+            gb_type="torch.autograd.Function in a transform of torch.func",
+            context=f"{self.fn_cls.__name__}.apply",
+            explanation="Its own backward would be forgotten.",
+            hints=[],
+        )
+    if _applying and not linecache.getlines(self.fn_cls.forward.__code__.co_filename):
+        unimplemented(
+            gb_type="torch.autograd.Function, without its source, in another one",
+            context=f"{self.fn_cls.__name__}.apply",
+            explanation="In a backward, its own would be forgotten; where it is called is told by its source.",
+            hints=[],
+        )
+    _applying.append(self.fn_cls)
+    try:
+        return _applies.original(self, tx, args, kwargs)
+    finally:
+        _applying.pop()
+
+
+_applying: list[type] = []  # the Functions whose bodies Dynamo captures now: one frame at a time
+_applies = Replaced(AutogradFunctionVariable, "call_apply", _call_apply)
 _materializes = Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
 _marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
 
@@ -124,10 +150,11 @@ _finds_in_lists = Replaced(lists, "iter_contains", _contains)
 @contextmanager
 def captured() -> Iterator[None]:
     """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
-    before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs. A length that is
-    looked for among numbers is compared, and a shape that changes in place is seen."""
+    before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs, as one in a
+    transform of torch.func does. A length that is looked for among numbers is compared, and a shape that changes in
+    place is seen."""
     with ExitStack() as stack:
-        for each in (_materializes, _calls_methods, _finds, _finds_in_lists):
+        for each in (_materializes, _applies, _calls_methods, _finds, _finds_in_lists):
             stack.enter_context(each)
         if TORCH < (2, 13):
             stack.enter_context(_marks_dirty)

@@ -716,3 +716,76 @@ def a_complex_function(jit):
         return torch.view_as_real(Conjugated.apply(torch.complex(x, x)))
 
     return trained(jit(run), leaf(3))
+
+
+class Tripled(torch.autograd.Function):
+    """x * x, of which it says that its gradient is 3 * x."""
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3 * ctx.saved_tensors[0]
+
+
+@program
+def a_function_in_a_gradient_inside_of_a_program(jit):
+    def run(x):
+        return torch.func.grad(lambda y: Tripled.apply(y.sin()).sum())(x) * x
+
+    return jit(run)(torch.randn(3))
+
+
+@program
+def a_function_in_a_vjp_inside_of_a_program(jit):
+    def run(x):
+        out, pullback = torch.func.vjp(lambda y: Tripled.apply(y) + y, x)
+        return out, pullback(x)
+
+    return jit(run)(torch.randn(3))
+
+
+@program
+def a_function_in_a_gradient_with_its_value(jit):
+    def run(x, weight):
+        return torch.func.grad_and_value(lambda w: (Tripled.apply(w) * x).sum())(weight)
+
+    return jit(run)(torch.randn(3), torch.randn(3))
+
+
+_WITHOUT_SOURCE = """
+class Inner(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 7
+
+class Outer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * Inner.apply(ctx.saved_tensors[0])
+"""
+
+
+@program
+def a_backward_that_calls_a_function_without_source_differentiated_again(jit):
+    scope = {"torch": torch}
+    exec(_WITHOUT_SOURCE, scope)
+    x = torch.randn(3, requires_grad=True)
+    result = jit(lambda x: scope["Outer"].apply(x) * x)(x)
+    (first,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    return result, first, torch.autograd.grad(first.sum(), x)
