@@ -37,6 +37,8 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
     """What a call does besides returning tensors. Raises Unsupported where it does what a program cannot hold."""
     if isinstance(function, torch._ops.HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
         raise Unsupported(f"the graph calls {function.name()}, which forge does not know")
+    if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's region
+        raise Unsupported(f"{name} differentiates what was computed before the graph")
     if "out" in kwargs or name.rpartition(".")[2] in _RESHAPERS or "triton_kernel_wrapper" in name:
         raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
     tried = try_without_values(function, args, kwargs)

@@ -742,7 +742,7 @@ def a_function_in_a_gradient_inside_of_a_program(jit):
     return jit(run)(torch.randn(3))
 
 
-@program
+@program(eager="differentiates")  # torch 2.11 compiles the pullback
 def a_function_in_a_vjp_inside_of_a_program(jit):
     def run(x):
         out, pullback = torch.func.vjp(lambda y: Tripled.apply(y) + y, x)
@@ -789,3 +789,16 @@ def a_backward_that_calls_a_function_without_source_differentiated_again(jit):
     result = jit(lambda x: scope["Outer"].apply(x) * x)(x)
     (first,) = torch.autograd.grad(result.sum(), x, create_graph=True)
     return result, first, torch.autograd.grad(first.sum(), x)
+
+
+@program(eager="differentiates")  # torch 2.11 compiles the pullback
+def a_graph_break_in_a_vjp_inside_of_a_program(jit):
+    def squared(y):
+        torch._dynamo.graph_break()
+        return y * y + y
+
+    def run(x):
+        out, pullback = torch.func.vjp(squared, x)
+        return out, pullback(x)
+
+    return jit(run)(torch.randn(3))
