@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from forge import torchlang
-from forge.cache.guards import known_of
+from forge.cache.guards import count, known_of
 from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint_of
 from forge.frontend.functions import is_once_differentiable
 from forge.ir.printing import property_name, qualified_name
@@ -29,7 +29,8 @@ class Uncacheable(Exception):
 
 class Described:
     """A graph in words. `lines` are sources of the nodes' calls, by number; `held` the tensors that the graph holds
-    itself, by number; `devices` those of all tensors; `symbols` its symbolic inputs."""
+    itself, by number; `devices` those of all tensors; `symbols` its symbolic inputs,
+    `guards` how many guards on them there were."""
 
     def __init__(self, graph: GraphModule) -> None:
         self.words: list[str] = []
@@ -42,6 +43,7 @@ class Described:
         self._kept: list[Any] = []
         self._graph(graph)
         self.words += known_of(self.symbols)
+        self.guards = count(self.symbols)
 
     def held_number(self, tensor: torch.Tensor) -> int:
         """Where a tensor that the graph holds stands among those that it holds."""

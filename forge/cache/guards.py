@@ -11,11 +11,17 @@ import torch
 from forge.ir.proxies import hint_of
 
 
-def guards_of(symbols: Sequence[torch.SymInt]) -> str | None:
-    """What holds of a graph's symbolic inputs, in words; None where there are none or nothing is asked of them."""
-    if not symbols:
+def count(symbols: Sequence[torch.SymInt]) -> int:
+    """How many guards there are."""
+    return len(symbols[0].node.shape_env.guards) if symbols else 0
+
+
+def guards_since(symbols: Sequence[torch.SymInt], before: int) -> str | None:
+    """What is asked of a graph's symbolic inputs since there were so many guards, in words; None where nothing is."""
+    if count(symbols) == before:
         return None
-    return symbols[0].node.shape_env.produce_guards_expression(list(symbols))
+    env = symbols[0].node.shape_env
+    return env.produce_guards_expression(list(symbols), guards=env.guards[before:])
 
 
 def hold(guards: str | None, symbols: Sequence[torch.SymInt]) -> bool:

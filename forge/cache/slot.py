@@ -9,7 +9,7 @@ import torch
 
 from forge.cache import store
 from forge.cache.graphs import Described, Uncacheable
-from forge.cache.guards import guards_of, hold
+from forge.cache.guards import guards_since, hold
 from forge.cache.keys import is_on, key_of
 from forge.cache.programs import Loaded, dump, load
 from forge.compile import Compiled, Options, compile_program
@@ -70,7 +70,7 @@ class Slot:
                 raise Uncacheable("what decides how it is compiled has changed meanwhile")
             numbers = list(map(self._described.held_number, held))
             entry = dump(compiled, compiled.recipe, mutated, numbers, self._options.executors, self._described)
-            entry.data["guards"] = guards_of(self._described.symbols)
+            entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable as reason:
             compiled.uncached = str(reason)
             return
@@ -93,7 +93,7 @@ class Slot:
         """Keeps the larger regions that a small program has got, in its place; what cannot be kept stays as it was."""
         try:
             entry = dump(compiled(), recipe, mutated, numbers, executors, self._described)
-            entry.data["guards"] = guards_of(self._described.symbols)
+            entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
         except Uncacheable:
             return
         store.write(self.key, entry)

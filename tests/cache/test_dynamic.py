@@ -112,7 +112,8 @@ def test_gradients_of_gradients_are_compiled_from_the_graph() -> None:
         for length in (6, 9):
             results = []
             for function in (jitted, softmaxed):
-                x, y = inputs(length)
+                x, y = (each.detach().double() for each in inputs(length))
+                x.requires_grad_()
                 (g,) = torch.autograd.grad(function(x, y).square().sum(), x, create_graph=True)
                 g.square().sum().backward()
                 results.append((g, x.grad))

@@ -133,3 +133,44 @@ def test_a_small_program_from_disk_gets_larger_regions() -> None:
     ]
     assert second == [["inductor", "torch"], ["inductor-whole"]]
     assert third == [["inductor-whole"], ["inductor-whole"]]
+
+
+LATER = """
+import sys
+import torch
+import forge
+
+def run(x, w):
+    h = torch.softmax(x @ w, -1).sin() * x
+    return h.exp() * 2 - h, h.cos().tanh() + 1
+
+jitted = forge.jit(run, dynamic="dynamic" in sys.argv or None)
+for rows in (6, 9):
+    results = []
+    for function in (jitted, run):
+        torch.manual_seed(0)
+        x, w = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True), torch.randn(4, 4, dtype=torch.float64)
+        first, second = function(x, w)
+        (one,) = torch.autograd.grad(second.sum(), x, retain_graph=True)
+        (g,) = torch.autograd.grad(first.sum() + second.sum(), x, create_graph=True)
+        (two,) = torch.autograd.grad(g.square().sum(), x)
+        results.append((first, second, one, g, two))
+    torch.testing.assert_close(*results)
+explained = forge.explain(jitted)
+assert "inductor" in {row.executor for row in explained.rows}
+print(explained.cached, explained.uncached)
+"""
+
+
+@pytest.mark.parametrize("shapes", ["static", "dynamic"])
+def test_what_is_compiled_later_in_regions_fits_what_was_found(
+    shapes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another output's gradient and a gradient of a gradient, of a program whose regions came from disk."""
+    if not inductorex.is_available():
+        pytest.skip("there is no C++ compiler for Inductor's kernels")
+    environment = {**os.environ, "FORGE_EXECUTORS": "inductor,torch", "PYTHONPATH": str(ROOT)}
+    for found in ("0 []", "1 []" if shapes == "dynamic" else "2 []"):
+        command = [sys.executable, "-c", LATER, shapes]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.stdout.strip() == found, done.stderr
