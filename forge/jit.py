@@ -81,7 +81,8 @@ def jit(
     """The same function or module, compiled when it is first called (and again when a guard fails).
 
     executors: names or Executor objects, asked in order; all available ones by default.
-    transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes.
+    transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes; not where a program is
+        found on disk that the same transforms made.
     kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels declared in Python; their
         kernels are asked before all executors. forge.use_kernels does the same for the process.
     memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes

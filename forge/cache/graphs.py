@@ -5,7 +5,7 @@ import builtins
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Described:
         return list(self.held).index(id(tensor))
 
     def _graph(self, graph: GraphModule) -> None:
-        self.words.append(f"graph once={is_once_differentiable(graph)}")
+        self.words.append("graph")
         for node in graph.graph.nodes:
             line = node.meta.get("stack_trace")
             if line is not None:
@@ -87,7 +87,7 @@ class Described:
     def _attribute(self, value: Any) -> str:
         if isinstance(value, GraphModule):
             self._graph(value)
-            return "graph"
+            return f"graph once={is_once_differentiable(value)}"  # of an autograd.Function's backward
         if isinstance(value, torch.Tensor):
             self.held.setdefault(id(value), value)
             return f"held {self.held_number(value)} {self._tensor(value)}"
@@ -106,7 +106,7 @@ class Described:
             return f"higher order {function.name()}"
         if property_name(function) is not None:
             return f"property {property_name(function)}"
-        name = _name_in_torch(function)
+        name = name_in_torch(function)
         symbol = torchlang.find(function)
         meaning = [] if symbol is None else [symbol.body, symbol.meta, symbol.rule]
         foreign = [each for each in meaning if each is not None and not _is_forges(each)]
@@ -169,7 +169,7 @@ class Described:
         return self._memory.setdefault(storage._cdata, len(self._memory))
 
 
-def _name_in_torch(function: Any) -> str | None:
+def name_in_torch(function: Any) -> str | None:
     """The name of what torch or Python has, which their versions say all of; None for anything else."""
     if isinstance(function, torch._ops.OpOverload):
         return qualified_name(function) if function.namespace in TORCHS else None
@@ -190,8 +190,3 @@ def _name_in_torch(function: Any) -> str | None:
 
 def _is_forges(function: Callable) -> bool:
     return (getattr(function, "__module__", None) or "").partition(".")[0] == "forge"
-
-
-def text_of(described: Described, more: Iterable[str]) -> bytes:
-    """All that is hashed of a graph."""
-    return "\n".join([*described.words, *more]).encode()

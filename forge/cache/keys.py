@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from forge import torchlang
-from forge.cache.graphs import Described, Uncacheable
+from forge.cache.graphs import Described, Uncacheable, name_in_torch
 from forge.compile import Options
 from forge.executors.executor import Declined, Executor, OperatorExecutor
 from forge.executors.hubex import HubExecutor, Kernel, verifier
@@ -99,7 +98,7 @@ def _of_functions(executor: OperatorExecutor) -> str:
     parts = list(_parts(executor))
     functions = [each for part in parts for each in part if callable(each)]
     foreign = [each for each in functions if owner_of_module(getattr(each, "__module__", None)) is None]
-    foreign = [each for each in foreign if torchlang.find(each) is None]
+    foreign = [each for each in foreign if name_in_torch(each) is None]
     found = fingerprint_of(foreign, list(executor.patterns))
     if not found.is_lasting:
         raise Uncacheable(f"a function of executor {executor.name} is known to this process only")

@@ -26,11 +26,13 @@ class Slot:
     def __init__(self, graph: torch.fx.GraphModule, options: Options, parameters: Sequence[str]) -> None:
         self.key: str | None = None
         self.reason: str | None = None
+        self._seconds = 0.0
         if not options.cache or not is_on() or dynamo.CHECK_META:
             return
         self._graph = graph
         self._options = options
         self._parameters = parameters
+        start = time.perf_counter()
         try:
             self._described = Described(graph)
             self.key = key_of(self._described, options, parameters)
@@ -38,6 +40,7 @@ class Slot:
             self.reason = str(reason)
         except Exception as error:  # a graph with something in it that nobody thought of
             self.reason = f"{type(error).__name__}: {error}"
+        self._seconds = time.perf_counter() - start
 
     def load(self, eager: Callable) -> Loaded | None:
         """The program that was kept; None where there is none that can run here."""
@@ -54,7 +57,7 @@ class Slot:
         except Exception as error:  # what an entry names is code of others
             store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
             return None
-        program.seconds["load"] = time.perf_counter() - start
+        program.seconds["load"] = self._seconds + time.perf_counter() - start
         if program.grow is not None:
             program.keep = partial(self._keep_larger, weakref.ref(program), entry.data["mutated"], entry.data["held"])
         return program
@@ -78,7 +81,7 @@ class Slot:
             compiled.uncached = f"{type(error).__name__}: {error}"
             return
         store.write(self.key, entry)
-        compiled.seconds["keep"] = time.perf_counter() - start
+        compiled.seconds["keep"] = self._seconds + time.perf_counter() - start
         if compiled.grow is not None:
             compiled.keep = partial(self._keep_larger, weakref.ref(compiled), mutated, numbers)
 
