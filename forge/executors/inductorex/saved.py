@@ -3,7 +3,7 @@
 Inductor's own folder has the compiled kernels of a CPU region, as shared objects; they are found there by path and
 hash, and the module is run without what it would spend on finding them itself: Inductor's lowerings, which it imports
 for regions that call none, and a look at what the processor can do. Where one is missing or another one, Inductor loads
-the module as it was, and compiles. Kernels of a GPU come from Triton's own folder.
+the module as it was, and compiles. So it does for a GPU, whose kernels come from Triton's own folder.
 
 Source: torch._inductor.codecache, PyCodeCache.load and CppPythonBindingsCodeCache; CompiledFxGraph.post_compile.
 """
@@ -123,7 +123,9 @@ class _Dumped:
 def load(data: bytes) -> Callable:
     """The function of a region that another process dumped."""
     known = json.loads(data)
-    call = _shortly(known["short"], known["kernels"]) or PyCodeCache.load(known["source"]).call
+    call = None if known["short"] is None else _shortly(known["short"], known["kernels"])
+    if call is None:
+        call = PyCodeCache.load(known["source"]).call
     if known["aligned"]:
         call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
     return with_strides(call, {place: tuple(wanted) for place, wanted in known["strides"]})
@@ -160,12 +162,14 @@ def _hash_of(path: str) -> str | None:
         return None
 
 
-def _short(source: str, kernels: Mapping[str, Any]) -> str:
-    """A generated module without the C++ of these kernels, and without what it imports of Inductor and does not use."""
+def _short(source: str, kernels: Mapping[str, Any]) -> str | None:
+    """A generated module without the C++ of these kernels, and without what it imports of Inductor and does not use;
+    None for one that compiles others."""
     statements = [each for each in ast.parse(source).body if not _is_aside(each, kernels)]
     compiler = [each for each in statements if _reads(each, "async_compile")]
-    if len(compiler) == 3:  # it is made, waited for and deleted
-        statements = [each for each in statements if each not in compiler]
+    if len(compiler) > 3:  # more than that it is made, waited for and deleted
+        return None
+    statements = [each for each in statements if each not in compiler]
     read = {node.id for each in statements for node in ast.walk(each) if isinstance(node, ast.Name)}
     statements = [each for each in statements if not _imports_in_vain(each, read)]
     lines = source.splitlines()

@@ -1,0 +1,46 @@
+"""What is left of a module that Inductor generated when its kernels are there already."""
+
+import pytest
+
+from forge.executors.inductorex import inductorex, saved
+
+pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor is not imported where it cannot be used")
+
+MODULE = """\
+import torch
+from torch._inductor.select_algorithm import extern_kernels
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.utils import maybe_profile
+async_compile = AsyncCompile()
+cpp_fused_0 = async_compile.cpp_pybinding(['float*'], r'''
+kernel
+''')
+async_compile.wait(globals())
+del async_compile
+
+def call(args):
+    with maybe_profile(False):
+        cpp_fused_0(*args)
+
+def get_args():
+    return [extern_kernels]
+
+if __name__ == "__main__":
+    call(get_args())
+"""
+
+SHORT = """\
+import torch
+from torch._inductor.utils import maybe_profile
+def call(args):
+    with maybe_profile(False):
+        cpp_fused_0(*args)
+"""
+
+
+def test_it_imports_and_compiles_nothing_that_it_does_not_need() -> None:
+    assert saved._short(MODULE, {"cpp_fused_0": ("path", "hash")}) == SHORT
+
+
+def test_one_that_has_other_kernels_is_loaded_by_inductor() -> None:
+    assert saved._short(MODULE, {}) is None
