@@ -4,7 +4,7 @@ import pytest
 
 from forge.executors.inductorex import inductorex, saved
 
-pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor is not imported where it cannot be used")
+pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
 
 MODULE = """\
 import torch
