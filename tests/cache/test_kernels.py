@@ -50,7 +50,7 @@ def trained(*kernels: Any, function: Callable = F.silu, inputs: tuple = (X,)) ->
     return jitted
 
 
-def test_a_kernel_said_in_python_is_found_with_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_declared_in_python_is_found_with_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_cached(trained(kernel()))
     from_disk(monkeypatch)
     jitted = trained(kernel())

@@ -116,6 +116,7 @@ print(json.dumps([sorted(found), sorted({row.executor for row in forge.explain(j
 
 
 @pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
+@pytest.mark.slow
 def test_a_second_process_starts_with_the_larger_regions_of_a_small_program() -> None:
     first, second = [
         json.loads(printed(start("inductor,torch", *given, program=GROWING))) for given in ((), ("from-disk",))
@@ -125,6 +126,7 @@ def test_a_second_process_starts_with_the_larger_regions_of_a_small_program() ->
 
 
 @pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
+@pytest.mark.slow
 def test_a_small_program_from_disk_gets_larger_regions() -> None:
     without = GROWING.replace("assert forge.finish_compiling(jitted, timeout=300)", "")
     printed(start("inductor,torch", program=without))

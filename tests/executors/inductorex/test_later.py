@@ -57,6 +57,7 @@ def gradients(module: nn.Module, result: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(result.square().sum(), list(module.parameters())))
 
 
+@pytest.mark.slow
 def test_a_small_program_runs_as_one_region_in_the_end() -> None:
     module, x = Chain(), torch.randn(4, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
@@ -82,6 +83,7 @@ def test_training_goes_on_with_larger_regions() -> None:
     assert runners(jitted) == {"inductor-whole"}
 
 
+@pytest.mark.slow
 def test_other_backwards_follow_larger_regions() -> None:
     def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.tanh(x @ x.mT) @ x
@@ -99,6 +101,7 @@ def test_other_backwards_follow_larger_regions() -> None:
     torch.testing.assert_close(torch.autograd.grad(result.sum(), x), torch.autograd.grad(expected.sum(), x))
 
 
+@pytest.mark.slow
 def test_a_programs_writes_and_views_stay() -> None:
     def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x @ x.mT) @ x
@@ -117,6 +120,7 @@ def test_a_programs_writes_and_views_stay() -> None:
     assert "inductor-whole" in runners(jitted)
 
 
+@pytest.mark.slow
 def test_a_call_often_enough_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later, "CALLS", 3)
     module, x = Chain(), torch.randn(4, 8)
@@ -133,6 +137,7 @@ def runners_or_none(jitted: Callable) -> set[str]:
     return runners(jitted) if forge.explain(jitted).graphs else set()
 
 
+@pytest.mark.slow
 def test_attention_is_the_kernel_that_the_caller_allows() -> None:
     module, x = Attending(), torch.randn(1, 2, 6, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
@@ -203,6 +208,7 @@ def test_an_artifact_that_cannot_be_loaded_declines(data: bytes, monkeypatch: py
     assert isinstance(compilation.state(), Declined) and "cannot be loaded" in compilation.state().reason
 
 
+@pytest.mark.slow
 def test_a_forked_child_keeps_its_regions() -> None:
     module, x = Chain(), torch.randn(4, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
@@ -227,6 +233,7 @@ def test_a_program_that_is_gone_stops_its_process() -> None:
     assert process.poll() is not None and isinstance(job.result(), Declined)
 
 
+@pytest.mark.slow
 def test_a_module_of_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.chdir(tmp_path)

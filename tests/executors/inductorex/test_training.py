@@ -1,9 +1,10 @@
 """Training with Inductor's regions: twenty steps of an optimizer go as in eager."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -119,8 +120,13 @@ def losses(model: nn.Module, run: Callable, batches: list[tuple], mode: Callable
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", MODELS)
+def _marked(names: Iterable[str], quick: str) -> list[Any]:
+    """One of them by default, all under `slow`."""
+    return [pytest.param(name, marks=[] if name == quick else [pytest.mark.slow]) for name in names]
+
+
+@pytest.mark.parametrize("precision", _marked(PRECISIONS, "float32"))
+@pytest.mark.parametrize("name", _marked(MODELS, next(iter(MODELS))))
 def test_twenty_steps_follow_eagers_losses(name: str, precision: str) -> None:
     (make, data), (dtype, mode, tolerance) = MODELS[name], PRECISIONS[precision]
     theirs = make().to(dtype)
@@ -166,7 +172,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["weights in bfloat16", "weights in float32"])
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", _marked(NORMS, "batch norm"))
 def test_gradients_of_a_norm_in_half_precision_are_eagers(name: str, wide: bool) -> None:
     """Its statistics are in half precision where its weights are, whatever torch's tensors without values say."""
     theirs = NORMS[name]().to(torch.float32 if wide else torch.bfloat16)
