@@ -93,7 +93,7 @@ class Compiled:
 
     def grown(self, call: Callable) -> Callable:
         """`call`, until it has larger regions, if it shall have them."""
-        if self.grow is None:
+        if self.grow is None or not is_wanted():
             return call
         growing = Growing(call, self.grow)
         self.growing = weakref.ref(growing)
@@ -264,7 +264,7 @@ class _Made(NamedTuple):
 def _let_grow(compiled: Compiled, options: Options, layouts: Layouts, grow: Callable[[Options, _Made], Recipe]) -> None:
     """Has a program that was just claimed get larger regions later, where that is worth it. `grow` makes its recipe
     with the executors of those."""
-    if not (options.has_later and is_wanted() and is_small(compiled.traces[-1], layouts.flops)):
+    if not (options.has_later and is_small(compiled.traces[-1], layouts.flops)):
         return
 
     def make(call: Callable) -> Replacement:

@@ -151,6 +151,8 @@ class _Elsewhere(WholeProgram):
         return {}  # nobody waits: `ready` is asked
 
     def dump(self, function: Callable) -> bytes | Declined:
+        if not function.on_cpu:  # a process would wait for it longer than for compiling the smaller regions
+            return decline("larger regions of a GPU are loaded slowly")
         return super().dump(function.function)
 
     def ready(self) -> Decision:

@@ -65,6 +65,8 @@ class Compilation:
         self._job = _Job(pickle.dumps((graph, Settings.current())))
         self._function: Callable | None = None
         self._state: Decision = False
+        self._loading: threading.Thread | None = None
+        self.on_cpu = all(layout.device.type == "cpu" for layout in graph.inputs)
         _queue.put(self._job)
         weakref.finalize(self, self._job.stop)
 
@@ -78,19 +80,28 @@ class Compilation:
 
     def state(self) -> Decision:
         """True where it can be called, False while it is being compiled, Declined where that failed."""
-        if self._state is False:
+        if self._state is False and self._loading is None:
             _queue.advance()
             result = self._job.result()
-            self._state = self._loaded(result) if isinstance(result, bytes) else result
+            if not isinstance(result, bytes):
+                self._state = result
+            else:  # its library is built, if another one was, and opened: the program goes on meanwhile
+                self._loading = threading.Thread(target=self._load, args=(result,))
+                self._loading.start()
         return self._state
 
-    def _loaded(self, artifact: bytes) -> Decision:
+    def _load(self, artifact: bytes) -> None:
         try:
-            self._function = loaded(artifact, self._strides)
+            with _no_fork:
+                self._function = loaded(artifact, self._strides)
+            self._state = True
         except Exception as error:
             _log.debug("a compiled graph cannot be loaded", exc_info=True)
-            return decline(f"what another process compiled cannot be loaded: {type(error).__name__}: {error}")
-        return True
+            reason = f"what another process compiled cannot be loaded: {type(error).__name__}: {error}"
+            self._state = decline(reason)
+
+
+_no_fork = threading.RLock()  # a child has no thread that would end what this one does
 
 
 class _Job:
@@ -193,7 +204,8 @@ atexit.register(lambda: _queue.stop())
 def _in_child() -> None:
     """After a fork: the processes are the parent's."""
     global _queue
+    _no_fork.release()
     _queue = _Queue()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_in_child)

@@ -205,6 +205,8 @@ def test_an_artifact_that_cannot_be_loaded_declines(data: bytes, monkeypatch: py
     monkeypatch.setattr(elsewhere._Job, "result", lambda job: data)
     monkeypatch.setattr(elsewhere._Job, "start", lambda job: None)
     compilation = elsewhere.Compilation(graphs.Described([], [], []), {})
+    while compilation.state() is False:
+        time.sleep(0.01)
     assert isinstance(compilation.state(), Declined) and "cannot be loaded" in compilation.state().reason
 
 
