@@ -28,6 +28,7 @@ from forge.executors.fusion import settled
 from forge.executors.later import Growing, Replacement, is_small, is_wanted
 from forge.executors.layout import Layouts
 from forge.executors.torchex.attention import ATTENDING, takes_groups
+from forge.executors.torchex.core import torchex
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.program import Program, inline_epilogue
@@ -193,6 +194,10 @@ class Options:
         decisions = [each.ready() for each in self.executors if isinstance(each, FusionExecutor)]
         return next((each for each in decisions if isinstance(each, Declined)), all(decisions))
 
+    def in_torch(self) -> "Options":
+        """The same with torch's own functions alone, which run on whatever torch calls a tensor."""
+        return dataclasses.replace(self, executors=[torchex], first=())
+
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""
         return self.memory == "smallest" or is_fused(bound, self.executors)
@@ -357,11 +362,12 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined, layouts=layouts
         )
 
-    def backward_for(present: tuple[bool, ...]) -> Generated:
+    def backward_for(present: tuple[bool, ...], *, batched: bool = False) -> Generated:
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
-            stages, claims = compiled.backward_traces, compiled.backward_claims
-            made = settled(partial(_compile_backward, joint, parts, chosen, options, stages, claims, layouts))
+            stages, claims = ([], []) if batched else (compiled.backward_traces, compiled.backward_claims)
+            by = options.in_torch() if batched else options
+            made = settled(partial(_compile_backward, joint, parts, chosen, by, stages, claims, layouts))
         compiled.shorten()
         return made
 

@@ -144,8 +144,8 @@ def _training(
             )
         return training
 
-    def backward_for(present: tuple[bool, ...]) -> Generated:
-        return compiled().backward_for(present)
+    def backward_for(present: tuple[bool, ...], *, batched: bool = False) -> Generated:
+        return compiled().backward_for(present, batched=batched)
 
     def again_for(key: tuple[tuple[bool, ...], tuple[bool, ...]]) -> Again:
         return compiled().again_for(key)

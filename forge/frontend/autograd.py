@@ -85,8 +85,10 @@ class Region:
     """A compiled forward that saves and the backwards that read what it saved.
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a function for each set of outputs
-    that have a gradient, so that an unused output costs nothing and leaves None. `agains` has the Again for a set of
-    them and those of the gradients that have a history. It runs in place of the backward under create_graph=True.
+    that have a gradient, so that an unused output costs nothing and leaves None; `batched` too, for gradients that
+    torch.autograd.grad(is_grads_batched=True) makes, on which no other code than torch's runs. `agains` has the Again
+    for a set of them and those of the gradients that have a history. It runs in place of the backward under
+    create_graph=True.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Region:
         non_differentiable: list[int],
         sources: Sources,
         backwards: Later,
+        batched: Later,
         agains: Later,
     ) -> None:
         ready, ready_again = backwards.ready, agains.ready
@@ -129,7 +132,10 @@ class Region:
                     return (None,) * len(ctx.needs_input_grad)
                 if torch.is_grad_enabled():
                     return ForgeFunction.backward_again(ctx, present, given)
-                function = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
+                if any(map(is_batched, given)):
+                    function = batched.get(present, ctx.lengths if numbered else ())
+                else:
+                    function = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
                 boxed = [*ctx.saved_tensors, *ctx.numbers, *given]
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():

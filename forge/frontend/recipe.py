@@ -25,8 +25,9 @@ class Training(NamedTuple):
     """What a program has beside its forward where gradients flow through it.
 
     backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
-    constants: the positions of outputs without a gradient. backward_for, again_for: compile the backward of other
-    outputs, and an Again of a set of outputs and those of their gradients that have a history. split: the forward with
+    constants: the positions of outputs without a gradient. backward_for: compiles the backward of other outputs, or one
+    by torch's own functions alone, for batched gradients. again_for: an Again of a set of outputs and those of their
+    gradients that have a history. split: the forward with
     what it saves, before it was claimed; None for one that was read from the disk. numbers: gives the symbolic inputs.
     """
 
@@ -35,7 +36,7 @@ class Training(NamedTuple):
     epilogue: Generated | None
     constants: list[int]
     sources: Sources
-    backward_for: Callable[[tuple[bool, ...]], Generated]
+    backward_for: Callable[..., Generated]
     again_for: Callable[[tuple[tuple[bool, ...], tuple[bool, ...]]], Again]
     split: Trace | None = None
     numbers: Callable[[], Sequence[Any]] = tuple
@@ -64,8 +65,9 @@ def assemble(recipe: Recipe, otherwise: Callable | None = None) -> Callable:
 def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Callable:
     ready, backward_for = {training.usual: training.backward.function}, training.backward_for
     backwards = Later(lambda present: backward_for(present).function, training.numbers, ready)
+    batched = Later(lambda present: backward_for(present, batched=True).function, training.numbers)
     agains = Later(training.again_for, training.numbers)
-    apply = Region(forward, training.constants, training.sources, backwards, agains).apply
+    apply = Region(forward, training.constants, training.sources, backwards, batched, agains).apply
     if not recipe.grad:
         apply = grad_mode.enabled(apply)
     if training.epilogue is None:

@@ -133,3 +133,19 @@ def test_an_unknown_choice_of_memory_is_refused() -> None:
 def test_the_environment_keeps_programs_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FORGE_EXECUTORS", "torch")
     assert fused(same(lambda x: torch.exp(x) * 3 + 1, torch.randn(4))) == []
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_batched_gradients_are_torchs(cache: bool) -> None:
+    """No code but torch's own runs on what torch.autograd.grad(is_grads_batched=True) gives."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x @ x.mT).exp() * 2).sum(-1)
+
+    jitted, x = forge.jit(function, executors=["inductor", "torch"], cache=cache), torch.randn(4, 4)
+    expected = torch.autograd.functional.jacobian(function, x, vectorize=True)
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.functional.jacobian(jitted, x, vectorize=True), expected)
+    x.requires_grad_()
+    (one,), (other,) = (torch.autograd.grad(run(x).sum(), x) for run in (jitted, function))
+    torch.testing.assert_close(one, other)
