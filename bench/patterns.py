@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["FORGE_KEEP_STAGES"] = "1"
 
 import torch
 from torch import nn
@@ -66,6 +66,7 @@ def family(pattern_id: str) -> str:
     return next(each for each in FAMILIES if each in pattern_id)
 
 
+@patch.dict(os.environ, FORGE_KEEP_STAGES="1")
 def measure(name: str, precision: str) -> Sites:
     """Trains a model one step through forge, and through forge with every site replaced.
 

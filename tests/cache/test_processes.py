@@ -71,6 +71,7 @@ def test_a_second_process_compiles_nothing(executors: str) -> None:
     assert (first.split(", ")[1] == "0") == ("inductor" not in executors)
 
 
+@pytest.mark.slow
 def test_a_region_whose_kernels_are_gone_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if not inductorex.is_available():
         pytest.skip("there is no C++ compiler for Inductor's kernels")
@@ -164,7 +165,7 @@ print(explained.cached, explained.uncached)
 """
 
 
-@pytest.mark.parametrize("shapes", ["static", "dynamic"])
+@pytest.mark.parametrize("shapes", [pytest.param("static", marks=pytest.mark.slow), "dynamic"])
 def test_what_is_compiled_later_in_regions_fits_what_was_found(
     shapes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
