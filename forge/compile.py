@@ -247,11 +247,11 @@ def _compile_optimized(
         with compiled.timed("claim and generate"):
             layouts = Layouts(whole.inputs)
             forward = _generate(whole, options, compiled.traces, compiled.claims, layouts=layouts)
-        compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole))
+        recipe = compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole))
 
         def grow(later: Options, made: "_Made") -> Recipe:
             forward = _generate(whole, later, made.traces, made.claims, layouts=Layouts(whole.inputs))
-            return Recipe(forward, program.grad, _sets_mode(whole))
+            return recipe._replace(forward=forward)
 
         _let_grow(compiled, options, layouts, grow)
     return flows
