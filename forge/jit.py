@@ -163,7 +163,7 @@ def _entry(target: Callable) -> Callable:
     Dynamo's guards live as long as the types and modules that they look at, and they keep its globals: nothing that
     shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
     what it compiled for it, each for the other's sake, until the entry goes."""
-    template = _calling_module(target) if isinstance(target, torch.nn.Module) else _calling(target)
+    template = _calling_module if isinstance(target, torch.nn.Module) else _calling(target)
     name = getattr(target, "__name__", type(target).__name__)
     code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name}")
     scope = {"__builtins__": builtins.__dict__, "__name__": __name__}
@@ -172,19 +172,8 @@ def _entry(target: Callable) -> Callable:
     return entry
 
 
-def _calling_module(target: torch.nn.Module) -> Callable:
-    classes = tuple({type(module): None for module in target.modules() if _has_plain_forward(type(module))})
-
-    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for each in classes:  # Dynamo takes a class's methods for constants: what is read here, it guards
-            each.forward is None  # noqa: B015
-        return module(*args, **kwargs)
-
-    return call
-
-
-def _has_plain_forward(kind: type) -> bool:
-    return type(kind) is type and isinstance(inspect.getattr_static(kind, "forward", None), types.FunctionType)
+def _calling_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
 
 
 def _calling(target: Callable) -> Callable:

@@ -1,15 +1,37 @@
 """What Dynamo does not see, or sees wrong, while it captures one of forge's frames."""
 
+import inspect
 import linecache
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch._dynamo import utils
 from torch._dynamo.exc import unimplemented
-from torch._dynamo.variables import AutogradFunctionVariable, ConstantVariable, TensorVariable, lists
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    Source,
+    TypeDictSource,
+    TypeMROSource,
+    TypeSource,
+)
+from torch._dynamo.variables import (
+    AutogradFunctionVariable,
+    ConstantVariable,
+    TensorVariable,
+    UnspecializedNNModuleVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    UserMethodVariable,
+    lists,
+)
 from torch.autograd.function import FunctionCtx
 
 from forge.ir.versions import TORCH
@@ -147,14 +169,95 @@ _finds = Replaced(utils, "iter_contains", _contains)
 _finds_in_lists = Replaced(lists, "iter_contains", _contains)
 
 
+# methods of classes
+
+
+def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
+    """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded."""
+    if isinstance(self.fn, FunctionType) and self.fn.__module__ != torch.nn.Module.__module__:
+        _guard_method(self.obj, partial(_name_in, function=self.fn), tx)
+    return _calls_functions.original(self, tx, *args, **options)
+
+
+def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
+    """A module's call, which is one of its class's `forward`."""
+    _guard_method(self, _forward_in, tx)
+    return _calls_modules.original(self, tx, *args, **options)
+
+
+def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> None:
+    """Guard, once a graph, that the class of `owner` which has the method still has this one, and no class before it
+    has another."""
+    kind, source = _class_of(owner)
+    name = source and name_in(kind)
+    if name is None:
+        return
+    guarded = vars(tx.output).setdefault("_forge_guarded_methods", set())  # (class, name) pairs
+    for position, each in enumerate(kind.__mro__):
+        is_there = name in each.__dict__
+        members = TypeDictSource(GetItemSource(TypeMROSource(source), position))
+        if (id(each), name) not in guarded:
+            guarded.add((id(each), name))
+            install_guard(_same_method(members, name, each.__dict__[name]) if is_there else _no_method(members, name))
+        if is_there:
+            return
+
+
+def _name_in(kind: type, function: FunctionType) -> str | None:
+    """By which name a class has a function as its method; a method may bear another name than the function."""
+    members = (member for each in kind.__mro__ for member in each.__dict__.items())
+    names = (name for name, member in members if _function_of(member) is function)
+    return next((name for name in names if _function_of(inspect.getattr_static(kind, name)) is function), None)
+
+
+def _forward_in(kind: type) -> str | None:
+    return "forward" if isinstance(inspect.getattr_static(kind, "forward", None), FunctionType) else None
+
+
+def _function_of(member: Any) -> Any:
+    return member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+
+
+def _class_of(owner: Any) -> tuple[type, Source | None]:
+    """The class in which a method of `owner` is looked up, and where Dynamo finds it (None: the program made it)."""
+    if isinstance(owner, UserDefinedClassVariable):  # a class method's
+        return owner.value, owner.source
+    if isinstance(owner, UserDefinedObjectVariable):
+        return type(owner.value), owner.cls_source or (owner.source and TypeSource(owner.source))
+    return object, None
+
+
+def _same_method(members: Source, name: str, member: Any) -> Any:
+    """The method's code is the same; one with a closure or defaults, which make others of the same code, is itself."""
+    source: Source = DictGetItemSource(members, name)
+    function = _function_of(member)
+    if function is not member:
+        source = AttrSource(source, "__func__")
+    varies = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+    return source.make_guard(GuardBuilder.FUNCTION_MATCH if varies else GuardBuilder.CLOSURE_MATCH)
+
+
+def _no_method(members: Source, name: str) -> Any:
+    if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
+        return members.make_guard(partial(GuardBuilder.DICT_NOT_CONTAINS, key=name))
+    return members.make_guard(partial(GuardBuilder.DICT_CONTAINS, key=name, invert=True))  # before torch 2.12
+
+
+_calls_functions = Replaced(UserMethodVariable, "call_function", _call_function)
+_calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_module)
+
+
+_EVERYWHERE = (_materializes, _applies, _calls_methods, _calls_functions, _calls_modules, _finds, _finds_in_lists)
+
+
 @contextmanager
 def captured() -> Iterator[None]:
     """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
     before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs, as one in a
-    transform of torch.func does. A length that is looked for among numbers is compared, and a shape that changes in
-    place is seen."""
+    transform of torch.func does. A length that is looked for among numbers is compared, a shape that changes in place
+    is seen, and methods are guarded."""
     with ExitStack() as stack:
-        for each in (_materializes, _applies, _calls_methods, _finds, _finds_in_lists):
+        for each in _EVERYWHERE:
             stack.enter_context(each)
         if TORCH < (2, 13):
             stack.enter_context(_marks_dirty)

@@ -17,7 +17,13 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._dynamo import config, eval_frame
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, RecompileError, TorchRuntimeError
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    InternalTorchDynamoError,
+    RecompileError,
+    TorchRuntimeError,
+)
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters
 from torch.fx.experimental import _config as shapes_config
@@ -80,15 +86,20 @@ class _Configured:
             except Exception as failure:  # of a call of the program, or of Dynamo's own
                 if self._fullgraph:
                     raise
+                if isinstance(failure, InternalTorchDynamoError):
+                    warnings.warn(f"forge: a frame runs in eager: {_first_line(failure)}", stacklevel=2)
                 return self._in_eager("a call fails", failure)
             finally:
                 self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
 
     def _in_eager(self, what: str, reason: Exception) -> ConvertFrameReturn:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
-        line = f"{type(reason).__name__}: {reason}".splitlines()[0]
-        self._history.graph_breaks.append(f"{what}: {line}")
+        self._history.graph_breaks.append(f"{what}: {_first_line(reason)}")
         return _IN_EAGER
+
+
+def _first_line(reason: Exception) -> str:
+    return f"{type(reason).__name__}: {reason}".splitlines()[0]
 
 
 def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:

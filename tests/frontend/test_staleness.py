@@ -1,6 +1,7 @@
 """What changes between two calls is seen by the second; what happens before the first is as in eager."""
 
 import operator
+import types
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import forge
+from forge.ir.versions import TORCH
 
 X = torch.linspace(-1, 1, 8).view(2, 4)
 
@@ -62,6 +64,97 @@ def test_a_forward_that_is_patched_on_a_class_of_torchs_is_used(monkeypatch: pyt
     jitted(X)
     monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: x * 0 + 5)
     torch.testing.assert_close(jitted(X), torch.full((2, 3), 5.0))
+
+
+class Helpers:
+    """Methods of several kinds, for modules and for others."""
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @classmethod
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x + 2
+
+    @staticmethod
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        return x + 3
+
+    @property
+    def number(self) -> int:
+        return 4
+
+    def __getitem__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 5
+
+    renamed = method
+
+
+def scaled(by: float) -> Callable:
+    """Functions of the same code."""
+    return lambda self, x: x * by
+
+
+def replaced_code(owner: type) -> None:
+    owner.method.__code__ = (lambda self, x: x * 11).__code__
+
+
+PATCHES: dict[str, tuple[Callable, Callable]] = {
+    "a method": (lambda s, x: s.method(x), lambda owner: setattr(owner, "method", scaled(6.0))),
+    "a method twice": (lambda s, x: s.method(s.method(x)), lambda owner: setattr(owner, "method", scaled(6.0))),
+    "a class method": (
+        lambda s, x: s.of_class(x),
+        lambda owner: setattr(owner, "of_class", classmethod(lambda cls, x: x * 7)),
+    ),
+    "a static method": (
+        lambda s, x: s.alone(x),
+        lambda owner: setattr(owner, "alone", staticmethod(lambda x: x * 8)),
+    ),
+    "a property": (lambda s, x: x * s.number, lambda owner: setattr(owner, "number", property(lambda self: 9))),
+    "an operator": (lambda s, x: s[x], lambda owner: setattr(owner, "__getitem__", scaled(10.0))),
+    "a method of another name": (lambda s, x: s.renamed(x), lambda owner: setattr(owner, "renamed", scaled(6.0))),
+    "a method's code": (lambda s, x: s.method(x), replaced_code),
+}
+
+
+@pytest.mark.parametrize("of", ["base", "itself", "attribute"])
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_method_that_is_patched_on_a_class_is_used(patch: str, of: str) -> None:
+    if patch == "a method's code" and of != "attribute" and TORCH < (2, 13):
+        pytest.skip("Dynamo does not look at the functions of a module's class while the class has the same ones")
+    calls, change = PATCHES[patch]
+    helpers = type("Copied", (Helpers,), {name: copied(member) for name, member in vars(Helpers).items()})
+    derived = type("Derived", (helpers, nn.Module), {})
+    forward = (lambda self, x: calls(self.helpers, x)) if of == "attribute" else calls
+    module = type("Net", (derived,), {"forward": forward})()
+    module.helpers = helpers()
+    jitted = forge.jit(module, fullgraph=True)
+    torch.testing.assert_close(jitted(X), module(X))
+    change(derived if of == "itself" else helpers)
+    expected = module(X)
+    torch.testing.assert_close(jitted(X), expected)
+    jitted(X)
+    assert forge.explain(jitted).graphs == 2
+
+
+def copied(member: object) -> object:
+    if not isinstance(member, types.FunctionType):
+        return member
+    return types.FunctionType(member.__code__, member.__globals__, member.__name__)
+
+
+def test_a_method_with_the_same_code_and_another_closure_is_another() -> None:
+    class Net(nn.Module):
+        scale = scaled(2.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale(x)
+
+    module = Net()
+    jitted = forge.jit(module)
+    torch.testing.assert_close(jitted(X), X * 2)
+    Net.scale = scaled(3.0)
+    torch.testing.assert_close(jitted(X), X * 3)
 
 
 def test_a_class_without_a_forward_of_its_own_is_compiled() -> None:
