@@ -179,6 +179,12 @@ class Options:
         """Those that run single calls: what runs once is not worth a region."""
         return operators_of(self.executors)
 
+    def prepare(self) -> None:
+        """Has the fusion executors begin what takes long and depends on no program."""
+        for each in self.executors:
+            if isinstance(each, FusionExecutor):
+                each.prepare()
+
     @property
     def has_later(self) -> bool:
         """Whether a fusion executor can make larger regions later."""

@@ -115,7 +115,14 @@ def jit(
     options = Options(executors, transforms, strict, memory, cache, [kernel_executor(kernels)] if kernels else [])
     record = Record(_parameters(target))
     backend = _Backend(options, record)
-    compiled = enter(_entry(target), backend, fullgraph=fullgraph, dynamic=dynamic, history=record.history)
+    compiled = enter(
+        _entry(target),
+        backend,
+        before=options.prepare,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        history=record.history,
+    )
     compiled._forge_record = record
     if isinstance(target, torch.nn.Module):
         return jitted_module(target, compiled, rejit)

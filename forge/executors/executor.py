@@ -276,6 +276,9 @@ class FusionExecutor(Executor):
         """The function that was dumped. An error, whatever it is, has the program compiled anew."""
         raise NotImplementedError
 
+    def prepare(self) -> None:
+        """Begins what takes long and depends on no program, without waiting for it. Called before each capture."""
+
     def later(self) -> "FusionExecutor | None":
         """A new executor that is asked in this one's place, for a program that runs often and whose calls cost more
         than what they compute: its regions are larger and take longer to compile, which happens elsewhere. They run

@@ -62,8 +62,11 @@ class _Configured:
 
     Dynamo compiles one frame at a time; the settings, which are the process's, and its counts are the frame's."""
 
-    def __init__(self, callback: Callable, dynamic: bool | None, history: History, fullgraph: bool) -> None:
+    def __init__(
+        self, callback: Callable, before: Callable, dynamic: bool | None, history: History, fullgraph: bool
+    ) -> None:
         self._torchdynamo_orig_backend = callback  # the chain by which Dynamo finds the backend of a cache entry
+        self._before = before
         self._history = history
         self._fullgraph = fullgraph
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
@@ -72,6 +75,7 @@ class _Configured:
 
     def __call__(self, *frame: Any) -> Any:
         settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
+        self._before()
         with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured():
             before = counters["graph_break"].copy()
             try:
@@ -108,9 +112,15 @@ def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def enter(
-    function: Callable, backend: Callable, *, fullgraph: bool, dynamic: bool | None, history: History
+    function: Callable,
+    backend: Callable,
+    *,
+    before: Callable[[], None],
+    fullgraph: bool,
+    dynamic: bool | None,
+    history: History,
 ) -> Callable:
-    """`function` compiled by `backend`, a Dynamo backend; called the same way.
+    """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture.
 
     Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
     with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
@@ -120,7 +130,7 @@ def enter(
     context = torch._dynamo.optimize(
         backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
     )
-    callback = context.callback = _Configured(context.callback, dynamic, history, fullgraph)
+    callback = context.callback = _Configured(context.callback, before, dynamic, history, fullgraph)
     compiled = context(function)
     compiling, jit_tracing = torch._C._functorch.maybe_current_level, torch._C._is_tracing
     tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing

@@ -20,6 +20,7 @@ import torch
 from torch.utils._triton import has_triton
 
 from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
+from forge.executors.inductorex import ahead
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import leaves, tensors
@@ -47,6 +48,10 @@ class InductorExecutor(FusionExecutor):
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
+
+    def prepare(self) -> None:
+        if not torch.cuda.is_available() and _can_compile_for("cpu"):
+            ahead.build()
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         return self._decisions.get(bound)

@@ -5,13 +5,10 @@ interpreter's lock, no thread that a fork would lose.
 """
 
 import atexit
-import contextlib
 import logging
 import os
 import pickle
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import weakref
@@ -25,6 +22,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 from forge.executors.executor import Decision, decline
+from forge.executors.inductorex import processes
 from forge.executors.inductorex.graphs import Described
 from forge.executors.inductorex.saved import loaded
 
@@ -121,15 +119,7 @@ class _Job:
         (folder / "job").write_bytes(self._data)
         self._data = b""
         with (folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "forge.executors.inductorex.worker", str(folder)],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # so that its compilers can be ended with it
-            )
+            self._process = processes.start(str(folder), folder=folder, log=log)
 
     @property
     def is_running(self) -> bool:
@@ -155,11 +145,8 @@ class _Job:
     def stop(self) -> None:
         """Ends it, if it runs."""
         self.stopped = True
-        if self.owner != os.getpid() or not self.is_running:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        self._process.wait()
+        if self.owner == os.getpid() and self._process is not None:
+            processes.end(self._process)
 
 
 class _Queue:
