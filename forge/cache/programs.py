@@ -8,7 +8,6 @@ asked for.
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from forge.frontend.autograd import Again, Sources
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.ir import Trace
 from forge.ir.bounded import Bounded
+from forge.ir.locks import new_lock
 from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 
@@ -181,7 +181,7 @@ class Loaded(Compiled):
         self._lines = {number: line for line, number in graph.lines.items()}
         self._compile = compile
         self._whole: Compiled | None = None
-        self._compiling = threading.RLock()
+        self._compiling = new_lock()
         super().__init__()
 
     @property

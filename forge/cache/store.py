@@ -5,9 +5,11 @@ is damaged, another user's, or open to other users is ignored with a notice, and
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
+import operator
 import os
 import stat
 import tempfile
@@ -119,7 +121,8 @@ def _check_folder(path: Path) -> None:
 
 def _own_bytes(path: Path) -> bytes:
     """What an own file holds. Raises Refused for another's, or one that others may write to; OSError."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]  # a pipe is not waited for
+    handle = os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY))
     with open(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):

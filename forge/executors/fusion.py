@@ -18,7 +18,7 @@ from forge.executors.regions import Node, Region, find_regions
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import names, proxies
-from forge.ir.structure import key_of
+from forge.ir.structure import key_of, settings
 from forge.ir.symbol import substitute
 
 ARTIFACTS = 4096  # the regions of one executor that are kept
@@ -294,9 +294,9 @@ def _is_contiguous(layout: Layout) -> bool:
 
 
 def _key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:
-    """What a region is, wherever it stands: names are positions."""
+    """What a region is, wherever it stands, under torch's settings: names are positions."""
     position = {name: place for place, name in enumerate(inputs)}
-    lines: list[Any] = [tuple([key_of(layouts.values[name]) for name in inputs])]
+    lines: list[Any] = [settings(), tuple([key_of(layouts.values[name]) for name in inputs])]
     for bound in calls:
         given = [key_of(each, lambda proxy: (position[proxy.name],)) for each in (bound.args, bound.kwargs)]
         for name in bound.outputs:

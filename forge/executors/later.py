@@ -3,7 +3,6 @@ cost more than what they compute."""
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 
 from forge.executors.executor import Decision, Declined
 from forge.ir import Tag, TensorProxy, Trace
+from forge.ir.locks import new_lock
 from forge.ir.printing import DEL
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies
@@ -82,7 +82,7 @@ class Growing:
         self._make: Callable[[Callable], Replacement] | None = make
         self._replacement: Replacement | None = None
         self._left = CALLS
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def call(self, *inputs: Any) -> Any:
         """The program."""

@@ -7,7 +7,6 @@ and so is a gradient that comes from outside; `restrided` keeps such a promise w
 """
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,9 +19,10 @@ from torch.utils.flop_counter import flop_registry
 
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy
 from forge.ir.bounded import Bounded
+from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.ir.structure import key_of
+from forge.ir.structure import key_of, settings
 from forge.ir.undecided import for_all_sizes
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
@@ -111,7 +111,7 @@ def _quiet() -> Iterator[None]:
 
 _static = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 _known: Bounded = Bounded(20_000)
-_lock = threading.RLock()
+_lock = new_lock()
 
 
 class Layouts:
@@ -175,7 +175,7 @@ class Layouts:
 
     def run(self, call: BoundSymbol) -> Ran:
         """What a claimed call gives; its outputs are known from now on."""
-        key = (call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
+        key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
         try:
             ran = self._memo.get(key)
         except TypeError:  # an argument that is not hashable

@@ -1,6 +1,5 @@
 """One torch.autograd.Function for a differentiated region."""
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from torch._C._functorch import is_legacy_batchedtensor as is_batched
 from forge.frontend.ambient import unconverted
 from forge.ir import check
 from forge.ir.bounded import Bounded
+from forge.ir.locks import new_lock
 from forge.ir.printing import qualified_name
 from forge.ir.undecided import for_sizes
 from forge.torchlang import autocast_mode
@@ -67,7 +67,7 @@ class Later:
         self._compile = compile
         self._numbers = numbers
         self._for_sizes = Bounded(_SIZES)
-        self._lock = threading.RLock()
+        self._lock = new_lock()
 
     def get(self, key: tuple, sizes: Sequence[Any]) -> Any:
         """What `key` names, to be run with these values of the numbers."""

@@ -33,7 +33,9 @@ from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
 from forge.frontend.program import Refused
 from forge.ir.collection import paused_gc
+from forge.ir.locks import free_after_fork
 
+free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
 _SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
 _SHAPES = {"use_duck_shape": False}

@@ -12,7 +12,6 @@ import importlib.abc
 import importlib.machinery
 import re
 import sys
-import threading
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import dependency_modules
 from forge.hub.resolver import Resolved
 from forge.ir.collection import paused_gc
+from forge.ir.locks import new_lock
 
 PREFIX = "forge_kernel_"
 NATIVE = (".so", ".pyd", ".dylib")
@@ -60,7 +60,7 @@ class Loaded:
     module: types.ModuleType
 
 
-_lock = threading.RLock()
+_lock = new_lock()
 _loaded: dict[str, Loaded] = {}
 _packages: dict[str, Verified] = {}
 _import_checks: set[tuple[str, str, frozenset[str], frozenset[str]]] = set()

@@ -4,6 +4,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
 from forge.ir.symbol import BoundSymbol
 from forge.ir.trace import Trace
@@ -23,14 +25,21 @@ def structure(trace: Trace) -> tuple:
 
 def metadata_key(bound: BoundSymbol) -> tuple:
     """What a call is, whatever its values are called: symbol, tags, arguments and the metadata of those that are
-    proxies, by place. Hashable unless an argument is not."""
+    proxies, by place, under torch's settings. Hashable unless an argument is not."""
     places: dict[str, int] = {}
 
     def shown(proxy: Proxy) -> tuple:
         return (places.setdefault(proxy.name, len(places)), _declared(proxy)[1:])
 
     inside = tuple([sub.symbol for sub in bound.subsymbols])
-    return (bound.symbol, bound.tags, inside, *[key_of(each, shown) for each in (bound.args, bound.kwargs)])
+    given = [key_of(each, shown) for each in (bound.args, bound.kwargs)]
+    given = [key_of(each, shown) for each in (bound.args, bound.kwargs)]
+    return (*settings(), bound.symbol, bound.tags, inside, *given)
+
+
+def settings() -> tuple:
+    """Those of torch's settings that decide what a call gives, besides its arguments, and with which kernel."""
+    return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
 
 
 def _call(bound: BoundSymbol) -> tuple:

@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
+import torch
+
 from forge import prims
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.pytree import names, proxies, rename
+from forge.ir.pytree import tensors as tensors_of
 from forge.transforms.cse import merge_calls
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.grad import Joint, backward
@@ -102,6 +105,8 @@ def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Se
         defined.update((proxy.name, proxy) for proxy in proxies(bound.output))
     missing = [name for name in needed if name not in defined]
     assert not missing, f"the backward reads {missing}, which the forward does not make"
+    given = [*tensors_of(backward.inputs), *tensors_of([defined[name] for name in needed])]
+    needed += [name for name in _symbols_of_expressions(given) if name in lengths and name not in needed]
     saved = [defined[name] for name in needed]
     tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
@@ -111,6 +116,12 @@ def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Se
         copies = tuple(prims.clone(proxy) if proxy.name in shared else proxy for proxy in tensors)
     new.output = (forward.output, copies, tuple(numbers))
     return Split(new, tensors, numbers)
+
+
+def _symbols_of_expressions(given: Iterable[TensorProxy]) -> list[str]:
+    """The symbols of the lengths that are expressions of them (4*s0), from which a tensor does not tell them."""
+    lengths = [length for proxy in given for length in proxy.shape if isinstance(length, torch.SymInt)]
+    return list(dict.fromkeys(names([length for length in lengths if not length.node.expr.is_symbol])))
 
 
 def _sharing_memory(calls: list[BoundSymbol], names: Iterable[str]) -> set[str]:

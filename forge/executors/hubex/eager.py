@@ -23,6 +23,7 @@ from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.verdicts import verifier
 from forge.ir import BoundSymbol, Tag, Trace, check, recording
+from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, names
 from forge.transforms.cse import argument_key
 from forge.transforms.dce import live_calls
@@ -198,7 +199,7 @@ def _listed(reasons: list[tuple[str, str]]) -> str:
 # torch.library
 
 
-_lock = threading.RLock()
+_lock = new_lock()
 _defined: dict[str, Eager] = {}
 _libraries: list[torch.library.Library] = []
 

@@ -4,7 +4,6 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,8 +28,10 @@ from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import describe
 from forge.executors.layout import ATTENTION, Layout, Layouts, paired
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
-from forge.ir.pytree import leaves, tree_map
+from forge.ir.locks import new_lock
+from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.undecided import Undecided
+from forge.ir.versions import TORCH
 
 aten = torch.ops.aten
 _log = logging.getLogger("forge.inductor")
@@ -54,8 +55,12 @@ _TORCHS = frozenset(
     }
 )
 _WRITES = frozenset({aten.native_batch_norm, aten.cudnn_batch_norm})  # the running statistics: no schema says so
+_REMAINDERS = frozenset({aten.remainder, aten.fmod})
 _WRONG = frozenset(
     {
+        aten.floor_divide,  # of infinities; of integers by zero, which ends the process
+        aten.div.Tensor_mode,
+        aten.div.Scalar_mode,
         aten.avg_pool2d_backward,  # with ceil_mode
         aten.avg_pool3d_backward,
         aten.scalar_tensor,  # a whole number's dtype
@@ -65,8 +70,9 @@ _WRONG = frozenset(
 _SETTINGS = {
     name: False for name in ("size_asserts", "alignment_asserts", "graph_partition") if hasattr(inductor_config, name)
 }
+_CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
-_lock = threading.RLock()
+_lock = new_lock()
 
 
 def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
@@ -80,7 +86,16 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
     for operator in operators:
         if not (_is_function(operator) if whole else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
+        if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
+            return decline(f"{operator} of integers raises where it divides by zero")
     return True
+
+
+def _may_divide_by_zero(bound: BoundSymbol) -> bool:
+    if any(proxy.dtype.is_floating_point for proxy in tensors(bound.output)):
+        return False
+    divisor = bound.args[1] if len(bound.args) > 1 else None
+    return not isinstance(divisor, int) or divisor == 0
 
 
 def _operators(bound: BoundSymbol) -> list[Any] | None:
@@ -118,7 +133,10 @@ def _has_loops(operator: Any) -> bool:
         return True
     if _changes(operator):  # a region's graph is a function of its inputs
         return False
-    if operator.overloadpacket in _TORCHS | _WRITES | _WRONG or torch.Tag.nondeterministic_seeded in operator.tags:
+    if (
+        not {operator, operator.overloadpacket}.isdisjoint(_TORCHS | _WRITES | _WRONG)
+        or torch.Tag.nondeterministic_seeded in operator.tags
+    ):
         return False
     return operator in _decompositions() or (operator in lowering.lowerings and operator not in lowering.fallbacks)
 
@@ -127,7 +145,12 @@ def _is_function(operator: Any) -> bool:
     if _has_loops(operator):
         return True
     draws = torch.Tag.nondeterministic_seeded in operator.tags and operator.overloadpacket not in ATTENTION
-    return not (draws or _changes(operator) or operator.overloadpacket in _WRONG | _WRITES)
+    return not (draws or _changes(operator) or _is_of(operator, _WRONG | _WRITES))
+
+
+def _is_of(operator: Any, known: frozenset) -> bool:
+    """Whether an operator, in all its overloads or in this one, is among those."""
+    return operator in known or operator.overloadpacket in known
 
 
 def _decompositions() -> dict:
@@ -213,6 +236,37 @@ def _other_strides(graph: torch.fx.GraphModule, region: Trace) -> dict[int, tupl
     return {place: proxy.strides for place, proxy in enumerate(region.output) if made[place] != proxy.strides}
 
 
+def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:
+    """Inductor computes in float32 what is of half precision, which is within the rounding of its calls; but a program
+    that converts to a narrower dtype and back asks for the rounding itself."""
+    rounded = [node for node in graph.graph.nodes if _is_narrowing(node) and _is_widened(node)]
+    if TORCH < (2, 13) and any(node.meta["val"].device.type == "cpu" for node in rounded):
+        raise NotImplementedError("before torch 2.13, its C++ forgets the rounding of a conversion there and back")
+    return {"emulate_precision_casts": True} if rounded else {}
+
+
+def _is_widened(node: torch.fx.Node) -> bool:
+    """Whether a call of its, or of a view of it, converts a value to a wider dtype."""
+    wider = (_is_conversion(user) and _width(user) > _width(node) for user in node.users)
+    return any(wider) or any(_is_view(user) and _is_widened(user) for user in node.users)
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _is_narrowing(node: torch.fx.Node) -> bool:
+    return _is_conversion(node) and _width(node) < _width(node.args[0])
+
+
+def _is_conversion(node: torch.fx.Node) -> bool:
+    return node.target in _CONVERSIONS and node.meta["val"].dtype.is_floating_point
+
+
+def _width(node: torch.fx.Node) -> int:
+    return node.meta["val"].element_size() if node.meta["val"].dtype.is_floating_point else 0
+
+
 def _value(known: dict[str, Any], leaf: Any) -> Any:
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf
 
@@ -227,6 +281,6 @@ def compile_graph(
     with (
         tracing(TracingContext(fake)),
         functorch_config.patch(bundled_autograd_cache=False),
-        inductor_config.patch({**_SETTINGS, **(get_cpp_wrapper_config() if whole else {})}),
+        inductor_config.patch({**_SETTINGS, **(get_cpp_wrapper_config() if whole else {}), **_rounding(graph)}),
     ):
         return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole)

@@ -1,6 +1,7 @@
 """Artifacts of regions: dtypes and sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -96,3 +97,83 @@ def test_lengths_of_slices_and_cats_are_right_at_several_sizes() -> None:
     jitted = forge.jit(roll, executors=EXECUTORS, dynamic=True)
     for columns in (6, 9, 3):
         assert_as_eager(jitted, roll, torch.randn(3, columns))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: (a / b).sigmoid() + 1,
+        lambda a, b: (a.sqrt() * b).tanh(),
+        lambda a, b: (a + torch.full_like(b, 3) * 0.1).exp(),
+    ],
+)
+def test_another_default_dtype_is_another_program(function: Callable) -> None:
+    a, b = torch.randint(1, 9, (4, 5)), torch.randint(1, 9, (4, 5))
+    jitted = forge.jit(function, executors=EXECUTORS)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        with default_dtype(dtype):
+            torch.testing.assert_close(jitted(a, b), function(a, b))
+
+
+def test_a_region_of_another_default_dtype_is_not_taken() -> None:
+    with default_dtype(torch.float32):
+        forge.jit(lambda i, w: ((i / 7) * w).tanh() + 1, executors=EXECUTORS)(torch.arange(4), DOUBLES)
+    with default_dtype(torch.float64):
+        jitted = forge.jit(lambda i, w: ((i / 7) * w).tanh() + 1, executors=EXECUTORS)
+        found, expected = jitted(torch.arange(4), DOUBLES), ((torch.arange(4) / 7) * DOUBLES).tanh() + 1
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+DOUBLES = torch.linspace(0.1, 0.9, 4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        lambda a, b: a // b,
+        lambda a, b: a % b,
+        torch.fmod,
+        lambda a, b: torch.remainder(5, b),
+    ],
+)
+def test_integers_that_are_divided_by_zero_raise(divide: Callable) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (divide(a, b) + 1) * 2
+
+    jitted = forge.jit(program, executors=EXECUTORS)
+    a = torch.arange(32)
+    torch.testing.assert_close(jitted(a, a + 3), program(a, a + 3))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        jitted(a, a)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x - x.bfloat16().float(),
+        lambda x: x - x.half().view(2, 4).t().float().t().reshape(8),
+        lambda x: (x.double() / 3).float().double() - x.double() / 3,
+        lambda x: (x.bfloat16() * 1).float() + x.bfloat16().float() - x,
+    ],
+    ids=["bfloat16", "half, through views", "float32", "among others"],
+)
+def test_a_conversion_there_and_back_rounds(program: Callable) -> None:
+    x = torch.linspace(0.1, 1.3, 8)
+    found = forge.jit(program, executors=EXECUTORS)(x)
+    torch.testing.assert_close(found, program(x), rtol=0, atol=0)
+
+
+def test_infinities_are_divided_as_torch_does() -> None:
+    x = torch.tensor([float("inf"), -float("inf"), 3.0])
+    jitted = forge.jit(lambda x: (x * 1.0) // 2 + 1, executors=EXECUTORS)
+    torch.testing.assert_close(jitted(x), (x * 1.0) // 2 + 1, equal_nan=True)

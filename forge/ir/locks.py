@@ -1,0 +1,28 @@
+"""Locks that a forked child finds free: the thread that held one when the process forked is not there."""
+
+import os
+import threading
+import weakref
+from typing import Any
+
+_locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def free_after_fork(lock: Any) -> Any:
+    """The lock (threading.Lock or RLock), which a forked child finds free unless it forked while it held it itself."""
+    _locks.add(lock)
+    return lock
+
+
+def new_lock() -> Any:
+    """A threading.RLock that a forked child finds free."""
+    return free_after_fork(threading.RLock())
+
+
+def _in_child() -> None:
+    for lock in _locks:
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_in_child)
