@@ -175,15 +175,7 @@ class Layouts:
 
     def run(self, call: BoundSymbol) -> Ran:
         """What a claimed call gives; its outputs are known from now on."""
-        key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
-        try:
-            ran = self._memo.get(key)
-        except TypeError:  # an argument that is not hashable
-            ran, key = None, None
-        if ran is None:
-            ran = for_all_sizes(self._run, call)
-            if key is not None:
-                self._memo[key] = ran
+        ran = self._known(call) if UNPREDICTABLE.isdisjoint(call.all_tags) else self._promised(call)
         self.flops += ran.flops
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
         for leaf, value, share, offset in zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, strict=True):
@@ -194,6 +186,16 @@ class Layouts:
                     self.shown[leaf.name] = (base, further + offset)
                 if ran.chosen or not ran.known:
                     self.uncertain.add(leaf.name)
+        return ran
+
+    def _known(self, call: BoundSymbol) -> Ran:
+        key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
+        try:
+            ran = self._memo.get(key)
+        except TypeError:  # an argument that is not hashable
+            return for_all_sizes(self._run, call)
+        if ran is None:
+            ran = self._memo[key] = for_all_sizes(self._run, call)
         return ran
 
     def stand_in(self, leaf: Any) -> Any:
@@ -217,8 +219,6 @@ class Layouts:
                 self._memo = {}
 
     def _run(self, call: BoundSymbol) -> Ran:
-        if not UNPREDICTABLE.isdisjoint(call.all_tags):
-            return self._promised(call)
         given: dict[str, Any] = {}
 
         def stand_in(leaf: Any) -> Any:

@@ -26,6 +26,7 @@ from torch._dynamo.variables import (
     AutogradFunctionVariable,
     ConstantVariable,
     TensorVariable,
+    TorchInGraphFunctionVariable,
     UnspecializedNNModuleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
@@ -106,6 +107,7 @@ _marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
 # values whose shape changes in place
 
 
+_UNGUARDED = frozenset({"_base", "_version", "grad_fn", "is_leaf"})
 _OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 
 
@@ -127,6 +129,18 @@ def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: d
     return self
 
 
+def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
+    """An attribute of a tensor. Dynamo guards none of these, and forge has no versions of what a program made."""
+    if name in _UNGUARDED and (self.source is not None or name == "_version"):
+        unimplemented(
+            gb_type="what autograd knows of a tensor",
+            context=f"torch.Tensor.{name}",
+            explanation="It may be another one at the next call.",
+            hints=[],
+        )
+    return _gets_attributes.original(self, tx, name)
+
+
 def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     """Whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
     fake = tensor.proxy.node.meta["example_value"]
@@ -136,6 +150,37 @@ def _is_own(tensor: TensorVariable, tx: Any) -> bool:
 
 
 _calls_methods = Replaced(TensorVariable, "call_method", _call_method)
+_GETATTR = "var_getattr" if "var_getattr" in vars(TensorVariable) else "tp_getattro_impl"  # since torch 2.14
+_gets_attributes = Replaced(TensorVariable, _GETATTR, _getattr)
+
+
+# settings of the process
+
+
+_SETTERS = frozenset(
+    {
+        torch.set_autocast_dtype,
+        torch.set_autocast_enabled,
+        torch.set_default_dtype,
+        torch.set_deterministic_debug_mode,
+        torch.use_deterministic_algorithms,
+    }
+)
+
+
+def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, *args: Any, **options: Any) -> Any:
+    """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs."""
+    if self.value in _SETTERS:
+        unimplemented(
+            gb_type="a setting of the process changes",
+            context=f"torch.{self.value.__name__}",
+            explanation="It holds for what follows the program.",
+            hints=[],
+        )
+    return _calls_torch.original(self, tx, *args, **options)
+
+
+_calls_torch = Replaced(TorchInGraphFunctionVariable, "call_function", _call_torch)
 
 
 # numbers that are symbols
@@ -173,10 +218,18 @@ _finds_in_lists = Replaced(lists, "iter_contains", _contains)
 
 
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
-    """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded."""
-    if isinstance(self.fn, FunctionType) and self.fn.__module__ != torch.nn.Module.__module__:
-        _guard_method(self.obj, partial(_name_in, function=self.fn), tx)
-    return _calls_functions.original(self, tx, *args, **options)
+    """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded. For one whose
+    object the program made, it does not look where the closure is."""
+    if not isinstance(self.fn, FunctionType) or self.fn.__module__ == torch.nn.Module.__module__:
+        return _calls_functions.original(self, tx, *args, **options)
+    found = _guard_method(self.obj, partial(_name_in, function=self.fn), tx)
+    before = self.source, self.source_fn
+    if self.source is None:
+        self.source = self.source_fn = found
+    try:
+        return _calls_functions.original(self, tx, *args, **options)
+    finally:
+        self.source, self.source_fn = before
 
 
 def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
@@ -185,13 +238,13 @@ def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **opt
     return _calls_modules.original(self, tx, *args, **options)
 
 
-def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> None:
+def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> Source | None:
     """Guard, once a graph, that the class of `owner` which has the method still has this one, and no class before it
-    has another."""
+    has another; where Dynamo finds the method's function."""
     kind, source = _class_of(owner)
     name = source and name_in(kind)
     if name is None:
-        return
+        return None
     guarded = vars(tx.output).setdefault("_forge_guarded_methods", set())  # (class, name) pairs
     for position, each in enumerate(kind.__mro__):
         is_there = name in each.__dict__
@@ -200,7 +253,8 @@ def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) ->
             guarded.add((id(each), name))
             install_guard(_same_method(members, name, each.__dict__[name]) if is_there else _no_method(members, name))
         if is_there:
-            return
+            return _function_source(members, name, each.__dict__[name])
+    return None
 
 
 def _name_in(kind: type, function: FunctionType) -> str | None:
@@ -227,12 +281,14 @@ def _class_of(owner: Any) -> tuple[type, Source | None]:
     return object, None
 
 
+def _function_source(members: Source, name: str, member: Any) -> Source:
+    source: Source = DictGetItemSource(members, name)
+    return source if _function_of(member) is member else AttrSource(source, "__func__")
+
+
 def _same_method(members: Source, name: str, member: Any) -> Any:
     """The method's code is the same; one with a closure or defaults, which make others of the same code, is itself."""
-    source: Source = DictGetItemSource(members, name)
-    function = _function_of(member)
-    if function is not member:
-        source = AttrSource(source, "__func__")
+    source, function = _function_source(members, name, member), _function_of(member)
     varies = function.__closure__ or function.__defaults__ or function.__kwdefaults__
     return source.make_guard(GuardBuilder.FUNCTION_MATCH if varies else GuardBuilder.CLOSURE_MATCH)
 
@@ -247,7 +303,17 @@ _calls_functions = Replaced(UserMethodVariable, "call_function", _call_function)
 _calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_module)
 
 
-_EVERYWHERE = (_materializes, _applies, _calls_methods, _calls_functions, _calls_modules, _finds, _finds_in_lists)
+_EVERYWHERE = (
+    _materializes,
+    _applies,
+    _calls_methods,
+    _gets_attributes,
+    _calls_torch,
+    _calls_functions,
+    _calls_modules,
+    _finds,
+    _finds_in_lists,
+)
 
 
 @contextmanager

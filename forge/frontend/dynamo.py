@@ -477,10 +477,15 @@ def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule)
     return output
 
 
+def _enter_dual_level(interpreter: _Interpreter) -> None:
+    raise Unsupported("the graph differentiates in forward mode")
+
+
 _SPECIAL: dict[Any, Callable] = {
     torch.ops.higher_order.autograd_function_apply: _autograd_function,
     torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
     torch._functorch.predispatch.lazy_load_decompositions: _nothing,
+    getattr(torch._functorch.predispatch, "_enter_dual_level", torch._C._enter_dual_level): _enter_dual_level,
     torch._C._set_grad_enabled: lambda interpreter, mode: torch._C._set_grad_enabled(mode),
     torch.autograd.grad_mode._enter_inference_mode: _enter_inference_mode,
     torch.autograd.grad_mode._exit_inference_mode: _exit,

@@ -26,6 +26,7 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters
+from torch.autograd import forward_ad
 from torch.fx.experimental import _config as shapes_config
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
@@ -126,8 +127,8 @@ def enter(
 
     Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
     with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
-    guard, or a tracer is active (torch.fx, torch.jit.trace), calls run in eager. An error of the backend is raised as
-    itself, and one that torch raises for bad arguments is of torch's type.
+    guard, a tracer is active (torch.fx, torch.jit.trace) or torch differentiates in forward mode, calls run in eager.
+    An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
     """
     context = torch._dynamo.optimize(
         backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
@@ -141,7 +142,7 @@ def enter(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal plain
-        if has_global_hooks():
+        if has_global_hooks() or forward_ad._current_level >= 0:
             return function(*args, **kwargs)
         if tracing() or jit_tracing():  # its calls are part of what is traced
             return function(*args, **kwargs)

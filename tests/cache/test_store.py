@@ -135,6 +135,14 @@ def test_a_link_is_not_followed(entry: Path, tmp_path: Path, caplog: pytest.LogC
     assert "is ignored" in caplog.text
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_is_not_waited_for(entry: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entry.unlink()
+    os.mkfifo(entry)
+    assert not hits()
+    assert "it is not a file" in caplog.text
+
+
 def test_a_folder_that_is_a_link_is_not_used(entry: Path, tmp_path: Path) -> None:
     entry.parent.rename(tmp_path / "elsewhere")
     entry.parent.symlink_to(tmp_path / "elsewhere")

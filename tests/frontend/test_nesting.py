@@ -233,6 +233,46 @@ def test_a_forked_child_uses_what_was_compiled_and_compiles_more() -> None:
     )
 
 
+@pytest.mark.parametrize("holder", ["another thread", "the thread that forks"])
+def test_a_child_forked_while_something_is_compiled_compiles(holder: str) -> None:
+    in_a_process(
+        f"""
+        import os, signal, threading
+        import torch
+        from torch._dynamo.convert_frame import compile_lock
+        import forge
+        from tests.frontend.test_nesting import X, double
+
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with compile_lock:
+                held.set()
+                done.wait()
+
+        def fork():
+            child = os.fork()
+            if not child:
+                signal.alarm(120)
+                torch.testing.assert_close(forge.jit(double)(X), double(X))
+            return child
+
+        forge.jit(lambda x: x + 1)(X)
+        if {holder!r} == "another thread":
+            threading.Thread(target=hold).start()
+            held.wait()
+            child = fork()
+        else:
+            with compile_lock:
+                child = fork()
+        if not child:
+            os._exit(0)
+        done.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """
+    )
+
+
 def test_forks_of_a_program_whose_threads_compile_run_torch() -> None:
     in_a_process(
         """

@@ -10,6 +10,7 @@ from frontend.programs import (  # noqa: F401  each fills the table
     grad_modes,
     modules,
     reshaping,
+    surroundings,
     views,
 )
 from frontend.programs.table import PROGRAMS, Jit, differences, no_jit, observed

@@ -177,3 +177,30 @@ def test_infinities_are_divided_as_torch_does() -> None:
     x = torch.tensor([float("inf"), -float("inf"), 3.0])
     jitted = forge.jit(lambda x: (x * 1.0) // 2 + 1, executors=EXECUTORS)
     torch.testing.assert_close(jitted(x), (x * 1.0) // 2 + 1, equal_nan=True)
+
+
+def test_two_opaque_calls_with_backwards_of_their_own_are_told_apart() -> None:
+    """A backward of one gives one gradient, of the other two: z.exp() and a product, of complex numbers."""
+    function = lambda z: (z.exp() * z.conj()).abs().pow(2).sum()
+    z = torch.randn(3, dtype=torch.complex64, requires_grad=True)
+    found, expected = [second_gradient(each, z) for each in (forge.jit(function, executors=EXECUTORS), function)]
+    torch.testing.assert_close(found, expected)
+
+
+def second_gradient(function: Callable, z: torch.Tensor) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(function(z), z, create_graph=True)
+    return torch.autograd.grad(gradient.abs().sum(), z)[0]
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_length_that_is_a_multiple_of_another_is_told_to_a_region(dynamic: bool | None, caplog: Any) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = (each.repeat_interleave(4, 1) for each in (k, v))
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask) * 2
+
+    jitted = forge.jit(attend, executors=EXECUTORS, dynamic=dynamic)
+    for length, keys in ((5, 5), (3, 3), (3, 6)):
+        shapes = (2, 8, length, 16), (2, 2, keys, 16), (2, 2, keys, 16)
+        assert_as_eager(jitted, attend, *[torch.randn(*shape) for shape in shapes])
+    assert "cannot compile" not in caplog.text
