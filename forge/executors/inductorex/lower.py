@@ -4,6 +4,7 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -281,6 +282,8 @@ def compile_graph(
     with (
         tracing(TracingContext(fake)),
         functorch_config.patch(bundled_autograd_cache=False),
+        warnings.catch_warnings(),
         inductor_config.patch({**_SETTINGS, **(get_cpp_wrapper_config() if whole else {}), **_rounding(graph)}),
     ):
+        warnings.filterwarnings("ignore", module=r"torch\._inductor")  # how it makes its kernels
         return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole)

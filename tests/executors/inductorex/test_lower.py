@@ -1,5 +1,6 @@
 """Artifacts of regions: dtypes and sizes."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import forge
+from forge.executors.inductorex import lower
 
 EXECUTORS = ["inductor", "torch"]
 
@@ -204,3 +206,18 @@ def test_a_length_that_is_a_multiple_of_another_is_told_to_a_region(dynamic: boo
         shapes = (2, 8, length, 16), (2, 2, keys, 16), (2, 2, keys, 16)
         assert_as_eager(jitted, attend, *[torch.randn(*shape) for shape in shapes])
     assert "cannot compile" not in caplog.text
+
+
+def test_what_inductor_warns_of_its_kernels_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_fx_inner = lower.compile_fx_inner
+
+    def warning(*args: Any, **options: Any) -> Any:
+        for module in ("torch._inductor.lowering", "somebody.elses"):
+            warnings.warn_explicit("online softmax is disabled", UserWarning, f"{module}.py", 1, module=module)
+        return compile_fx_inner(*args, **options)
+
+    monkeypatch.setattr(lower, "compile_fx_inner", warning)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        forge.jit(lambda x: (x.exp() + 3).sin(), executors=EXECUTORS, cache=False)(torch.ones(31))
+    assert [each.filename for each in found if "softmax" in str(each.message)] == ["somebody.elses.py"]
