@@ -16,6 +16,7 @@ import torch
 from forge import prims
 from forge.executors import claim
 from forge.executors.claim import Claim, Reasons, chooser, is_fused, runs_in_torch
+from forge.executors.cuda_graphs import Graph, Pool
 from forge.executors.executor import (
     Decision,
     Declined,
@@ -27,6 +28,7 @@ from forge.executors.executor import (
 from forge.executors.fusion import settled
 from forge.executors.later import Growing, Replacement, is_small, is_wanted
 from forge.executors.layout import Layouts
+from forge.executors.recorded import record, why_not
 from forge.executors.torchex.attention import ATTENDING, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.frontend.ambient import restored
@@ -35,6 +37,7 @@ from forge.frontend.program import Program, inline_epilogue
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
+from forge.ir.printing import DEL
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.torchlang import autocast_mode
@@ -61,11 +64,12 @@ class Compiled:
     `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program,
     `growing` runs it until they are there, and `keep` keeps their recipe on disk, with their executors. `cached` says
     that it was read from the disk (forge/cache), `uncached` why it is not kept there. `shortened`: of the stages the
-    last ones alone were kept.
+    last ones alone were kept. `records`: it runs as CUDA graphs.
     """
 
     cached = False
     shortened = False
+    records = False
 
     def __init__(self) -> None:
         self.call: Callable = _not_compiled
@@ -99,6 +103,19 @@ class Compiled:
         growing = Growing(call, self.grow)
         self.growing = weakref.ref(growing)
         return growing.call
+
+    def recorded(self) -> tuple[int, list[str]]:
+        """How many CUDA graphs run, and why calls are in none, where they are wanted."""
+        if not self.records:
+            return 0, []
+        last = [stages[-1] for stages in (self.traces, self.backward_traces) if stages]
+        calls = [bound for trace in last for bound in trace.bound_symbols]
+        graphs = [bound.symbol.op for bound in calls if isinstance(bound.symbol.op, Graph)]
+        failed = [f"{graph.__name__}: {graph.failed}" for graph in graphs if graph.failed]
+        others = [bound for bound in calls if bound.symbol is not DEL and not isinstance(bound.symbol.op, Graph)]
+        reasons = [(bound.symbol.id, why_not(bound)) for bound in others]
+        alone = [f"{name}: {reason}" for name, reason in reasons if reason is not None]
+        return len(graphs) - len(failed), [*failed, *alone]
 
     def replace(
         self,
@@ -149,6 +166,7 @@ def _nothing() -> None:
 
 
 MEMORY = ("speed", "balanced", "smallest")
+_FORWARDS, _BACKWARDS = Pool(), Pool()  # a forward runs again while the gradients of the last step are there
 
 
 @dataclass(frozen=True)
@@ -164,6 +182,7 @@ class Options:
     strict: bool = False
     memory: str = "balanced"
     cache: bool = True
+    cuda_graphs: bool = False
     first: InitVar[Sequence[Executor]] = ()
 
     def __post_init__(self, first: Sequence[Executor]) -> None:
@@ -188,6 +207,8 @@ class Options:
     @property
     def has_later(self) -> bool:
         """Whether a fusion executor can make larger regions later."""
+        if self.cuda_graphs:  # calls cost next to nothing
+            return False
         return any(isinstance(each, FusionExecutor) and each.later() is not None for each in self.executors)
 
     def later(self) -> "Options":
@@ -202,7 +223,7 @@ class Options:
 
     def in_torch(self) -> "Options":
         """The same with torch's own functions alone, which run on whatever torch calls a tensor."""
-        return dataclasses.replace(self, executors=[torchex], first=())
+        return dataclasses.replace(self, executors=[torchex], cuda_graphs=False, first=())
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""
@@ -229,6 +250,7 @@ def compile_program(program: Program, options: Options, *, eager: Callable | Non
 
 def _compile(program: Program, options: Options) -> Compiled:
     compiled = Compiled()
+    compiled.records = options.cuda_graphs
     with compiled.timed("optimize"):
         trace = _optimize(program.trace, options, compiled.traces)
     _compile_optimized(trace, program, options, compiled)
@@ -252,7 +274,8 @@ def _compile_optimized(
         whole = dce(inline_epilogue(program, trace))
         with compiled.timed("claim and generate"):
             layouts = Layouts(whole.inputs)
-            forward = _generate(whole, options, compiled.traces, compiled.claims, layouts=layouts)
+            kept = whole.output_names
+            forward = _generate(whole, options, compiled.traces, compiled.claims, layouts=layouts, kept=kept)
         recipe = compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole))
 
         def grow(later: Options, made: "_Made") -> Recipe:
@@ -339,12 +362,16 @@ def _generate(
     declined: Mapping[str, Reasons] = MappingProxyType({}),
     own_inputs: bool = False,
     layouts: Layouts | None = None,
+    kept: Sequence[str] = (),
 ) -> Generated:
-    """Claims a trace, ends each value's life at its last use, and compiles it."""
+    """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's."""
     claimed, made = claim(trace, options.executors, declined, layouts)
     claims.extend(made)
+    stages.append(claimed)
+    if options.cuda_graphs:
+        claimed = record(claimed, _BACKWARDS if own_inputs else _FORWARDS, kept)
     final = delete_last_used(claimed, own_inputs=own_inputs)
-    stages += [claimed, final]
+    stages.append(final)
     return Generated(final.python_callable(), final)
 
 
@@ -365,7 +392,13 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     layouts = Layouts(parts.forward.inputs)
     with compiled.timed("claim and generate"):
         forward = _generate(
-            parts.forward, options, compiled.traces, compiled.claims, declined=compiled.declined, layouts=layouts
+            parts.forward,
+            options,
+            compiled.traces,
+            compiled.claims,
+            declined=compiled.declined,
+            layouts=layouts,
+            kept=names(parts.forward.output[0]),
         )
 
     def backward_for(present: tuple[bool, ...], *, batched: bool = False) -> Generated:

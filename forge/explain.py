@@ -32,6 +32,7 @@ class Explanation:
     rows: a Row for each. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many
     were compiled. graph_breaks, recompiles: the reasons, in words. eager: why graphs run in eager. seconds: by stage.
     cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
+    recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     shortened: whether forge.last_traces has the last stages alone.
     """
 
@@ -40,6 +41,8 @@ class Explanation:
         self.rows: list[Row] = []
         self.opaque_calls: list[str] = []
         self.seconds: dict[str, float] = {}
+        self.recorded = 0
+        self.unrecorded: list[str] = []
         self.graphs = len(record.compiled) + len(record.eager)
         self.graph_breaks = list(record.history.graph_breaks)
         self.recompiles = list(record.history.recompiles)
@@ -51,6 +54,9 @@ class Explanation:
             self.rows += [_row(number, "forward", claim) for claim in compiled.claims]
             self.rows += [_row(number, "backward", claim) for claim in compiled.backward_claims]
             self.opaque_calls += compiled.opaque_calls
+            recorded, unrecorded = compiled.recorded()
+            self.recorded += recorded
+            self.unrecorded += unrecorded
             for stage, seconds in compiled.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
@@ -64,6 +70,7 @@ class Explanation:
             ("recompiles", self.recompiles),
             ("run in eager", self.eager),
             ("not kept on disk", self.uncached),
+            ("outside of CUDA graphs", self.unrecorded),
             ("stages", [NOT_KEPT] if self.shortened else []),
         ):
             lines += [f"{title}: {reason.strip().splitlines()[0]}" for reason in dict.fromkeys(reasons)]
@@ -81,6 +88,7 @@ class Explanation:
             f"{counted(len(self.opaque_calls), 'opaque call')}, {counted(len(self.graph_breaks), 'graph break')}, "
             f"{counted(len(self.recompiles), 'recompile')}"
             f"{f', {self.cached} from disk' if self.cached else ''}"
+            f"{f', CUDA graphs: {self.recorded}' if self.recorded else ''}"
         )
 
 

@@ -73,6 +73,7 @@ def jit(
     kernels: Sequence[Source] = (),
     memory: str = "balanced",
     cache: bool = True,
+    cuda_graphs: bool = False,
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -89,6 +90,8 @@ def jit(
         ("balanced"), or wherever it saves bytes ("smallest", slower).
     cache: programs are kept on disk, where another process that captures the same one, under the same options and
         versions, finds it (FORGE_CACHE_DIR, FORGE_CACHE=0).
+    cuda_graphs: on a CUDA device, forward and backward are recorded as CUDA graphs after a few calls of a shape, and
+        replayed; what cannot be recorded runs between them (forge.explain says why). Not kept on disk.
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
@@ -105,6 +108,7 @@ def jit(
         kernels=kernels,
         memory=memory,
         cache=cache,
+        cuda_graphs=cuda_graphs,
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
@@ -112,7 +116,8 @@ def jit(
     if target is None:
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
-    options = Options(executors, transforms, strict, memory, cache, [kernel_executor(kernels)] if kernels else [])
+    first = [kernel_executor(kernels)] if kernels else []
+    options = Options(executors, transforms, strict, memory, cache, cuda_graphs, first)
     record = Record(_parameters(target))
     backend = _Backend(options, record)
     compiled = enter(

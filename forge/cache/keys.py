@@ -21,6 +21,8 @@ from forge.frontend.ambient import modes
 
 def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str:
     """Raises Uncacheable where something of it is known to this process only."""
+    if options.cuda_graphs:
+        raise Uncacheable("CUDA graphs are of one process")
     parts = [
         *_system(),
         *_devices(graph),

@@ -1,0 +1,247 @@
+"""Functions of tensors as CUDA graphs: recorded once, then replayed on memory that stays where it is.
+
+A graph reads its inputs where they were when it was recorded. One that is elsewhere call after call is copied to where
+it was then; for one that moved once, as a parameter does, the function is recorded again. What a graph gives lies in
+memory of its own: it may run again once nobody holds that any more; meanwhile another recording of the function runs.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from forge.ir.bounded import Bounded
+
+_WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
+_MOVES = 2  # of an input between calls, before it is copied
+_KEPT = 4  # recordings of a function
+_log = logging.getLogger("forge.cuda_graphs")
+
+
+class Recording(Protocol):
+    """What a recorder made of a function."""
+
+    outputs: Sequence[Any]
+
+    def replay(self) -> None:
+        """Runs it once more; `outputs` have the new values."""
+
+
+class CudaRecorder:
+    """Records what a function does on a CUDA device's current stream."""
+
+    device_type = "cuda"
+
+    def new_pool(self) -> Any:
+        """Memory that recordings share."""
+        return torch.cuda.graph_pool_handle()
+
+    def stream(self) -> int:
+        """Which stream a call runs on."""
+        return torch.cuda.current_stream().cuda_stream
+
+    def is_recording(self) -> bool:
+        """Whether somebody records already."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
+        """Records a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            outputs = function(*inputs)
+        graph.outputs = outputs
+        return graph
+
+
+_recorder: Any = CudaRecorder()
+
+
+def recorder() -> Any:
+    """What records, on the devices that it is for."""
+    return _recorder
+
+
+class Pool:
+    """Memory of several functions' recordings, which are known in the order in which they were made: what one uses
+    while it runs, a later one may have been given for its results."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._recordings: list[weakref.ref[_Recorded]] = []
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            self._handle = recorder().new_pool()
+        return self._handle
+
+    def add(self, recorded: "_Recorded") -> None:
+        """A new recording in this memory."""
+        self._recordings = [each for each in self._recordings if each() is not None]
+        self._recordings.append(weakref.ref(recorded))
+
+    def is_free_for(self, recorded: "_Recorded") -> bool:
+        """Whether nobody holds what it would write to."""
+        for each in reversed(self._recordings):
+            found = each()
+            if found is not None and found.is_held():
+                return False
+            if found is recorded:
+                return True
+        return True
+
+
+# the recordings by the memory of their results
+_owners: "weakref.WeakValueDictionary[int, _Recorded]" = weakref.WeakValueDictionary()
+
+
+class _Recorded:
+    """One recording: where it reads its inputs, what it gives."""
+
+    def __init__(self, function: Callable, inputs: Sequence[Any], copied: frozenset[int], pool: Pool) -> None:
+        self.signature = _signature(inputs, copied)
+        self.copies = {place: _like(inputs[place]) for place in copied if isinstance(inputs[place], torch.Tensor)}
+        self.places = [
+            (place, each.data_ptr())
+            for place, each in enumerate(inputs)
+            if isinstance(each, torch.Tensor) and place not in self.copies
+        ]
+        self._copy(inputs)
+        given = [self.copies.get(place, each) for place, each in enumerate(inputs)]
+        self.recording = recorder().record(function, given, pool.handle)
+        others = {_memory(each) for each in inputs if isinstance(each, torch.Tensor)}
+        own = {_memory(each): each.untyped_storage() for each in self.recording.outputs if _is_tensor(each)}
+        self._storages = [storage for memory, storage in own.items() if memory not in others]
+        self._uses = [_uses(storage) for storage in self._storages]
+        _owners.update((memory, self) for memory in own if memory not in others)
+        pool.add(self)
+
+    def is_held(self) -> bool:
+        """Whether somebody else holds memory of its results."""
+        return any(_uses(storage) > uses for storage, uses in zip(self._storages, self._uses, strict=True))
+
+    def reads(self, pointers: Sequence[int | None]) -> bool:
+        """Whether it reads inputs that are there."""
+        return all(pointers[place] == pointer for place, pointer in self.places)
+
+    def _copy(self, inputs: Sequence[Any]) -> None:
+        for place, copy in self.copies.items():
+            _once(copy).copy_(_once(inputs[place]))
+
+    def run(self, inputs: Sequence[Any], kept: Sequence[bool]) -> tuple:
+        """Its results: `kept` ones in memory of their own."""
+        self._copy(inputs)
+        self.recording.replay()
+        return tuple(
+            (each.clone() if keep else each.detach()) if _is_tensor(each) else each
+            for each, keep in zip(self.recording.outputs, kept, strict=True)
+        )
+
+
+class Graph:
+    """A function of tensors and numbers that returns a tuple; recorded after a few calls.
+
+    kept: for each result, whether the caller may keep it for good. `failed` says why it cannot be recorded; such a
+    function is called. `recordings` counts them.
+    """
+
+    def __init__(self, name: str, function: Callable, pool: Pool, kept: Sequence[bool]) -> None:
+        self.__name__ = name
+        self.failed: str | None = None
+        self.recordings = 0
+        self._function = function
+        self._pool = pool
+        self._kept = kept
+        self._calls = Bounded(256)  # by signature, of those that no recording served
+        self._last: list[int | None] = []
+        self._moves: list[int] = []
+        self._recorded: list[_Recorded] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> tuple:
+        """What the function gives."""
+        if self.failed is not None or not self._lock.acquire(blocking=False):
+            return self._function(*inputs)
+        try:
+            if recorder().is_recording():
+                return self._function(*inputs)
+            found = self._find(inputs)
+            return self._function(*inputs) if found is None else found.run(inputs, self._kept)
+        finally:
+            self._lock.release()
+
+    def _find(self, inputs: Sequence[Any]) -> _Recorded | None:
+        """A recording that may run now, an old one or a new one; None where the function is to be called."""
+        pointers = [each.data_ptr() if isinstance(each, torch.Tensor) else None for each in inputs]
+        self._watch(inputs, pointers)
+        copied = frozenset(place for place, moves in enumerate(self._moves) if moves >= _MOVES)
+        signature = _signature(inputs, copied)
+        alike = [each for each in self._recorded if each.signature == signature and each.reads(pointers)]
+        for each in alike:
+            if self._pool.is_free_for(each):
+                return each
+        self._calls[signature] = calls = (self._calls.get(signature) or 0) + 1
+        if calls <= _WARM_UP or len(alike) >= _KEPT:
+            return None
+        return self._record(inputs, copied)
+
+    def _watch(self, inputs: Sequence[Any], pointers: list[int | None]) -> None:
+        """Counts how often each input was elsewhere than before. Results of other recordings are where they belong."""
+        if not self._last:
+            self._moves = [0] * len(pointers)
+        for place, (before, pointer) in enumerate(zip(self._last, pointers, strict=False)):
+            if before != pointer:
+                stays = _is_tensor(inputs[place]) and _memory(inputs[place]) in _owners
+                self._moves[place] = 0 if stays else self._moves[place] + 1
+        self._last = pointers
+
+    def _record(self, inputs: Sequence[Any], copied: frozenset[int]) -> _Recorded | None:
+        try:
+            made = _Recorded(self._function, inputs, copied, self._pool)
+        except Exception as error:
+            self.failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            _log.debug("%s cannot be recorded", self.__name__, exc_info=True)
+            self._recorded.clear()
+            return None
+        self.recordings += 1
+        self._recorded = [made, *self._recorded][: 2 * _KEPT]
+        return made
+
+
+def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
+    """What decides which recording runs, besides where the other inputs are."""
+    return (
+        recorder().stream(),
+        *[
+            (place, each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else (place, each)
+            for place, each in enumerate(inputs)
+            if place in copied or not isinstance(each, torch.Tensor)
+        ],
+    )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == recorder().device_type
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """An expanded tensor's elements, each once."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _uses(storage: torch.UntypedStorage) -> int:
+    return torch._C._storage_Use_Count(storage._cdata)

@@ -1,0 +1,237 @@
+"""Programs as CUDA graphs. Without a GPU, a recorder that runs the function again into the same memory stands in."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+from forge.executors import cuda_graphs
+from forge.executors.cuda_graphs import Graph, Pool
+from forge.jit import record_of
+
+CUDA = torch.cuda.is_available()
+CALLS = 8
+
+
+class Again:
+    """A recording that is the function itself, with what it gives copied to where it gave it first."""
+
+    def __init__(self, function: Callable, inputs: Sequence[Any]) -> None:
+        self.function, self.inputs = function, inputs
+        self.outputs = function(*inputs)
+
+    def replay(self) -> None:
+        for place, new in zip(self.outputs, self.function(*self.inputs), strict=True):
+            if isinstance(place, torch.Tensor):
+                place.copy_(new)
+
+
+class Double:
+    """A recorder for the CPU."""
+
+    device_type = "cpu"
+
+    def new_pool(self) -> None:
+        return None
+
+    def stream(self) -> int:
+        return 0
+
+    def is_recording(self) -> bool:
+        return False
+
+    def record(self, function: Callable, inputs: Sequence[Any], pool: None) -> Again:
+        with torch.random.fork_rng(devices=[]):  # what is recorded does not run
+            return Again(function, inputs)
+
+
+@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU here"))])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where programs are recorded."""
+    if request.param == "double":
+        monkeypatch.setattr(cuda_graphs, "_recorder", Double())
+    yield "cpu" if request.param == "double" else "cuda"
+    torch._dynamo.reset()
+
+
+def net(device: str, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)).to(device)
+
+
+def graphs(jitted: Any) -> list[Graph]:
+    """Those of the last program, forward and backward."""
+    (*_, compiled) = record_of(jitted).compiled
+    stages = [traces[-1] for traces in (compiled.traces, compiled.backward_traces) if traces]
+    return [b.symbol.op for trace in stages for b in trace.bound_symbols if isinstance(b.symbol.op, Graph)]
+
+
+def data(device: str, count: int = CALLS, rows: int = 5) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(rows, 6, generator=generator).to(device) for _ in range(count)]
+
+
+def train(model: Callable, module: nn.Module, batches: list[torch.Tensor], *, accumulate: int = 1) -> list[float]:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step, batch in enumerate(batches):
+        loss = model(batch).square().mean()
+        if step % accumulate == 0:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_training_follows_eager(device: str, dropout: float, accumulate: int) -> None:
+    ours, theirs = net(device, dropout), net(device, dropout)
+    jitted = forge.jit(ours, cuda_graphs=True)
+    torch.manual_seed(3)
+    found = train(jitted, ours, data(device, 24), accumulate=accumulate)
+    torch.manual_seed(3)
+    expected = train(theirs, theirs, data(device, 24), accumulate=accumulate)
+    torch.testing.assert_close(found, expected)
+    recorded = graphs(jitted)
+    assert len(recorded) == 2 and all(each.recordings and each.failed is None for each in recorded)
+
+
+def test_parameters_are_read_where_they_are(device: str) -> None:
+    module = net(device)
+    jitted = forge.jit(module, cuda_graphs=True)
+    train(jitted, module, data(device, 12))
+    forward, _ = graphs(jitted)
+    copied = [len(each.copies) for each in forward._recorded]
+    assert copied and max(copied) <= 1  # the batch
+
+
+def test_results_may_be_kept(device: str) -> None:
+    module = net(device).eval()
+    jitted = forge.jit(module, cuda_graphs=True)
+    batches = data(device)
+    with torch.no_grad():
+        kept = [jitted(batch) for batch in batches]
+        expected = [module(batch) for batch in batches]
+    torch.testing.assert_close(kept, expected)
+
+
+def test_a_backward_that_waits_reads_what_was_saved_for_it(device: str) -> None:
+    ours, theirs = net(device), net(device)
+    jitted = forge.jit(ours, cuda_graphs=True)
+    for model, module in ((jitted, ours), (theirs, theirs)):
+        for batch in data(device):
+            model(batch).sum().backward()
+        module.zero_grad()
+        losses = [model(batch).square().sum() for batch in data(device)]
+        for loss in losses:
+            loss.backward()
+    gradients = [[parameter.grad for parameter in module.parameters()] for module in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_gradients_may_be_kept(device: str) -> None:
+    ours, theirs = net(device), net(device)
+    jitted = forge.jit(ours, cuda_graphs=True)
+    kept: list[list[torch.Tensor]] = []
+    for model, module in ((jitted, ours), (theirs, theirs)):
+        kept.append([])
+        for batch in data(device):
+            kept[-1] += torch.autograd.grad(model(batch).square().sum(), list(module.parameters()))
+    torch.testing.assert_close(*kept)
+
+
+def test_another_shape_is_recorded_for_itself(device: str) -> None:
+    module = net(device).eval()
+    jitted = forge.jit(module, cuda_graphs=True, dynamic=False)
+    with torch.no_grad():
+        for rows in (5, 2, 5, 7, 2):
+            for batch in data(device, rows=rows):
+                torch.testing.assert_close(jitted(batch), module(batch))
+
+
+def test_symbolic_shapes_are_right(device: str) -> None:
+    module = net(device)
+    jitted = forge.jit(module, cuda_graphs=True, dynamic=True)
+    for rows in (5, 3, 5, 9):
+        for batch in data(device, rows=rows):
+            torch.testing.assert_close(jitted(batch), module(batch))
+            jitted(batch).sum().backward()
+
+
+def test_a_parameter_that_moved_is_read_where_it_is_now(device: str) -> None:
+    module = net(device).eval()
+    jitted = forge.jit(module, cuda_graphs=True)
+    with torch.no_grad():
+        for batch in data(device):
+            jitted(batch)
+        before = sum(each.recordings for each in graphs(jitted))
+        module[0].weight.data = module[0].weight.data * 2
+        for batch in data(device):
+            torch.testing.assert_close(jitted(batch), module(batch))
+        module[0].weight.mul_(3)
+        for batch in data(device):
+            torch.testing.assert_close(jitted(batch), module(batch))
+    forward = graphs(jitted)[0]
+    assert forward.recordings > before and len(forward._recorded[0].copies) <= 1
+
+
+def test_two_models_take_turns(device: str) -> None:
+    first, second = net(device), net(device)
+    models = [forge.jit(module, cuda_graphs=True) for module in (first, second)]
+    for batch in data(device, 12):
+        losses = [model(batch) for model in models]
+        for module, model, result in zip((first, second), models, losses, strict=True):
+            torch.testing.assert_close(result, module(batch))
+            result.sum().backward()
+            torch.testing.assert_close(model(batch), module(batch))
+
+
+def test_what_cannot_be_recorded_runs_between_graphs(device: str) -> None:
+    class Looked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = (x.sin() + 1).exp()
+            torch._assert_async((y > 0).all())
+            return (y * 2).cos() + 1
+
+    module = Looked()
+    jitted = forge.jit(module, cuda_graphs=True, executors=["torch"])
+    with torch.no_grad():
+        for batch in data(device):
+            torch.testing.assert_close(jitted(batch), module(batch))
+    assert len(graphs(jitted)) == 2
+    text = str(forge.explain(jitted))
+    assert "CUDA graphs: 2" in text and "torch._assert_async: it is an opaque call" in text
+
+
+def test_what_fails_while_it_is_recorded_runs_without(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(type(cuda_graphs.recorder()), "record", fail)
+    module = net(device).eval()
+    jitted = forge.jit(module, cuda_graphs=True)
+    with torch.no_grad():
+        for batch in data(device):
+            torch.testing.assert_close(jitted(batch), module(batch))
+    assert "operation not permitted when stream is capturing" in str(forge.explain(jitted))
+
+
+def test_programs_for_other_devices_are_left_as_they_are() -> None:
+    module = net("cpu")
+    jitted = forge.jit(module, cuda_graphs=True)
+    for batch in data("cpu"):
+        torch.testing.assert_close(jitted(batch), module(batch))
+    assert not graphs(jitted)
+    assert "is on cpu" in str(forge.explain(jitted))
+
+
+def test_a_graph_whose_results_are_held_is_not_run_again(device: str) -> None:
+    graph = Graph("graph", lambda x: (x + 1,), Pool(), [False])
+    x = torch.ones(3, device=device)
+    results = [graph(x * i) for i in range(CALLS)]
+    torch.testing.assert_close([each for (each,) in results], [x * i + 1 for i in range(CALLS)])
