@@ -50,10 +50,20 @@ class CudaRecorder:
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
         """Records a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            outputs = function(*inputs)
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                outputs = function(*inputs)
+        except Exception:
+            _forget_recording()
+            raise
         graph.outputs = outputs
         return graph
+
+
+def _forget_recording() -> None:
+    """After a recording that failed, torch's generator takes it for one that goes on; its clone does not."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 _recorder: Any = CudaRecorder()
@@ -74,13 +84,14 @@ class Pool:
 
     @property
     def handle(self) -> Any:
-        if self._handle is None:
+        """The memory's; another one's where no recording is left, since torch gives up a pool with its last graph."""
+        self._recordings = [each for each in self._recordings if each() is not None]
+        if not self._recordings:
             self._handle = recorder().new_pool()
         return self._handle
 
     def add(self, recorded: "_Recorded") -> None:
         """A new recording in this memory."""
-        self._recordings = [each for each in self._recordings if each() is not None]
         self._recordings.append(weakref.ref(recorded))
 
     def is_free_for(self, recorded: "_Recorded") -> bool:

@@ -235,3 +235,18 @@ def test_a_graph_whose_results_are_held_is_not_run_again(device: str) -> None:
     x = torch.ones(3, device=device)
     results = [graph(x * i) for i in range(CALLS)]
     torch.testing.assert_close([each for (each,) in results], [x * i + 1 for i in range(CALLS)])
+
+
+@pytest.mark.skipif(not CUDA, reason="no GPU here")
+def test_random_numbers_are_drawn_after_a_recording_that_failed() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5) + x.sum().cpu().to(x.device)
+
+    x = torch.ones(8, device="cuda")
+    graph = Graph("graph", lambda x: (program(x),), Pool(), [True])
+    found = []
+    for run in (graph, lambda x: (program(x),)):
+        torch.manual_seed(0)
+        found.append([run(x)[0] for _ in range(CALLS)])
+    torch.testing.assert_close(*found)
+    assert graph.failed is not None
