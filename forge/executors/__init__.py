@@ -1,6 +1,6 @@
 """Executors: who runs the calls of a trace."""
 
-from forge.executors import inductorex, torchex
+from forge.executors import inductorex, nvfuserex, torchex
 from forge.executors.claim import claim
 from forge.executors.executor import (
     Declined,

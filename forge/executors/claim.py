@@ -188,8 +188,11 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons]) -> Call
 
     Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
     """
+    any_by_parts = any(isinstance(each, FusionExecutor) and each.by_parts for each in executors)
 
     def choice(bound: BoundSymbol) -> Choice:
+        if any_by_parts and getattr(first_fuser(bound, executors), "by_parts", False):
+            return Choice()
         reasons: Reasons = []
         chosen = choose(bound, executors, reasons)
         declined.update((name, reasons) for name in bound.outputs if reasons)
@@ -279,13 +282,18 @@ def _fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons) ->
 
 def is_fused(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     """Whether a fusion executor is the first to take a call."""
+    return first_fuser(bound, executors) is not None
+
+
+def first_fuser(bound: BoundSymbol, executors: Sequence[Executor]) -> FusionExecutor | None:
+    """The fusion executor that takes a call, or all parts of it, before another executor does."""
     for executor in executors:
         if isinstance(executor, FusionExecutor):
             if _fusible(bound, executor, []):
-                return True
+                return executor
         elif _accepting(bound, executor, []) is not None:
-            return False
-    return False
+            return None
+    return None
 
 
 def _accepting(bound: BoundSymbol, executor: Executor, declined: Reasons) -> Implementation | None:

@@ -245,11 +245,13 @@ class FusionExecutor(Executor):
 
     `strided`: its code is made for the strides that a region's inputs have, and gives the strides that torch's
     functions give; each input comes with its strides, and has them when the region runs. `boxed`: the function takes
-    its inputs in one list.
+    its inputs in one list. `by_parts`: it knows calls by what they are made of, and not the operators that executors
+    after it have for gradients: what it takes is differentiated by the symbols' own rules.
     """
 
     strided = False
     boxed = False
+    by_parts = False
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         """Whether a call may be in a region, or Declined with the reason. Where all parts of a call's decomposition

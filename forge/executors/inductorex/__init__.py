@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton
 
+from forge.executors.answers import Answers
 from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
 from forge.executors.inductorex import ahead
 from forge.ir import BoundSymbol, Tag, Trace
-from forge.ir.bounded import Bounded
 from forge.ir.pytree import leaves, tensors
-from forge.ir.structure import metadata_key
 
 _NEVER = {
     Tag.RANDOM: "random numbers are drawn by torch, as in eager",
@@ -44,7 +43,7 @@ class InductorExecutor(FusionExecutor):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._decisions = _Asked(partial(_decide, whole=self.whole))
+        self._decisions = Answers(partial(_decide, whole=self.whole))
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
@@ -108,25 +107,7 @@ def _decide(bound: BoundSymbol, *, whole: bool) -> Decision:
     return _inductor().takes(bound, whole=whole)
 
 
-class _Asked:
-    """The answers to a question about calls, kept by what the calls are: a model's layers are asked about once."""
-
-    def __init__(self, question: Callable[[BoundSymbol], Any]) -> None:
-        self.question = question
-        self.known = Bounded(20_000)
-
-    def get(self, bound: BoundSymbol) -> Any:
-        try:
-            key = metadata_key(bound)
-            found = self.known.get(key)
-        except TypeError:  # an argument is not hashable
-            return self.question(bound)
-        if found is None:
-            found = self.known[key] = self.question(bound)
-        return found
-
-
-_kernels = _Asked(lambda bound: _inductor().count_kernels(bound))
+_kernels = Answers(lambda bound: _inductor().count_kernels(bound))
 
 
 class WholeProgram(InductorExecutor):

@@ -1,0 +1,65 @@
+"""nvFuser, NVIDIA's fuser of pointwise calls, reductions and views, as a fusion executor: asked by name, where
+`nvfuser_direct` loads.
+
+It takes what its table (elementwise.py, reduction.py, shape.py, creation.py) says in nvFuser's operators, prim by prim;
+matrix products, indexing and random numbers stay torch's. The library is imported when it is first asked for.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from forge.executors.answers import Answers
+from forge.executors.executor import Decision, Declined, FusionExecutor, register_executor
+from forge.executors.nvfuserex.compile import Compiler
+from forge.executors.nvfuserex.library import nvfuser_direct
+from forge.executors.nvfuserex.translate import takes
+from forge.ir import BoundSymbol, Trace
+
+_SETTINGS = ("NVFUSER_DISABLE", "NVFUSER_ENABLE")
+
+
+class NvFuserExecutor(FusionExecutor):
+    """Regions of pointwise calls, reductions and views, each one definition of nvFuser.
+
+    `library` gives the module `nvfuser_direct`, or Declined with the reason; `device` is the type that it computes on.
+    """
+
+    strided = True
+    boxed = True
+    by_parts = True
+
+    def __init__(self, name: str, library: Callable[[], Any] = nvfuser_direct, device: str = "cuda") -> None:
+        super().__init__(name)
+        self.device = device
+        self._library = library
+        self._answers = Answers(partial(takes, device=device))
+
+    def is_available(self) -> Decision:
+        library = self._library()
+        return library if isinstance(library, Declined) else True
+
+    def can_fuse(self, bound: BoundSymbol) -> Decision:
+        return self._answers.get(bound)
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        return self._compiler.compile(region)
+
+    def identity(self) -> str | Declined:
+        """What nvFuser's code depends on: its version and its settings."""
+        return repr((self._library().version(), [os.environ.get(name) for name in _SETTINGS]))
+
+    def dump(self, function: Callable) -> bytes | Declined:
+        return self._compiler.dump(function)
+
+    def load(self, data: bytes) -> Callable:
+        return self._compiler.load(data)
+
+    @functools.cached_property
+    def _compiler(self) -> Compiler:
+        return Compiler(self._library(), self.device)
+
+
+nvfuserex = register_executor(NvFuserExecutor("nvfuser"))

@@ -1,0 +1,167 @@
+"""A function of a region that nvFuser runs.
+
+It is tried when it is made, on zeros of the region's metadata: what nvFuser cannot compile is declined before the program
+runs, and which results are not laid out as torch's are is known.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge.executors.claim import claim
+from forge.executors.executor import Declined, decline, resolve_executors
+from forge.executors.layout import restrided
+from forge.executors.nvfuserex.definition import Definition, Output, define, dump, load
+from forge.executors.nvfuserex.library import first_line
+from forge.executors.nvfuserex.translate import dense_strides, translate
+from forge.executors.nvfuserex.writer import Untranslatable
+from forge.ir import Proxy, TensorProxy, Trace
+from forge.ir.bounded import Bounded
+from forge.ir.locks import new_lock
+from forge.ir.proxies import hint_of
+from forge.ir.structure import key_of
+from forge.ir.undecided import Undecided
+
+KEPT = 4096  # functions of one library
+
+_log = logging.getLogger("forge.nvfuser")
+_lock = new_lock()  # nvFuser knows one definition in progress
+
+
+class Fusion:
+    """nvFuser's function of a region, called with one list.
+
+    `laid_out`: the results that are given memory or strides of torch's, by place. What nvFuser fails at when it is
+    called, torch runs from then on: `otherwise` makes the function for it.
+    """
+
+    __slots__ = ("_execute", "_instead", "_laid_out", "_otherwise", "_places", "definition")
+
+    def __init__(
+        self, definition: Definition, library: Any, otherwise: Callable[[], Callable] | None, laid_out: Sequence[int]
+    ) -> None:
+        self.definition = definition
+        self.laid_out = laid_out
+        self._execute = define(definition, library).execute
+        self._otherwise = otherwise
+        self._instead: Callable | None = None
+
+    @property
+    def laid_out(self) -> tuple[int, ...]:
+        return tuple(place for place, _ in self._laid_out)
+
+    @laid_out.setter
+    def laid_out(self, places: Sequence[int]) -> None:
+        self._laid_out = [(place, self.definition.outputs[place]) for place in places]
+
+    def __call__(self, boxed: list[Any]) -> Sequence[torch.Tensor]:
+        if self._instead is not None:
+            return self._instead(*boxed)
+        try:
+            results = self.execute(boxed)
+        except RuntimeError as error:
+            return self._fail(error, boxed)
+        for place, output in self._laid_out:
+            results[place] = _laid_out(results[place], output, [*boxed, *results[:place]])
+        return results
+
+    def execute(self, boxed: list[Any]) -> list[torch.Tensor]:
+        """What the library gives."""
+        places = self.definition.places
+        return self._execute(boxed if len(places) == len(boxed) else [boxed[place] for place in places])
+
+    def _fail(self, error: RuntimeError, boxed: list[Any]) -> Sequence[torch.Tensor]:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise error
+        if self._otherwise is None:
+            raise RuntimeError(f"nvFuser failed at a region: {first_line(error)}") from None
+        _log.warning("forge: nvFuser failed at a region, which torch runs from now on: %s", first_line(error))
+        self._instead = self._otherwise()
+        return self._instead(*boxed)
+
+
+def _laid_out(result: torch.Tensor, output: Output, others: Sequence[Any]) -> torch.Tensor:
+    """A result with the strides that torch gives it, in memory of its own."""
+    strides = dense_strides(result.shape, output.order) if output.strides is None else output.strides
+    laid_out = restrided(result, strides)
+    if output.moved and any(torch.is_tensor(each) and _share_memory(each, laid_out) for each in others):
+        return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+    return laid_out
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+class Compiler:
+    """Functions of regions by one library, for devices of one type; one for regions of one definition."""
+
+    def __init__(self, library: Any, device: str) -> None:
+        self.library = library
+        self.device = device
+        self._made: Bounded = Bounded(KEPT)
+
+    def compile(self, region: Trace) -> Callable | Declined:
+        """A function of one list, the region's inputs, that returns its outputs. Declined where nvFuser fails."""
+        try:
+            definition = translate(region, self.library, self.device)
+            key = key_of(definition)
+            if key not in self._made:
+                self._made[key] = self._make(definition, region)
+            return self._made[key]
+        except Undecided:
+            raise
+        except Untranslatable as reason:
+            return decline(str(reason))
+        except Exception as error:
+            _log.info("forge: nvFuser cannot compile a region, which torch runs: %s", first_line(error))
+            _log.debug("%s", region, exc_info=True)
+            return decline(f"nvFuser failed: {first_line(error)}")
+
+    def _make(self, definition: Definition, region: Trace) -> Fusion:
+        def by_torch() -> Callable:
+            return claim(region, resolve_executors(["torch"]))[0].python_callable()
+
+        with _lock, _disable_current_modes(), torch.no_grad():
+            fusion = Fusion(definition, self.library, by_torch, ())
+            given = [_zeros(proxy) for proxy in region.inputs]
+            fusion.laid_out = _different(fusion.execute(given), region.output, definition.outputs)
+        return fusion
+
+    def dump(self, fusion: Fusion) -> bytes | Declined:
+        """A function as bytes, from which `load` makes it in another process."""
+        inputs = [*fusion.definition.inputs]
+        if any(-1 in getattr(each, "shape", (-1,)) for each in inputs):
+            return decline("nvFuser's regions of symbolic lengths are compiled anew")
+        return dump(fusion.definition, fusion.laid_out)
+
+    def load(self, data: bytes) -> Fusion:
+        """The function that was dumped."""
+        definition, laid_out = load(data)
+        with _lock:
+            return Fusion(definition, self.library, None, laid_out)
+
+
+def _zeros(proxy: Proxy) -> Any:
+    if not isinstance(proxy, TensorProxy):
+        return hint_of(proxy.value)
+    shape, strides = (list(map(hint_of, each)) for each in (proxy.shape, proxy.strides))
+    return torch.empty_strided(shape, strides, dtype=proxy.dtype, device=proxy.device).zero_()
+
+
+def _different(
+    results: Sequence[torch.Tensor], wanted: Sequence[TensorProxy], outputs: Sequence[Output]
+) -> tuple[int, ...]:
+    """The results that are not laid out as torch's, or may be other values' memory. Raises TypeError where shape, dtype
+    or device is another."""
+    found = []
+    for place, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
+        shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, proxy.strides))
+        if (tuple(result.shape), result.dtype, result.device) != (shape, proxy.dtype, proxy.device):
+            raise TypeError(f"{proxy} came out as {result.dtype}, {tuple(result.shape)}, on {result.device}")
+        if output.moved or result.stride() != strides:
+            found.append(place)
+    return tuple(found)

@@ -1,0 +1,158 @@
+"""What nvFuser is told of a region, as plain data: inputs, operators in order, outputs.
+
+Regions that are alike but for lengths that are symbolic, or for the steps of strides that are not contiguous, have one
+definition. It is what is kept on disk, and what `define` says to the library.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+DTYPES = {
+    torch.float64: "Double",
+    torch.float32: "Float",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Int",
+    torch.int32: "Int32",
+    torch.bool: "Bool",
+}
+_BY_NAME = {str(dtype): dtype for dtype in DTYPES}
+
+CAST = "cast"  # only where the dtype is another
+
+
+class Ref(NamedTuple):
+    """The value that came into being at this place: inputs first, then what each operation gives."""
+
+    place: int
+
+
+class TensorInput(NamedTuple):
+    """A tensor that is given: lengths (-1: any), contiguity and stride order as nvFuser's descriptor has them."""
+
+    shape: tuple[int, ...]
+    contiguity: tuple[bool | None, ...]
+    stride_order: tuple[int, ...]
+    dtype: torch.dtype
+    is_cpu: bool
+
+
+class NumberInput(NamedTuple):
+    """A whole number that is given."""
+
+    position: int
+
+
+class Operation(NamedTuple):
+    """fd.ops.<name>(*args, **kwargs); refs stand for values, torch's dtypes for nvFuser's."""
+
+    name: str
+    args: tuple
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+class Output(NamedTuple):
+    """A value that is returned. `order`: of each dim, how many are faster; `strides`: None where they are those of a
+    tensor without gaps in this order, whatever its lengths. `moved`: its elements are another value's, whose memory
+    nvFuser may return for it."""
+
+    ref: Ref
+    order: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    moved: bool
+
+
+class Definition(NamedTuple):
+    """A region for nvFuser. `places`: which of the region's inputs it reads, in order."""
+
+    places: tuple[int, ...]
+    inputs: tuple[TensorInput | NumberInput, ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[Output, ...]
+
+
+def define(definition: Definition, library: Any) -> Any:
+    """The library's FusionDefinition. Raises what the library raises."""
+    failed: Exception | None = None
+    with library.FusionDefinition() as fusion:
+        try:
+            _define(definition, library, fusion)
+        except Exception as error:  # a definition that is left with an error prints it
+            failed = error
+    if failed is not None:
+        raise failed
+    return fusion
+
+
+def _define(definition: Definition, library: Any, fusion: Any) -> None:
+    values = [_define_input(each, library, fusion) for each in definition.inputs]
+    for operation in definition.operations:
+        args = [_given(each, values, library) for each in operation.args]
+        kwargs = {name: _given(each, values, library) for name, each in operation.kwargs}
+        if operation.name == CAST and args[0].dtype() == args[1]:
+            values.append(args[0])
+        else:
+            values.append(getattr(fusion.ops, operation.name)(*args, **kwargs))
+    for output in definition.outputs:
+        fusion.add_output(values[output.ref.place])
+
+
+def _define_input(given: TensorInput | NumberInput, library: Any, fusion: Any) -> Any:
+    if isinstance(given, NumberInput):
+        return fusion.define_scalar(library.DataType.Int)
+    return fusion.define_tensor(
+        shape=list(given.shape),
+        contiguity=list(given.contiguity),
+        dtype=data_type(library, given.dtype),
+        is_cpu=given.is_cpu,
+        stride_order=list(given.stride_order),
+    )
+
+
+def data_type(library: Any, dtype: torch.dtype) -> Any:
+    """nvFuser's dtype for torch's."""
+    return getattr(library.DataType, DTYPES[dtype])
+
+
+def _given(value: Any, values: list[Any], library: Any) -> Any:
+    if isinstance(value, Ref):
+        return values[value.place]
+    if isinstance(value, torch.dtype):
+        return data_type(library, value)
+    return [_given(each, values, library) for each in value] if isinstance(value, tuple) else value
+
+
+# on disk
+
+
+def dump(*values: Any) -> bytes:
+    """Definitions, and tuples of numbers, as bytes from which `load` makes them again."""
+    return json.dumps(_written(values)).encode()
+
+
+def load(data: bytes) -> tuple:
+    """What was dumped."""
+    return _read(json.loads(data))
+
+
+_KINDS = {kind.__name__: kind for kind in (Ref, TensorInput, NumberInput, Operation, Output, Definition)}
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, tuple):
+        items = [_written(each) for each in value]
+        return {"kind": type(value).__name__, "of": items} if type(value).__name__ in _KINDS else items
+    return value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if "dtype" in value:
+            return _BY_NAME[value["dtype"]]
+        return _KINDS[value["kind"]](*map(_read, value["of"]))
+    return tuple(map(_read, value)) if isinstance(value, list) else value

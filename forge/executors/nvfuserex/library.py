@@ -1,0 +1,61 @@
+"""nvFuser as a Python module: whether it loads here, and its import."""
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch
+
+from forge.executors.executor import Declined, decline
+from forge.ir.versions import TORCH
+
+MODULE = "nvfuser_direct"
+BUILT_FOR = (2, 10)  # the torch of the newest wheels
+REFUSED_FROM = (2, 13)
+
+
+def nvfuser_direct() -> ModuleType | Declined:
+    """nvFuser's module, imported on the first call; Declined with the reason where it cannot run."""
+    if not torch.cuda.is_available():  # importing it without one is an error
+        return decline("there is no CUDA device")
+    if TORCH >= REFUSED_FROM:
+        return decline(
+            f"nvFuser's wheels are built for torch {'.'.join(map(str, BUILT_FOR))}, and from torch "
+            f"{'.'.join(map(str, REFUSED_FROM))} on torch's structures differ from those that they were built with"
+        )
+    if importlib.util.find_spec(MODULE) is None:
+        return decline(f"{MODULE} is not installed: pip install 'forge-jit[nvfuser]'")
+    return _imported()
+
+
+@functools.cache
+def _imported() -> ModuleType | Declined:
+    try:
+        with _bound_lazily():
+            return importlib.import_module(MODULE)
+    except (ImportError, OSError) as error:
+        return decline(f"{MODULE} cannot be imported: {first_line(error)}")
+
+
+@contextlib.contextmanager
+def _bound_lazily() -> Iterator[None]:
+    """Torch's symbols that nvFuser names are looked up as they are called: a constructor that one GPU never reaches is
+    gone since torch 2.11."""
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_LAZY)
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(flags)
+
+
+def first_line(error: Exception) -> str:
+    """An error of the library in one line: what follows are frames of C++."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,49 @@
+"""The table of prims that nvFuser computes: how each is said in its operators, and which calls are not taken."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from forge.executors.executor import Decision
+from forge.executors.nvfuserex.writer import Ref, Writer
+from forge.ir import Symbol, check
+
+
+class Rule(NamedTuple):
+    """`write` says a call, given its arguments, in nvFuser's operators; `checker` declines calls by theirs."""
+
+    write: Callable[..., Ref]
+    checker: Callable[..., Decision] | None
+
+
+RULES: dict[str, Rule] = {}
+
+
+def add_rule(prim: Symbol, write: Callable[..., Ref], checker: Callable[..., Decision] | None = None) -> None:
+    """Says how a prim is translated. Raises ValueError for the second rule of one."""
+    check(prim.id not in RULES, lambda: f"nvfuserex: {prim.id} has a rule already")
+    RULES[prim.id] = Rule(write, checker)
+
+
+def rule(
+    prim: Symbol, checker: Callable[..., Decision] | None = None
+) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
+    """Makes the decorated function the rule of a prim."""
+
+    def register(write: Callable[..., Ref]) -> Callable[..., Ref]:
+        add_rule(prim, write, checker)
+        return write
+
+    return register
+
+
+def same_names(prims: Iterable[Symbol], checker: Callable[..., Decision] | None = None) -> None:
+    """Rules of prims that are operators of nvFuser by name and arguments."""
+    for prim in prims:
+        add_rule(prim, _same_name(prim.name), checker)
+
+
+def _same_name(name: str) -> Callable[..., Ref]:
+    def write(writer: Writer, *operands: object) -> Ref:
+        return writer.op(name, *operands)
+
+    return write

@@ -1,0 +1,165 @@
+"""Which calls are said in nvFuser's operators, and a region of them as a definition."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from forge.executors.executor import Decision, asked, decline
+from forge.executors.nvfuserex import creation, elementwise, reduction, shape  # noqa: F401  their rules
+from forge.executors.nvfuserex.definition import DTYPES, Definition, Output, Ref, TensorInput
+from forge.executors.nvfuserex.rules import RULES
+from forge.executors.nvfuserex.writer import Untranslatable, Writer, can_say
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir.proxies import SYMBOLIC_TYPES, Dim, hint_of
+from forge.ir.pytree import leaves, tensors
+from forge.prims.core import known
+from forge.transforms.dce import live_calls
+
+MOST_DIMS = 8
+
+
+def takes(bound: BoundSymbol, device: str) -> Decision:
+    """Whether all that a call is made of is said in nvFuser's operators, on tensors of a device of this type."""
+    rule = RULES.get(bound.symbol.id)
+    if rule is None:
+        return _parts_are_taken(bound, device)
+    fits = _fits(bound, device)
+    if not fits or rule.checker is None:
+        return fits
+    return asked(rule.checker, *bound.args, **bound.kwargs)
+
+
+def _parts_are_taken(bound: BoundSymbol, device: str) -> Decision:
+    parts = live_calls(bound.subsymbols, bound.outputs)
+    if not parts:
+        return decline(f"nvFuser has no operator for {bound.symbol.id}")
+    for part in parts:
+        decision = takes(part, device)
+        if not decision:
+            return decision
+    return True
+
+
+def _fits(bound: BoundSymbol, device: str) -> Decision:
+    """Whether nvFuser has the dtypes, the ranks and the lengths of a prim's tensors."""
+    if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves((bound.args, bound.kwargs))):
+        return decline("it reads a number that differs from run to run and is not whole")
+    for proxy in tensors(bound.output):
+        if proxy.device.type != device:
+            return decline(f"it gives a tensor on {proxy.device}, and nvFuser computes on {device}")
+    for proxy in tensors((bound.output, bound.args, bound.kwargs)):
+        decision = _is_described(proxy)
+        if not decision:
+            return decision
+    others = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, torch.SymInt)]
+    return _are_said(others)
+
+
+def _is_described(proxy: TensorProxy) -> Decision:
+    if proxy.dtype not in DTYPES:
+        return decline(f"nvFuser has no {proxy.dtype} for {proxy}")
+    if proxy.ndim > MOST_DIMS:
+        return decline(f"nvFuser takes up to {MOST_DIMS} dims, and {proxy} has {proxy.ndim}")
+    if not all(known(length >= 1) for length in proxy.shape):
+        return decline(f"{proxy} may be empty")
+    return _are_said(proxy.shape)
+
+
+def _are_said(lengths: Iterable[Dim]) -> Decision:
+    for length in lengths:
+        if not can_say(length):
+            return decline(f"the length {length} is not said in nvFuser's operators")
+    return True
+
+
+def prims_of(bound: BoundSymbol) -> list[BoundSymbol]:
+    """The calls with rules that a call is made of."""
+    if bound.symbol.id in RULES:
+        return [bound]
+    return [prim for part in live_calls(bound.subsymbols, bound.outputs) for prim in prims_of(part)]
+
+
+def translate(region: Trace, library: Any, device: str) -> Definition:
+    """What nvFuser is told of a region. Raises Untranslatable with the reason."""
+    if not any(isinstance(proxy, TensorProxy) and proxy.device.type == device for proxy in region.inputs):
+        raise Untranslatable(f"it reads no tensor on {device}")
+    writer = Writer(region.inputs, lambda proxy: _describe(proxy, library, device))
+    for bound in region.bound_symbols:
+        for prim in prims_of(bound):
+            made = RULES[prim.symbol.id].write(writer, *prim.args, **prim.kwargs)
+            writer.values[prim.output.name] = writer.cast(made, prim.output.dtype)
+    outputs = _outputs(region.output, writer)
+    return Definition(writer.places, writer.inputs, tuple(writer.operations), outputs)
+
+
+# inputs
+
+
+def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
+    decision = _is_described(proxy)
+    if not decision:
+        raise Untranslatable(decision.reason)
+    if proxy.device.type != device and proxy.ndim:
+        raise Untranslatable(f"it reads {proxy}, and nvFuser computes on {device}")
+    sizes, strides = map(hint_of, proxy.shape), map(hint_of, proxy.strides)
+    contiguity, order = library.compute_tensor_descriptor(list(sizes), list(strides))
+    if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *proxy.strides)):
+        _check_for_all_sizes(proxy, order)
+    shape = tuple(length if isinstance(length, int) else -1 for length in proxy.shape)
+    return TensorInput(shape, tuple(contiguity), tuple(order), proxy.dtype, proxy.device.type != device)
+
+
+def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
+    """The descriptor of one size is that of all sizes where the tensor is dense and no length may be 1."""
+    wanted = dense_strides(proxy.shape, order)
+    longer = all(isinstance(length, int) or known(length >= 2) for length in proxy.shape)
+    pairs = zip(proxy.shape, proxy.strides, wanted, strict=True)
+    if not longer or not all(known(length == 1) or known(given == step) for length, given, step in pairs):
+        raise Untranslatable(f"the strides of {proxy} depend on lengths that differ from run to run")
+
+
+def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]:
+    """The strides of a tensor without gaps whose dim i is the order[i]-th from the fastest."""
+    strides: list[Dim] = [1] * len(shape)
+    step: Dim = 1
+    for dim in sorted(range(len(shape)), key=lambda dim: order[dim]):
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)
+
+
+# outputs
+
+
+def _outputs(proxies: Sequence[TensorProxy], writer: Writer) -> tuple[Output, ...]:
+    given = {Ref(place) for place in range(len(writer.inputs))}
+    outputs = []
+    for proxy in proxies:
+        ref, order = writer.values[proxy.name], stride_order(proxy)
+        moved = ref in writer.moved or ref in given
+        if proxy.ndim > 1:
+            ref = writer.op("stride_order", ref, order)
+        elif ref in given:  # two results are two values
+            ref = writer.op("set", ref)
+        given.add(ref)
+        outputs.append(Output(ref, order, _strides(proxy, order), moved))
+    return tuple(outputs)
+
+
+def _strides(proxy: TensorProxy, order: Sequence[int]) -> tuple[int, ...] | None:
+    """What a definition says of a result's strides."""
+    if all(isinstance(each, int) for each in (*proxy.shape, *proxy.strides)):
+        return tuple(proxy.strides)
+    pairs = zip(proxy.shape, proxy.strides, dense_strides(proxy.shape, order), strict=True)
+    if not all(known(length == 1) or known(given == step) for length, given, step in pairs):
+        raise Untranslatable(f"the strides of {proxy} depend on lengths that differ from run to run")
+    return None
+
+
+def stride_order(proxy: TensorProxy) -> tuple[int, ...]:
+    """Of each dim, how many dims are faster; of equal strides, the dim before is the slower."""
+    strides = [hint_of(step) for step in proxy.strides]
+    lengths = [hint_of(length) for length in proxy.shape]
+    fastest = sorted(range(proxy.ndim), key=lambda dim: (strides[dim], lengths[dim], -dim))
+    return tuple(fastest.index(dim) for dim in range(proxy.ndim))

@@ -1,0 +1,102 @@
+"""What rules write with: operators are appended to a definition, proxies become references to its values."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from forge.executors.nvfuserex.definition import CAST, NumberInput, Operation, Ref, TensorInput
+from forge.ir import Dim, NumberProxy, Proxy, TensorProxy
+from forge.ir.proxies import SYMBOLIC_TYPES
+
+# operators that compute nothing: nvFuser may give an argument's own memory for their result
+_MOVING = frozenset("set permute reshape broadcast broadcast_in_dim expand squeeze slice stride_order".split())
+_SCALARS: dict[type, str] = {sympy.Add: "add", sympy.Mul: "mul", FloorDiv: "div"}
+
+
+class Untranslatable(Exception):
+    """A region that cannot be said in nvFuser's operators."""
+
+
+class Writer:
+    """A definition while it is written. `inputs` and `places` are those that were asked for, in order."""
+
+    def __init__(self, inputs: Sequence[Proxy], describe: Callable[[TensorProxy], TensorInput]) -> None:
+        self.places = tuple(i for i, proxy in enumerate(inputs) if _is_given(proxy))
+        self.inputs = tuple(
+            NumberInput(i) if isinstance(inputs[i], NumberProxy) else describe(inputs[i]) for i in self.places
+        )
+        self.operations: list[Operation] = []
+        self.values = {inputs[i].name: Ref(place) for place, i in enumerate(self.places)}
+        self.moved: set[Ref] = set()
+        self._lengths = dict(self._known_lengths([inputs[i] for i in self.places]))
+        self._sums: dict[sympy.Basic, Ref | int] = {}
+
+    def op(self, name: str, *args: Any, **kwargs: Any) -> Ref:
+        """What the operator of this name gives."""
+        given = tuple(map(self.of, args))
+        self.operations.append(Operation(name, given, tuple((key, self.of(value)) for key, value in kwargs.items())))
+        made = Ref(len(self.inputs) + len(self.operations) - 1)
+        if name in _MOVING or (name == CAST and given[0] in self.moved):
+            self.moved.add(made)
+        return made
+
+    def cast(self, x: Any, dtype: torch.dtype) -> Ref:
+        """x in a dtype; itself where it has it."""
+        return self.op(CAST, x, dtype)
+
+    def of(self, value: Any) -> Any:
+        """An operator's argument: references for proxies and symbolic lengths, tuples for sequences."""
+        if isinstance(value, Ref):
+            return value
+        if isinstance(value, Proxy):
+            return self.values[value.name]
+        if isinstance(value, torch.SymInt):
+            return self._length(value.node.expr)
+        if isinstance(value, SYMBOLIC_TYPES):
+            raise Untranslatable(f"{value} is a number that differs from run to run")
+        return tuple(map(self.of, value)) if isinstance(value, (tuple, list)) else value
+
+    def _known_lengths(self, inputs: Sequence[Proxy]) -> Any:
+        """Where symbols are lengths of inputs, or inputs themselves: (symbol, how to get it)."""
+        for proxy in reversed(inputs):
+            if isinstance(proxy, NumberProxy):
+                yield proxy.name, self.values[proxy.name]
+        for proxy in reversed(inputs):
+            for dim, length in enumerate(proxy.shape if isinstance(proxy, TensorProxy) else ()):
+                if isinstance(length, torch.SymInt) and length.node.expr.is_Symbol:
+                    yield str(length.node.expr), (self.values[proxy.name], dim)
+
+    def _length(self, expression: sympy.Basic) -> Ref | int:
+        if expression.is_Integer:
+            return int(expression)
+        if expression not in self._sums:
+            self._sums[expression] = self._scalar(expression)
+        return self._sums[expression]
+
+    def _scalar(self, expression: sympy.Basic) -> Ref:
+        if expression.is_Symbol and str(expression) in self._lengths:
+            known = self._lengths[str(expression)]
+            return known if isinstance(known, Ref) else self.op("size", *known)
+        name = _SCALARS.get(type(expression))
+        if name is None:
+            raise Untranslatable(f"a length is {expression}, which is not said in nvFuser's operators")
+        first, *others = map(self._length, expression.args)
+        for each in others:
+            first = self.op(name, first, each)
+        return first
+
+
+def _is_given(proxy: Proxy) -> bool:
+    whole = isinstance(proxy, NumberProxy) and isinstance(proxy.value, torch.SymInt)
+    return whole or isinstance(proxy, TensorProxy)
+
+
+def can_say(length: Dim) -> bool:
+    """Whether a length can be said in operators on numbers."""
+    if isinstance(length, int):
+        return True
+    parts = sympy.preorder_traversal(length.node.expr)
+    return all(part.is_Symbol or part.is_Integer or type(part) in _SCALARS for part in parts)
