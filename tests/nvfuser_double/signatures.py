@@ -53,11 +53,11 @@ class Overload(NamedTuple):
 
 
 def _is(value: Any, kind: str) -> bool:
-    if " | " in kind:
-        return any(_is(value, each) for each in kind.split(" | "))
     if kind.startswith("Sequence["):
         inside = kind.removeprefix("Sequence[").removesuffix("]")
         return isinstance(value, (list, tuple)) and all(_is(each, inside) for each in value)
+    if " | " in kind:
+        return any(_is(value, each) for each in kind.split(" | "))
     if kind in ("list", "tuple"):
         return type(value).__name__ == kind and all(_is(each, "SupportsInt | Val") for each in value)
     if kind == "SupportsInt":
