@@ -251,4 +251,3 @@ def _iota(length: int, start: Any, step: Any, dtype: DataType) -> torch.Tensor:
 
 _register(_chosen, "full", _full)
 _register(_chosen, "iota", _iota)
-

@@ -46,7 +46,7 @@ class Overload(NamedTuple):
         given |= kwargs
         bound = {each.name: given.get(each.name, each.default) for each in self.parameters}
         fits = all(
-            each.name not in given and each.default is not _MISSING or _is(bound[each.name], each.kind)
+            (each.name not in given and each.default is not _MISSING) or _is(bound[each.name], each.kind)
             for each in self.parameters
         )
         return bound if fits else None

@@ -25,7 +25,5 @@ def _of_integers(length: Dim, start: Any, step: Any, dtype: torch.dtype, device:
 
 
 @rule(prims.iota, _of_integers)
-def _iota(
-    writer: Writer, length: Dim, start: Any, step: Any, dtype: torch.dtype, device: torch.device
-) -> Ref:
+def _iota(writer: Writer, length: Dim, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> Ref:
     return writer.op("iota", length, start, step, dtype)

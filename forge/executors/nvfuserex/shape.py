@@ -85,7 +85,9 @@ def _replaces(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, s
 
 
 @rule(prims.slice_scatter, _replaces)
-def _slice_scatter(writer: Writer, x: TensorProxy, y: TensorProxy, dim: int, start: int, stop: int, step: int = 1) -> Ref:
+def _slice_scatter(
+    writer: Writer, x: TensorProxy, y: TensorProxy, dim: int, start: int, stop: int, step: int = 1
+) -> Ref:
     ends = ((0, start), (stop, x.shape[dim]))
     before, after = (_part(writer, x, dim, *each) if each[0] < each[1] else None for each in ends)
     middle = y if start < stop else None
