@@ -13,6 +13,7 @@ from typing import Any
 
 from forge.executors.answers import Answers
 from forge.executors.executor import Decision, Declined, FusionExecutor, register_executor
+from forge.executors.nvfuserex import creation, elementwise, reduction, shape  # their rules
 from forge.executors.nvfuserex.compile import Compiler
 from forge.executors.nvfuserex.library import nvfuser_direct
 from forge.executors.nvfuserex.translate import takes

@@ -1,7 +1,7 @@
 """A function of a region that nvFuser runs.
 
-It is tried when it is made, on zeros of the region's metadata: what nvFuser cannot compile is declined before the program
-runs, and which results are not laid out as torch's are is known.
+It is tried when it is made, on zeros of the region's metadata: what nvFuser cannot compile is declined before the
+program runs, and which results are not laid out as torch's are is known.
 """
 
 import logging

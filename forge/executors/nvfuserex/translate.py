@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from forge.executors.executor import Decision, asked, decline
-from forge.executors.nvfuserex import creation, elementwise, reduction, shape  # noqa: F401  their rules
 from forge.executors.nvfuserex.definition import DTYPES, Definition, Output, Ref, TensorInput
 from forge.executors.nvfuserex.rules import RULES
 from forge.executors.nvfuserex.writer import Untranslatable, Writer, can_say
