@@ -1,8 +1,8 @@
 """A double of the module `nvfuser_direct`, for tests without a GPU: it records definitions and runs them with torch.
 
-It checks a call's names, number and kinds of arguments (signatures.txt), gives results nvFuser's dtypes, holds inputs to
-what was declared of them, and lays results out as nvFuser may: in an order of its own where none was asked for, repeated
-dims without memory, a value that was only moved in the memory of another.
+It checks a call's names, number and kinds of arguments (signatures.txt), gives results nvFuser's dtypes, holds inputs
+to what was declared of them, and lays results out as nvFuser may: in an order of its own where none was asked for,
+repeated dims without memory, a value that was only moved in the memory of another.
 """
 
 import itertools

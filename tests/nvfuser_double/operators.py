@@ -25,7 +25,7 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def promoted(arguments: dict[str, Any], *, widens: bool) -> torch.dtype:
-    """torch's promotion of the operands, of which numbers count by their kind; halves become float32 where it widens."""
+    """torch's promotion of the operands; numbers count by their kind, and halves become float32 where it widens."""
     tensors = [each.dtype().value for each in arguments.values() if isinstance(each, TensorView)]
     numbers = [_kind(each) for each in arguments.values() if isinstance(each, (Val, bool, int, float))]
     if not tensors:

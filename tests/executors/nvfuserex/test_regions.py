@@ -9,9 +9,9 @@ import torch
 from nvfuser_executors import Always
 
 import forge
-from forge.executors import Declined
+from forge.executors import Declined, FusionExecutor, claim, resolve_executors
 from forge.executors.nvfuserex import NvFuserExecutor, library
-from forge.executors.nvfuserex.definition import dump, load
+from forge.executors.nvfuserex.definition import TensorInput, dump, load
 from forge.functional import Direct
 
 
@@ -73,9 +73,22 @@ def test_tensors_of_another_device_are_declined():
     assert "computes on cuda" in why(program)[0]
 
 
-def test_the_first_of_several_executors_takes_what_it_accepts(executor):
-    direct = Direct(lambda x: torch.digamma(torch.exp(x) + 1), [executor, "torch-prims", "torch"])
-    assert who(direct.compile((torch.rand(3),), {})) == ["nvfuser-double", "nvfuser-double", "torch-prims"]
+class Second(FusionExecutor):
+    """A fusion executor that takes everything, and has torch run it."""
+
+    def can_fuse(self, bound):
+        return True
+
+    def fuse(self, region):
+        return claim(region, resolve_executors(["torch"]))[0].python_callable()
+
+    def pays(self, calls):
+        return True
+
+
+def test_the_first_of_two_fusion_executors_takes_what_it_accepts(executor):
+    direct = Direct(lambda x: torch.digamma(torch.exp(x) + 1), [executor, Second("second"), "torch"])
+    assert who(direct.compile((torch.rand(3),), {})) == ["nvfuser-double", "nvfuser-double", "second"]
 
 
 # dtypes
@@ -153,7 +166,8 @@ def test_a_function_for_any_length_has_lengths_of_minus_one_and_runs_for_others(
         x = torch.randn(shape)
         torch.testing.assert_close(jitted(x), function(x), check_stride=True)
     assert forge.explain(jitted).graphs == 1
-    assert definitions(executor)[0].inputs[0].shape == (-1, -1, -1)
+    (definition,) = definitions(executor)
+    assert [each.shape for each in definition.inputs if isinstance(each, TensorInput)] == [(-1, -1, -1)]
 
 
 def test_a_definition_is_made_again_from_its_bytes(executor):
