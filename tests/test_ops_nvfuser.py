@@ -26,6 +26,10 @@ EVERY = 45
 FEW = 2  # samples that are captured
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+# torch's kernels of a CPU lay these out otherwise than its kernels for tensors without values, by which strides are
+# known
+LAID_OUT_OTHERWISE = ("nn.functional.logsigmoid", "nn.functional.batch_norm", "xlogy", "special.xlog1py")
+
 # a rounding of each call of a decomposition, where torch's kernel rounds once
 WITHIN = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (5e-2, 5e-2), torch.float16: (1e-2, 1e-2)}
 
@@ -76,7 +80,7 @@ def test_fused(info: OpInfo, name: str, device: str, dtype: torch.dtype, every: 
         if _is_unspecified(info, sample):
             continue
         results = [_results(Direct(op, executors=each), sample) for each in ([executor_of(name), "torch"], ["torch"])]
-        assert_same(*results, within=WITHIN.get(dtype), stride=True)
+        assert_same(*results, within=WITHIN.get(dtype), stride=info.name not in LAID_OUT_OTHERWISE)
         expected = flow_of(Direct(op, executors=["torch"]), sample, wanted, changed)
         actual = flow_of(Direct(op, executors=[executor_of(name), "torch"]), sample, wanted, changed)
         within = WITHIN.get(dtype)

@@ -162,8 +162,20 @@ def _run(name: str, arguments: dict[str, Any], known: dict[int, Any]) -> Any:
         value = known[value.place] if isinstance(value, Value) else value
         return value.to(computed) if computed is not None and torch.is_tensor(value) else value
 
-    result = operator.function(*map(given, arguments.values()))
-    return result.to(dtype) if torch.is_tensor(result) else result
+    values = list(map(given, arguments.values()))
+    result = operator.function(*values)
+    if not torch.is_tensor(result):
+        return result
+    return (_repeated(result, values) if computed is not None else result).to(dtype)
+
+
+def _repeated(result: torch.Tensor, operands: Sequence[Any]) -> torch.Tensor:
+    """What is computed of repeated elements is repeated."""
+    layouts = [each.stride() for each in operands if torch.is_tensor(each) and each.ndim]
+    for dim, length in enumerate(result.shape):
+        if length > 1 and all(strides[dim] == 0 for strides in layouts):
+            result = result.narrow(dim, 0, 1).expand(result.shape)
+    return result
 
 
 def _returned(result: torch.Tensor, asked: bool) -> torch.Tensor:

@@ -13,6 +13,7 @@ from forge.executors import Declined, FusionExecutor, claim, resolve_executors
 from forge.executors.nvfuserex import NvFuserExecutor, library
 from forge.executors.nvfuserex.definition import TensorInput, dump, load
 from forge.functional import Direct
+from forge.ir.printing import DEL
 
 
 @pytest.fixture
@@ -91,6 +92,13 @@ def test_the_first_of_two_fusion_executors_takes_what_it_accepts(executor):
     assert who(direct.compile((torch.rand(3),), {})) == ["nvfuser-double", "nvfuser-double", "second"]
 
 
+def test_gradients_of_what_it_takes_are_its_too(executor):
+    jitted = forge.jit(lambda x: torch.nn.functional.layer_norm(x.softmax(-1), (4,)), executors=[executor, "torch"])
+    jitted(torch.randn(3, 4, requires_grad=True)).square().sum().backward()
+    calls = [bound.symbol for bound in forge.last_backward_traces(jitted)[-1].bound_symbols]
+    assert [symbol.name for symbol in calls if symbol is not DEL and symbol.executor is not executor] == ["contiguous"]
+
+
 # dtypes
 
 
@@ -127,6 +135,13 @@ def test_arithmetic_on_bools_is_logical(executor):
 )
 def test_results_have_the_strides_that_torch_gives(executor, x):
     compiled(executor, lambda x: (torch.exp(x) * 2, x.sum(), x * 3), x)
+
+
+@pytest.mark.parametrize("x", [torch.randn(3, 4), torch.randn(4, 3).t()], ids=["contiguous", "transposed"])
+def test_nvfuser_lays_out_what_is_dense_itself(executor, x):
+    compiled(executor, lambda x: torch.exp(x) * 2, x)
+    (fusion,) = executor._compiler._made.values()
+    assert fusion.laid_out == ()
 
 
 def test_a_result_that_repeats_a_value_has_memory_for_each_element(executor):
