@@ -285,6 +285,7 @@ def test_why_the_library_is_not_there(monkeypatch, cuda, torch_version, installe
 def test_a_library_that_does_not_load_is_declined_with_the_first_line(monkeypatch, tmp_path):
     (tmp_path / "nvfuser_direct.py").write_text("raise ImportError('libnvrtc.so.12: cannot open\\nframe 1')")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, library.MODULE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(library, "TORCH", (2, 11))
     library._imported.cache_clear()
