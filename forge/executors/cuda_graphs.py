@@ -223,15 +223,14 @@ class Graph:
 
 
 def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
-    """What decides which recording runs, besides where the other inputs are."""
-    return (
-        recorder().stream(),
-        *[
-            (place, each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else (place, each)
-            for place, each in enumerate(inputs)
-            if place in copied or not isinstance(each, torch.Tensor)
-        ],
-    )
+    """What decides which recording runs, besides where the inputs are that are not copied. What a parameter is, Dynamo
+    guards."""
+    described = [
+        (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else each
+        for each in inputs
+        if type(each) is not torch.nn.Parameter
+    ]
+    return (recorder().stream(), copied, *described)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -237,6 +237,15 @@ def test_a_graph_whose_results_are_held_is_not_run_again(device: str) -> None:
     torch.testing.assert_close([each for (each,) in results], [x * i + 1 for i in range(CALLS)])
 
 
+def test_memory_that_is_seen_in_another_way_is_another_input(device: str) -> None:
+    graph = Graph("graph", lambda x: (x * 2 + 1,), Pool(), [False])
+    x = torch.arange(9.0, device=device).view(3, 3)
+    for _ in range(CALLS):
+        for each in (x, x.t(), x.view(9), x.view(torch.int32)):
+            torch.testing.assert_close(graph(each)[0], each * 2 + 1)
+    assert graph.recordings == 4
+
+
 @pytest.mark.skipif(not CUDA, reason="no GPU here")
 def test_random_numbers_are_drawn_after_a_recording_that_failed() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
