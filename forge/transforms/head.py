@@ -43,10 +43,13 @@ _TARGETS = (torch.int64, torch.uint8)
 
 class _Loss(NamedTuple):
     """A cross entropy of `scores`, after `steps`: what the call that makes it was given. `softmax` is the call of
-    log_softmax where nll_loss makes it."""
+    log_softmax where nll_loss makes it, `after` are the calls that show its result in another shape, `own` those that
+    the program wrote for them."""
 
     bound: BoundSymbol
     softmax: BoundSymbol | None
+    after: tuple[BoundSymbol, ...]
+    own: tuple[BoundSymbol, ...]
     scores: TensorProxy
     steps: tuple[Step, ...]
     target: TensorProxy
@@ -124,21 +127,30 @@ class _Program:
             return None
         if (weight is not None and smoothing) or (reduction == "none" and self.trains(bound)):
             return None
-        loss = _Loss(bound, None, scores, (), target, weight, given["ignore_index"], reduction, smoothing)
+        loss = _Loss(bound, None, (), (bound,), scores, (), target, weight, given["ignore_index"], reduction, smoothing)
         return loss if bound.symbol is CROSS_ENTROPY else self.of_log_softmax(loss)
 
     def of_log_softmax(self, loss: _Loss) -> _Loss | None:
         """An nll_loss as the cross entropy of what its log softmax is of."""
-        logs = loss.scores
-        maker = self.makers.shown.get(logs.name)
-        if maker is None or maker.symbol not in LOG_SOFTMAX or self.is_read_beside(logs.name, loss.bound):
-            return None
+        logs, reader, after, own = loss.scores, loss.bound, [], [loss.bound]
+        while True:
+            maker = self.makers.shown.get(logs.name)
+            if maker is None or maker.tags != loss.bound.tags or self.is_read_beside(logs.name, reader):
+                return None
+            own.append(maker)
+            if maker.symbol in LOG_SOFTMAX:
+                break
+            call = self.makers.prim(logs.name)
+            if call is None or call.symbol not in _SAME_ROWS | _LAYOUT or tensors(maker.args) != tensors(call.args):
+                return None
+            after.append(call)
+            logs, reader = tensors(call.args)[0], maker
         given = maker.symbol.bind(maker.args, maker.kwargs)
         scores = given["input"]
-        if given["dim"] not in (1, 1 - logs.ndim) or maker.tags != loss.bound.tags or not self.plain(maker):
+        if given["dim"] is None or not self.plain(maker):
             return None
         steps = (("to", logs.dtype),) if scores.dtype != logs.dtype else ()
-        return loss._replace(softmax=maker, scores=scores, steps=steps)
+        return loss._replace(softmax=maker, after=tuple(after[::-1]), own=tuple(own), scores=scores, steps=steps)
 
     def trains(self, bound: BoundSymbol) -> bool:
         """Whether gradients may flow through a call."""
@@ -151,7 +163,7 @@ class _Program:
     def head(self, loss: _Loss) -> _Head | None:
         """The way back from a loss to the linear layer; None where it is not one."""
         calls: list[BoundSymbol] = []
-        tops = [loss.bound] if loss.softmax is None else [loss.bound, loss.softmax]
+        tops = list(loss.own)
         name = loss.scores.name
         while True:
             top = self.makers.shown.get(name)
@@ -165,7 +177,7 @@ class _Program:
             tops += [top] if top is not None else []
             calls.append(call)
             name = tensors(call.args)[0].name
-        head = _Head(loss, top, calls[::-1], None)
+        head = _Head(loss, top, [*calls[::-1], *loss.after], None)
         return self.checked(head, tops) if self.fits(head) else None
 
     def fits(self, head: _Head) -> bool:
@@ -175,13 +187,16 @@ class _Program:
         allowed = _WIDE if self.trains(head.base) else (*_WIDE, torch.float16)
         if not self.plain(head.base) or any(value.dtype not in allowed for value in values):
             return False
-        axis: int | None = logits.ndim - 1
+        axes = [logits.ndim - 1]
         for call in head.calls:
-            axis = _moved_axis(call, axis)
+            axis = _moved_axis(call, axes[-1])
             if axis is None:
                 return False
+            axes.append(axis)
+        if head.loss.softmax is not None and axes[-1 - len(head.loss.after)] != _softmax_axis(head.loss):
+            return False
         wide = max(value.dtype.itemsize for value in values)
-        return axis == 1 and math.prod(map(hint_of, logits.shape)) * wide >= self.limit
+        return axes[-1] == 1 and math.prod(map(hint_of, logits.shape)) * wide >= self.limit
 
     def checked(self, head: _Head, tops: Sequence[BoundSymbol]) -> _Head | None:
         """The head with what the program reads of its values; None where a gradient may come back to them from
@@ -196,6 +211,11 @@ class _Program:
             if others or value.name in self.outputs:
                 kept = position
         return head._replace(kept=kept)
+
+
+def _softmax_axis(loss: _Loss) -> int:
+    dim = loss.softmax.symbol.bind(loss.softmax.args, loss.softmax.kwargs)["dim"]
+    return dim % loss.scores.ndim
 
 
 def _differentiates(bound: BoundSymbol) -> bool:

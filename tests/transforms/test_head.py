@@ -104,6 +104,15 @@ def log_softmax(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
     return F.nll_loss(logs, labels.flatten())
 
 
+def log_softmax_shown_as_rows(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    logs = F.log_softmax(F.linear(hidden, weight).float(), dim=-1)
+    return F.nll_loss(logs[..., :-1, :].contiguous().view(-1, VOCABULARY), labels[..., 1:].reshape(-1))
+
+
+def log_softmax_of_positions_last(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.nll_loss(torch.log_softmax(F.linear(hidden, weight), -1).transpose(1, 2), labels, reduction="sum")
+
+
 def smoothed(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return flat(F.linear(hidden, weight), labels, label_smoothing=0.1)
 
@@ -119,7 +128,8 @@ def ignoring_zero(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tens
 
 WRITTEN = (
     *(gpt2, llama, gemma2, t5, cohere, granite),
-    *(transposed, positions_first, log_softmax, smoothed, weighted, ignoring_zero),
+    *(log_softmax, log_softmax_shown_as_rows, log_softmax_of_positions_last),
+    *(transposed, positions_first, smoothed, weighted, ignoring_zero),
 )
 
 
@@ -239,6 +249,15 @@ OTHERWISE: dict[str, Function] = {
         else F.cross_entropy(F.linear(h, w).flatten(0, 1), torch.ones(30, 50) / 50)
     ),
     "there is no linear layer": lambda h, w, y: flat(h, y.clamp(max=7)) + w.sum(),
+    "a softmax of positions": lambda h, w, y: F.nll_loss(
+        torch.log_softmax(F.linear(h, w), 1).view(-1, VOCABULARY), y.flatten()
+    ),
+    "log probabilities are read beside the loss": lambda h, w, y: (
+        lambda logs: F.nll_loss(logs.view(-1, VOCABULARY), y.flatten()) + logs.square().mean()
+    )(torch.log_softmax(F.linear(h, w), -1)),
+    "log probabilities are read in another shape": lambda h, w, y: (
+        lambda logs: F.nll_loss(logs, y.flatten()) + logs[:, 0].mean()
+    )(torch.log_softmax(F.linear(h, w), -1).view(-1, VOCABULARY)),
     "gradients stop on the way": lambda h, w, y: flat(F.linear(h, w).detach(), y) + h.sum() + w.sum(),
 }
 
