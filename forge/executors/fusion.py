@@ -242,10 +242,7 @@ class _Writer:
         return self.there.issuperset(names(layout.strides))
 
     def _proxy(self, name: str) -> Proxy:
-        if name in self.proxies:
-            return self.proxies[name]
-        value = self.trace.constants[name]
-        return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
+        return self.proxies[name] if name in self.proxies else self.trace.constant_proxy(name)
 
     def _artifact(
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from forge.executors.cuda_graphs import Graph, Pool, recorder
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
-from forge.ir.pytree import names, proxies, tensors
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, Trace
+from forge.ir.pytree import proxies, tensors
 from forge.transforms.lifetimes import delete_last_used
 
 _FEWEST = 2  # calls: a graph of one launches as much as the call does
@@ -51,6 +51,7 @@ class _Writer:
         self.kept = kept
         self.calls: list[BoundSymbol] = []
         self.graphs = 0
+        self.outputs = set(trace.output_names)
         self.proxies = {proxy.name: proxy for proxy in trace.inputs}
         self.lengths = {proxy.name for proxy in trace.inputs if isinstance(proxy, NumberProxy)}
         self.readers: dict[str, list[int]] = {}
@@ -65,11 +66,11 @@ class _Writer:
             self.calls += calls
             return
         made = [proxy for bound in calls for proxy in proxies(bound.output)]
-        inside, outputs = set(map(id, calls)), set(names(self.trace.output))
+        inside = set(map(id, calls))
         wanted = {
             proxy.name: proxy
             for proxy in made
-            if proxy.name in outputs or any(reader not in inside for reader in self.readers.get(proxy.name, ()))
+            if proxy.name in self.outputs or any(reader not in inside for reader in self.readers.get(proxy.name, ()))
         }
         given = self._given(calls, {proxy.name for proxy in made})
         results = tuple(wanted.values())
@@ -88,7 +89,4 @@ class _Writer:
         return [self._proxy(name) for name in read if name in self.proxies or name in self.trace.constants]
 
     def _proxy(self, name: str) -> Proxy:
-        if name in self.proxies:
-            return self.proxies[name]
-        value = self.trace.constants[name]
-        return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
+        return self.proxies[name] if name in self.proxies else self.trace.constant_proxy(name)

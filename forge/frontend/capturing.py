@@ -104,7 +104,7 @@ _materializes = Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_
 _marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
 
 
-# values whose shape changes in place
+# tensors: what autograd knows of them, shapes that change in place
 
 
 _UNGUARDED = frozenset({"_base", "_version", "grad_fn", "is_leaf"})

@@ -27,8 +27,8 @@ class Training(NamedTuple):
     backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
     constants: the positions of outputs without a gradient. backward_for: compiles the backward of other outputs, or one
     by torch's own functions alone, for batched gradients. again_for: an Again of a set of outputs and those of their
-    gradients that have a history. split: the forward with
-    what it saves, before it was claimed; None for one that was read from the disk. numbers: gives the symbolic inputs.
+    gradients that have a history. split: the forward with what it saves, before it was claimed; None for one that was
+    read from the disk. numbers: gives the symbolic inputs.
     """
 
     backward: Generated

@@ -9,7 +9,7 @@ _locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def free_after_fork(lock: Any) -> Any:
-    """The lock (threading.Lock or RLock), which a forked child finds free unless it forked while it held it itself."""
+    """The lock, a threading.RLock, which a forked child finds free unless it forked while it held it itself."""
     _locks.add(lock)
     return lock
 

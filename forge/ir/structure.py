@@ -33,7 +33,6 @@ def metadata_key(bound: BoundSymbol) -> tuple:
 
     inside = tuple([sub.symbol for sub in bound.subsymbols])
     given = [key_of(each, shown) for each in (bound.args, bound.kwargs)]
-    given = [key_of(each, shown) for each in (bound.args, bound.kwargs)]
     return (*settings(), bound.symbol, bound.tags, inside, *given)
 
 

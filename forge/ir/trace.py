@@ -179,6 +179,11 @@ class Trace:
         head += sorted(f"import {module}" for module in writer.imports)
         return "\n".join([*head, *constants, "", f"def {self.name}({signature}):  # {metadata}", *unboxing, *body, ""])
 
+    def constant_proxy(self, name: str) -> TensorProxy:
+        """What stands for one of its constants in another trace, which is given it."""
+        value = self.constants[name]
+        return TensorProxy(name, tuple(value.shape), value.dtype, value.device)
+
     def python_callable(self) -> Callable:
         """The program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
         lines, scope = self.python_source()

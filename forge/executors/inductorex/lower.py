@@ -134,10 +134,7 @@ def _has_loops(operator: Any) -> bool:
         return True
     if _changes(operator):  # a region's graph is a function of its inputs
         return False
-    if (
-        not {operator, operator.overloadpacket}.isdisjoint(_TORCHS | _WRITES | _WRONG)
-        or torch.Tag.nondeterministic_seeded in operator.tags
-    ):
+    if _is_of(operator, _TORCHS | _WRITES | _WRONG) or torch.Tag.nondeterministic_seeded in operator.tags:
         return False
     return operator in _decompositions() or (operator in lowering.lowerings and operator not in lowering.fallbacks)
 
