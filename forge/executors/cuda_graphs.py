@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from forge.ir.bounded import Bounded
+from forge.ir.checks import in_one_line
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
 _MOVES = 2  # of an input between calls, before it is copied
@@ -213,7 +214,7 @@ class Graph:
         try:
             made = _Recorded(self._function, inputs, copied, self._pool)
         except Exception as error:
-            self.failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            self.failed = in_one_line(error)
             _log.debug("%s cannot be recorded", self.__name__, exc_info=True)
             self._recorded.clear()
             return None

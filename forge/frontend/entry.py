@@ -33,6 +33,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
 from forge.frontend.program import Refused
+from forge.ir.checks import in_one_line
 from forge.ir.collection import paused_gc
 from forge.ir.locks import free_after_fork
 
@@ -94,19 +95,15 @@ class _Configured:
                 if self._fullgraph:
                     raise
                 if isinstance(failure, InternalTorchDynamoError):
-                    warnings.warn(f"forge: a frame runs in eager: {_first_line(failure)}", stacklevel=2)
+                    warnings.warn(f"forge: a frame runs in eager: {in_one_line(failure)}", stacklevel=2)
                 return self._in_eager("a call fails", failure)
             finally:
                 self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
 
     def _in_eager(self, what: str, reason: Exception) -> ConvertFrameReturn:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
-        self._history.graph_breaks.append(f"{what}: {_first_line(reason)}")
+        self._history.graph_breaks.append(f"{what}: {in_one_line(reason)}")
         return _IN_EAGER
-
-
-def _first_line(reason: Exception) -> str:
-    return f"{type(reason).__name__}: {reason}".splitlines()[0]
 
 
 def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:

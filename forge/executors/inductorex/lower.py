@@ -29,6 +29,7 @@ from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import describe
 from forge.executors.layout import ATTENTION, Layout, Layouts, paired
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
+from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.undecided import Undecided
@@ -177,7 +178,7 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
     except Exception as error:
         waits.notice(error)
         _log.debug("%s", region, exc_info=True)
-        return decline(f"Inductor failed: {waits.described(error)}")
+        return decline(f"Inductor failed: {in_one_line(error)}")
 
 
 def compile_region_elsewhere(region: Trace) -> Compilation | Declined:
@@ -192,7 +193,7 @@ def compile_region_elsewhere(region: Trace) -> Compilation | Declined:
         return Compilation(describe(graph, inputs), _other_strides(graph, region))
     except Exception as error:
         _log.debug("%s", region, exc_info=True)
-        return decline(f"not compiled as a whole: {waits.described(error)}")
+        return decline(f"not compiled as a whole: {in_one_line(error)}")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch._inductor.codecache import PyCodeCache
 
 from forge.executors import progress
 from forge.executors.executor import Declined, decline
+from forge.ir.checks import in_one_line
 
 
 class Started:
@@ -100,7 +101,7 @@ def finish() -> dict[Callable, Declined]:
 def _fail(function: Callable | None, error: Exception) -> None:
     notice(error)
     if function is not None:
-        _failed[function] = decline(f"Inductor's kernel could not be built: {described(error)}")
+        _failed[function] = decline(f"Inductor's kernel could not be built: {in_one_line(error)}")
 
 
 def has_failed() -> bool:
@@ -108,16 +109,10 @@ def has_failed() -> bool:
     return _noticed.locked()
 
 
-def described(error: Exception) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def notice(error: Exception) -> None:
     """Says that torch runs what Inductor cannot build, once in a process; the rest is in forge.explain."""
     level = logging.WARNING if _noticed.acquire(blocking=False) else logging.INFO
-    _log.log(level, "forge: Inductor cannot compile a region, which torch runs: %s", described(error))
+    _log.log(level, "forge: Inductor cannot compile a region, which torch runs: %s", in_one_line(error))
 
 
 def _in_child() -> None:

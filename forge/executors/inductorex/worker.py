@@ -22,6 +22,7 @@ from forge.executors.executor import Declined
 from forge.executors.inductorex.graphs import rebuild
 from forge.executors.inductorex.lower import compile_graph
 from forge.executors.inductorex.saved import dump_artifact
+from forge.ir.checks import in_one_line
 
 NICE = 10
 
@@ -39,7 +40,7 @@ def main(folder: Path) -> int:
         write(folder / "artifact", data)
     except Exception as error:
         traceback.print_exc()
-        write(folder / "error", f"{type(error).__name__}: {error}".strip().splitlines()[0].encode())
+        write(folder / "error", in_one_line(error).encode())
         return 1
     return 0
 

@@ -15,11 +15,11 @@ from forge.executors.claim import claim
 from forge.executors.executor import Declined, decline, resolve_executors
 from forge.executors.layout import restrided
 from forge.executors.nvfuserex.definition import Definition, Output, define, dump, load
-from forge.executors.nvfuserex.library import first_line
 from forge.executors.nvfuserex.translate import dense_strides, translate
 from forge.executors.nvfuserex.writer import Untranslatable
 from forge.ir import Proxy, TensorProxy, Trace
 from forge.ir.bounded import Bounded
+from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.proxies import hint_of
 from forge.ir.structure import key_of
@@ -77,8 +77,8 @@ class Fusion:
         if isinstance(error, torch.OutOfMemoryError):
             raise error
         if self._otherwise is None:
-            raise RuntimeError(f"nvFuser failed at a region: {first_line(error)}") from None
-        _log.warning("forge: nvFuser failed at a region, which torch runs from now on: %s", first_line(error))
+            raise RuntimeError(f"nvFuser failed at a region: {in_one_line(error)}") from None
+        _log.warning("forge: nvFuser failed at a region, which torch runs from now on: %s", in_one_line(error))
         self._instead = self._otherwise()
         return self._instead(*boxed)
 
@@ -117,9 +117,9 @@ class Compiler:
         except Untranslatable as reason:
             return decline(str(reason))
         except Exception as error:
-            _log.info("forge: nvFuser cannot compile a region, which torch runs: %s", first_line(error))
+            _log.info("forge: nvFuser cannot compile a region, which torch runs: %s", in_one_line(error))
             _log.debug("%s", region, exc_info=True)
-            return decline(f"nvFuser failed: {first_line(error)}")
+            return decline(f"nvFuser failed: {in_one_line(error)}")
 
     def _make(self, definition: Definition, region: Trace) -> Fusion:
         def by_torch() -> Callable:

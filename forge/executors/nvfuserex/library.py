@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 
 from forge.executors.executor import Declined, decline
+from forge.ir.checks import in_one_line
 from forge.ir.versions import TORCH
 
 MODULE = "nvfuser_direct"
@@ -40,7 +41,7 @@ def _imported() -> ModuleType | Declined:
         with _bound_lazily():
             return importlib.import_module(MODULE)
     except (ImportError, OSError) as error:
-        return decline(f"{MODULE} cannot be imported: {first_line(error)}")
+        return decline(f"{MODULE} cannot be imported: {in_one_line(error)}")
 
 
 @contextlib.contextmanager
@@ -53,9 +54,3 @@ def _bound_lazily() -> Iterator[None]:
         yield
     finally:
         sys.setdlopenflags(flags)
-
-
-def first_line(error: Exception) -> str:
-    """An error of the library in one line: what follows are frames of C++."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
