@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from forge.ir import BoundSymbol, Tag, Trace
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.testing import OpInfo, Sample, all_opinfos
 
 EXECUTORS = {"torchex": "torch", "torchprims": "torch-prims"}
@@ -156,6 +156,31 @@ def assert_same(actual: Any, expected: Any, *, within: tuple[float, float] | Non
     else:
         assert type(actual) is type(expected), f"expected {expected!r}, got {actual!r}"
         assert actual == expected or (actual != actual and expected != expected)
+
+
+def assert_same_flow(
+    actual: Any, expected: Any, *, within: tuple[float, float] | None = None, stride: bool = False
+) -> None:
+    """The same outputs, gradients and inputs whose gradient is refused; `stride`: outputs with the same strides."""
+    assert_same(actual.outputs, expected.outputs, within=within, stride=stride)
+    assert actual.refused == expected.refused
+    for one, other in zip(actual.gradients, expected.gradients, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_same(one, other, within=within)
+
+
+def around(op: Callable) -> Callable:
+    """The op between pointwise calls that change neither dtype nor range much."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _pytree.tree_map(_scaled, op(*args, **kwargs))
+
+    return call
+
+
+def _scaled(x: Any) -> Any:
+    return x * 2 if isinstance(x, (torch.Tensor, TensorProxy)) and x.is_floating_point() else x
 
 
 def assert_same_metadata(actual: Any, expected: Any, what: str = "") -> None:

@@ -5,14 +5,15 @@ in `EVERY` runs by default in its main dtype, all in float32, bfloat16 and float
 `pytest tests/test_ops_fused.py --op softmax` runs everything about one op.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from support import (
     DEVICES,
-    assert_same,
+    around,
+    assert_same_flow,
     chosen_opinfos,
     gives_unspecified_values,
     samples,
@@ -20,11 +21,9 @@ from support import (
     tensors_in,
 )
 from test_ops import changed_inputs, differentiable_inputs, flow_of
-from torch.utils import _pytree
 
 from forge.executors.inductorex import InductorExecutor
 from forge.functional import Direct
-from forge.ir import TensorProxy
 from forge.testing import OpInfo, Sample
 
 EVERY = 40
@@ -60,22 +59,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("info,device,dtype", list(_instances(metafunc.config)))
 
 
-def _around(op: Callable) -> Callable:
-    """The op between pointwise calls that change neither dtype nor range much."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return _pytree.tree_map(_scaled, op(*args, **kwargs))
-
-    return call
-
-
-def _scaled(x: Any) -> Any:
-    return x * 2 if isinstance(x, (torch.Tensor, TensorProxy)) and x.is_floating_point() else x
-
-
 def test_fused(info: OpInfo, device: str, dtype: torch.dtype) -> None:
     """Outputs and gradients of the torch executor; strides, too."""
-    op = _around(info.op)
+    op = around(info.op)
     for sample in _few(info, device, dtype):
         changed = changed_inputs(info, sample)
         wanted = differentiable_inputs(info, sample, changed)
@@ -83,13 +69,7 @@ def test_fused(info: OpInfo, device: str, dtype: torch.dtype) -> None:
             continue
         expected = flow_of(Direct(op, executors=["torch"]), sample, wanted, changed)
         actual = flow_of(Direct(op, executors=[FUSER, "torch"]), sample, wanted, changed)
-        within = WITHIN.get(dtype)
-        assert_same(actual.outputs, expected.outputs, within=within, stride=True)
-        assert actual.refused == expected.refused
-        for one, other in zip(actual.gradients, expected.gradients, strict=True):
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert_same(one, other, within=within)
+        assert_same_flow(actual, expected, within=WITHIN.get(dtype), stride=True)
 
 
 def _few(info: OpInfo, device: str, dtype: torch.dtype) -> list[Sample]:

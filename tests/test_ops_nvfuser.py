@@ -12,14 +12,22 @@ from typing import Any
 import pytest
 import torch
 from nvfuser_executors import AVAILABLE, executor_of
-from support import assert_same, chosen_opinfos, copy_of, gives_unspecified_values, samples, short, tensors_in
+from support import (
+    around,
+    assert_same,
+    assert_same_flow,
+    chosen_opinfos,
+    copy_of,
+    gives_unspecified_values,
+    samples,
+    short,
+    tensors_in,
+)
 from test_ops import changed_inputs, differentiable_inputs, flow_of
-from torch.utils import _pytree
 
 import forge
 from forge.executors.nvfuserex import nvfuserex
 from forge.functional import Direct
-from forge.ir import TensorProxy
 from forge.testing import OpInfo, Sample
 
 EVERY = 45
@@ -57,23 +65,10 @@ def test_the_library_is_tested_where_it_loads() -> None:
     assert AVAILABLE["nvfuser"] == "cuda"
 
 
-def _around(op: Callable) -> Callable:
-    """The op between pointwise calls that change neither dtype nor range much."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return _pytree.tree_map(_scaled, op(*args, **kwargs))
-
-    return call
-
-
-def _scaled(x: Any) -> Any:
-    return x * 2 if isinstance(x, (torch.Tensor, TensorProxy)) and x.is_floating_point() else x
-
-
 @pytest.mark.parametrize("every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.slow)])
 def test_fused(info: OpInfo, name: str, device: str, dtype: torch.dtype, every: bool) -> None:
     """Outputs and gradients of the torch executor. Without gradients, which take calls apart, strides, too."""
-    op = _around(info.op)
+    op = around(info.op)
     for sample in _chosen(info, device, dtype, every):
         changed = changed_inputs(info, sample)
         wanted = differentiable_inputs(info, sample, changed)
@@ -83,13 +78,7 @@ def test_fused(info: OpInfo, name: str, device: str, dtype: torch.dtype, every: 
         assert_same(*results, within=WITHIN.get(dtype), stride=info.name not in LAID_OUT_OTHERWISE)
         expected = flow_of(Direct(op, executors=["torch"]), sample, wanted, changed)
         actual = flow_of(Direct(op, executors=[executor_of(name), "torch"]), sample, wanted, changed)
-        within = WITHIN.get(dtype)
-        assert_same(actual.outputs, expected.outputs, within=within)
-        assert actual.refused == expected.refused
-        for one, other in zip(actual.gradients, expected.gradients, strict=True):
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert_same(one, other, within=within)
+        assert_same_flow(actual, expected, within=WITHIN.get(dtype))
 
 
 def _results(function: Callable, sample: Sample) -> Any:
@@ -111,7 +100,7 @@ def _chosen(info: OpInfo, device: str, dtype: torch.dtype, every: bool) -> list[
 
 def test_symbolic_lengths(info: OpInfo, name: str, device: str, dtype: torch.dtype) -> None:
     """Samples run one after another through one function that is compiled for any length are eager's."""
-    op = _around(info.op)
+    op = around(info.op)
     jitted = forge.jit(op, executors=[executor_of(name), "torch"], dynamic=True)
     torch._dynamo.reset()
     for sample in _chosen(info, device, dtype, every=True)[:FEW]:
