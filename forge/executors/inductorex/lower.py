@@ -266,6 +266,19 @@ def _width(node: torch.fx.Node) -> int:
     return node.meta["val"].element_size() if node.meta["val"].dtype.is_floating_point else 0
 
 
+def _binding(given: list[Any]) -> dict[str, bool]:
+    """Since torch 2.14, Inductor reads a length that is no input of its own from a tensor only where it asserts sizes,
+    and from an empty tensor never."""
+    lengths = {each.node.expr for each in given if isinstance(each, torch.SymInt)}
+    shapes = [each.shape for each in given if isinstance(each, torch.Tensor)]
+    sizes = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    if TORCH < (2, 14) or not {symbol for size in sizes for symbol in size.node.expr.free_symbols} - lengths:
+        return {}
+    if any(isinstance(size, int) and size == 0 for shape in shapes for size in shape):
+        raise NotImplementedError("since torch 2.14, it reads no length of an empty tensor")
+    return {"size_asserts": True}
+
+
 def _value(known: dict[str, Any], leaf: Any) -> Any:
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf
 
@@ -281,7 +294,9 @@ def compile_graph(
         tracing(TracingContext(fake)),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
-        inductor_config.patch({**_SETTINGS, **(get_cpp_wrapper_config() if whole else {}), **_rounding(graph)}),
+        inductor_config.patch(
+            {**_SETTINGS, **(get_cpp_wrapper_config() if whole else {}), **_rounding(graph), **_binding(given)}
+        ),
     ):
         warnings.filterwarnings("ignore", module=r"torch\._inductor")  # how it makes its kernels
         return compile_fx_inner(graph, given, is_inference=True, cpp_wrapper=whole)
