@@ -227,11 +227,19 @@ def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
     """What decides which recording runs, besides where the inputs are that are not copied. What a parameter is, Dynamo
     guards."""
     described = [
-        (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else each
+        (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else _plain(each)
         for each in inputs
         if type(each) is not torch.nn.Parameter
     ]
     return (recorder().stream(), copied, *described)
+
+
+def _plain(value: Any) -> Any:
+    """What is no tensor, as a key; what a kernel keeps for its backward may be a list, of tensors that are nobody's
+    inputs, whose place decides."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    return (value.shape, value.stride(), value.data_ptr()) if isinstance(value, torch.Tensor) else value
 
 
 def _is_tensor(value: Any) -> bool:

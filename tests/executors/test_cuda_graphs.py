@@ -11,6 +11,7 @@ import forge
 from forge.executors import cuda_graphs
 from forge.executors.cuda_graphs import Graph, Pool
 from forge.jit import record_of
+from forge.transforms import head
 
 CUDA = torch.cuda.is_available()
 CALLS = 8
@@ -235,6 +236,40 @@ def test_a_graph_whose_results_are_held_is_not_run_again(device: str) -> None:
     x = torch.ones(3, device=device)
     results = [graph(x * i) for i in range(CALLS)]
     torch.testing.assert_close([each for (each,) in results], [x * i + 1 for i in range(CALLS)])
+
+
+def test_what_a_kernel_keeps_besides_tensors_may_be_a_list(device: str) -> None:
+    x, others = torch.ones(3, device=device), [torch.full((3,), 2.0, device=device) for _ in range(2)]
+    graph = Graph("g", lambda x, kept: (x * kept[1] + kept[2][0],), Pool(), [True])
+    for _ in range(CALLS):
+        assert graph(x, [None, 5, [others[0]]])[0].tolist() == [7.0] * 3
+    assert graph.recordings == 1
+    others[1].fill_(4.0)
+    for kept, wanted in ((6, 8.0), (5, 7.0)):
+        assert graph(x, [None, kept, [others[0]]])[0].tolist() == [wanted] * 3
+    assert graph(x, [None, 5, [others[1]]])[0].tolist() == [9.0] * 3
+
+
+def test_a_gradient_that_is_kept_is_scaled_once_a_backward(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the head's gradient is scaled in its memory is decided in each backward, not when one is recorded."""
+    monkeypatch.setattr(head, "BYTE_LIMIT", 0)
+    torch.manual_seed(0)
+    weight = torch.randn(50, 6, device=device, requires_grad=True)
+    target = torch.randint(50, (5,), device=device)
+    bias = torch.randn(50, device=device, requires_grad=True)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(nn.functional.linear(torch.tanh(x) * 2, weight, bias), target) * 3
+
+    jitted = forge.jit(loss, cuda_graphs=True)
+    for batch in data(device):
+        x = batch.requires_grad_()
+        found = jitted(x)
+        torch.autograd.grad(found, (weight, x, bias))
+    found, expected = jitted(x), torch.autograd.grad(loss(x), (weight, x, bias))
+    for keep in (True, True, False):
+        gradients = torch.autograd.grad(found, (weight, x, bias), retain_graph=keep)
+        torch.testing.assert_close(gradients, expected)
 
 
 def test_memory_that_is_seen_in_another_way_is_another_input(device: str) -> None:
