@@ -2,8 +2,9 @@
 
 A trace promises shapes and dtypes; strides come from what runs. A fusion executor's code is made for the strides of a
 region's inputs, so they must be known: what a torch function gives is found by running it under a FakeTensorMode, once
-for each metadata of its arguments. What cannot be run so (a Hub kernel, an opaque call) is promised to be contiguous,
-and so is a gradient that comes from outside; `restrided` keeps such a promise when the program runs.
+for each metadata of its arguments. What cannot be run so (a Hub kernel or another function that is not torch's or
+forge's, which may read memory by its address; an opaque call) is promised to be contiguous, and so is a gradient that
+comes from outside; `restrided` keeps such a promise when the program runs.
 """
 
 import logging
@@ -26,6 +27,7 @@ from forge.ir.structure import key_of, settings
 from forge.ir.undecided import for_all_sizes
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
+_OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
 
 
 class Layout(NamedTuple):
@@ -175,7 +177,8 @@ class Layouts:
 
     def run(self, call: BoundSymbol) -> Ran:
         """What a claimed call gives; its outputs are known from now on."""
-        ran = self._known(call) if UNPREDICTABLE.isdisjoint(call.all_tags) else self._promised(call)
+        predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and _takes_no_addresses(call.symbol.op)
+        ran = self._known(call) if predictable else self._promised(call)
         self.flops += ran.flops
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
         for leaf, value, share, offset in zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, strict=True):
@@ -243,6 +246,14 @@ class Layouts:
             Layout.promised(leaf) if isinstance(leaf, TensorProxy) else None for leaf in leaves(call.output)
         ]
         return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False)
+
+
+def _takes_no_addresses(function: Any) -> bool:
+    """Whether it is torch's, forge's or Python's: others may launch a kernel on a tensor's address, which one without
+    values does not have."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return module.partition(".")[0] in _OWN
 
 
 def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> Ran:
