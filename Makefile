@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all lint bench bench-gpu bench-kernels patterns clean
+.PHONY: demo demo-kernels test test-all lint bench bench-gpu bench-kernels release-kernels patterns clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -37,6 +37,9 @@ bench-gpu: $(INSTALLED)
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python -m bench.kernels
+
+release-kernels: $(INSTALLED)
+	$(BIN)/python -c 'import sys; from forge.executors.hubex import shipped; sys.exit(not all(map(shipped.release, shipped.FOLDERS)))'
 
 patterns: $(INSTALLED)
 	$(BIN)/python -m bench.patterns

@@ -20,8 +20,13 @@ import torch.nn.functional as F
 
 from bench.timing import device_seconds, in_turn
 
-KERNELS = Path(__file__).parents[1] / "examples" / "kernels"
-REPOSITORIES = {"cpu": ["norms-cpu"], "cuda": ["norms-cuda", "norms-triton"]}
+ROOT = Path(__file__).parents[1]
+FOLDERS = {
+    "norms-cpu": ROOT / "examples" / "kernels" / "norms-cpu",
+    "norms-cuda": ROOT / "examples" / "kernels" / "norms-cuda",
+    "forge-triton": ROOT / "forge" / "kernels" / "forge-triton",
+}
+REPOSITORIES = {"cpu": ["norms-cpu"], "cuda": ["norms-cuda", "forge-triton"]}
 OPERATIONS = ("rms_norm", "swiglu", "silu_and_mul", "rotary", "cross_entropy")
 CANDIDATES = ("eager", "compile", "kernel")
 EPS = 1e-5
@@ -65,7 +70,7 @@ def build(folder: Path) -> Path:
 
 def load(name: str) -> ModuleType:
     """The module of an example, as it is without forge."""
-    variant = build(KERNELS / name)
+    variant = build(FOLDERS[name])
     spec = importlib.util.spec_from_file_location(name.replace("-", "_"), variant / "__init__.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

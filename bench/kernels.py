@@ -19,7 +19,7 @@ from bench import kernel_calls, kernel_examples, kernel_loading, kernel_models, 
 from forge.executors.hubex import gather
 
 SECTIONS = ("calls", "checker", "load", "verify", "examples", "models")
-NATIVE = kernel_examples.KERNELS / "norms-cpu"
+NATIVE = kernel_examples.FOLDERS["norms-cpu"]
 
 
 def bench_calls(options: argparse.Namespace) -> None:
@@ -30,7 +30,7 @@ def bench_calls(options: argparse.Namespace) -> None:
 
 
 def bench_checker(options: argparse.Namespace) -> None:
-    folders = [kernel_examples.KERNELS / name for name in _repositories(options)]
+    folders = [kernel_examples.FOLDERS[name] for name in _repositories(options)]
     for folder in folders:
         kernel_examples.build(folder)
     kernel_calls.bench_checkers(folders, options.device)
@@ -61,7 +61,7 @@ def bench_examples(options: argparse.Namespace) -> None:
 
 
 def bench_models(options: argparse.Namespace) -> None:
-    folders = [kernel_examples.KERNELS / name for name in _repositories(options)]
+    folders = [kernel_examples.FOLDERS[name] for name in _repositories(options)]
     for folder in folders:
         kernel_examples.build(folder)
     kernel_models.bench_models(folders, options.device, compiled=not options.no_compile, rounds=options.rounds)

@@ -52,6 +52,13 @@ add_rms_norm_gemma = _after_residual("add_rms_norm_gemma", rms_norm_gemma)
 
 
 @pattern
+def add_layer_norm(x, residual, weight, bias, eps: float):
+    """(x + residual, its layer norm): GPT-2, ViT. Shapes: x and residual (..., H), weight and bias (H,)."""
+    total = x + residual
+    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
+
+
+@pattern
 def rotary_promoted(x, cos, sin):
     """As rotary, in the dtype that x, cos and sin promote to: under torch.autocast x is narrower than they are."""
     first, second = x.chunk(2, -1)
@@ -152,6 +159,7 @@ ALL: tuple[Pattern, ...] = (
     rms_norm_gemma,
     rms_norm,
     rms_norm_wide,
+    add_layer_norm,
     swiglu,
     geglu,
     geglu_exact,

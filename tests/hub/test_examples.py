@@ -1,4 +1,5 @@
-"""The kernel repositories in examples/kernels: built, and compared with torch in values, gradients and errors.
+"""The kernel repositories in examples/kernels, and the one that comes with forge: built, and compared with torch in
+values, gradients and errors.
 
 Triton's interpreter needs its variable set before Triton is imported anywhere, so without a GPU the Triton repository
 is tested in a process of its own, by this very file.
@@ -20,11 +21,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-KERNELS = Path(__file__).parents[2] / "examples" / "kernels"
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "examples" / "kernels"
+SHIPPED = ROOT / "forge" / "kernels"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_CUDA = torch.cuda.is_available()
 NATIVE = ["norms-cpu", *(["norms-cuda"] if HAS_CUDA else [])]
-TRITON = ["norms-triton"] if HAS_CUDA or INTERPRETED else []
+TRITON = ["forge-triton"] if HAS_CUDA or INTERPRETED else []
 EPS = 1e-5
 DTYPES = (torch.float32, torch.bfloat16)
 HIDDEN = (1, 7, 16, 17, 100, 4096)
@@ -60,8 +63,8 @@ def triton_is_missing() -> str | None:
 
 def built(name: str) -> Path:
     """The variant's folder, up to date."""
-    if name == "norms-triton":
-        return KERNELS / name / "build" / "torch-universal"
+    if name == "forge-triton":
+        return SHIPPED / name / "build" / "torch-universal"
     done = subprocess.run([sys.executable, KERNELS / name / "build.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
@@ -81,11 +84,11 @@ def examples() -> Callable[[str], Example]:
     known: dict[str, Example] = {}
 
     def get(name: str) -> Example:
-        missing = triton_is_missing() if name == "norms-triton" else compiler_is_missing(name)
+        missing = triton_is_missing() if name == "forge-triton" else compiler_is_missing(name)
         if missing:
             pytest.skip(missing)
         if name not in known:
-            on_cpu = name == "norms-cpu" or (name == "norms-triton" and not HAS_CUDA)
+            on_cpu = name == "norms-cpu" or (name == "forge-triton" and not HAS_CUDA)
             known[name] = Example(name, imported(name), torch.device("cpu" if on_cpu else "cuda"))
         return known[name]
 
@@ -102,7 +105,7 @@ def native(request: pytest.FixtureRequest, examples: Callable[[str], Example]) -
     return examples(request.param)
 
 
-@pytest.fixture(params=TRITON or ["norms-triton"])
+@pytest.fixture(params=TRITON or ["forge-triton"])
 def triton(request: pytest.FixtureRequest, examples: Callable[[str], Example]) -> Example:
     if not TRITON:
         pytest.skip("runs in a process of its own, with TRITON_INTERPRET=1")
@@ -293,7 +296,7 @@ def test_swiglu_is_exact_over_the_whole_range(example: Example) -> None:
     """Triton's exp on a GPU is that of a rounded multiple of x, so its relative error grows with x."""
     gate = torch.linspace(-100, 100, 4001).to(example.device)
     exact = swiglu(gate.double(), torch.ones_like(gate).double())
-    rtol = 2e-5 if example.name == "norms-triton" else 1e-6
+    rtol = 2e-5 if example.name == "forge-triton" else 1e-6
     found = example.module.swiglu(gate, torch.ones_like(gate))
     torch.testing.assert_close(found.double(), exact, rtol=rtol, atol=1e-30)
 
@@ -446,6 +449,103 @@ def test_cross_entropy_says_what_does_not_fit(triton: Example) -> None:
         run(logits, target, reduction="average")
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, EPS)
+
+
+def geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def geglu_exact(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.gelu(gate) * up
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [2, 7, 100, 4096])
+def test_layer_norm_has_torchs_values_and_gradients(triton: Example, hidden: int, dtype: torch.dtype) -> None:
+    x, weight, bias = (triton.randn(*shape, dtype=dtype) for shape in ((2, 3, hidden), (hidden,), (hidden,)))
+    compare(lambda x, w, b: triton.module.layer_norm(x, w, b, EPS), layer_norm, x, weight, bias)
+
+
+def test_layer_norm_of_values_far_from_zero_is_torchs(triton: Example) -> None:
+    """The mean is taken away before squares are summed."""
+    x, weight, bias = triton.randn(4, 300) + 1000, triton.randn(300), triton.randn(300)
+    exact = layer_norm(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(triton.module.layer_norm(x, weight, bias, EPS).double(), exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "hidden"), [(301, 24), (5, 20001), (1, 1), (0, 8)])
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_norm_after_a_residual_gives_the_sum_and_its_norm(
+    triton: Example, kind: str, rows: int, hidden: int, dtype: torch.dtype
+) -> None:
+    x, residual = (triton.randn(rows, hidden + 1, dtype=dtype)[:, 1:] for _ in range(2))
+    vectors = [triton.randn(hidden, dtype=dtype) for _ in range(1 if kind == "rms" else 2)]
+    ours = triton.module.add_rms_norm if kind == "rms" else triton.module.add_layer_norm
+    alone = triton.module.rms_norm if kind == "rms" else triton.module.layer_norm
+    leaves = [leaf(each) for each in (x, residual, *vectors)]
+    total, out = ours(*leaves, EPS)
+    assert torch.equal(total, x + residual)
+    again = [leaf(each) for each in (x, residual, *vectors)]
+    sum_again = again[0] + again[1]
+    out_again = alone(sum_again, *again[2:], EPS)
+    assert torch.equal(out, out_again)
+    grads = torch.randn_like(total), torch.randn_like(out)
+    found = torch.autograd.grad((total, out), leaves, grads)
+    tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}  # which rounds one sum once, not twice
+    for one, other in zip(found, torch.autograd.grad((sum_again, out_again), again, grads), strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+def test_a_norm_after_a_residual_says_what_does_not_fit(triton: Example) -> None:
+    x, weight = triton.randn(2, 8), triton.randn(8)
+    with pytest.raises(RuntimeError, match=r"residual is \[1, 8\], but must have the shape of x, \[2, 8\]"):
+        triton.module.add_rms_norm(x, x[:1], weight, EPS)
+    with pytest.raises(RuntimeError, match=r"bias is \[7\], but must be \[8\], the last dim of x"):
+        triton.module.add_layer_norm(x, x, weight, weight[:7], EPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [1, 7, 100, 9000])
+def test_softmax_has_torchs_values_and_gradients(triton: Example, length: int, dtype: torch.dtype) -> None:
+    """Both read a rounded result in the backward."""
+    x = (triton.randn(5, 3, length + 2, dtype=dtype) * 3)[..., 1:-1]
+    grad, results = torch.randn_like(x), []
+    for function in (triton.module.softmax, lambda x: F.softmax(x, -1)):
+        ours = leaf(x)
+        out = function(ours)
+        results.append((out, *torch.autograd.grad(out, ours, grad)))
+    torch.testing.assert_close(*results)
+
+
+def test_softmax_of_infinities_is_torchs(triton: Example) -> None:
+    x = triton.randn(4, 5)
+    x[0] = -float("inf")
+    x[1, 2] = -float("inf")
+    x[2, 3] = float("inf")
+    torch.testing.assert_close(triton.module.softmax(x), F.softmax(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("approximate", "reference"), [("tanh", geglu), ("none", geglu_exact)])
+def test_geglu_has_torchs_values_and_gradients(
+    triton: Example, approximate: str, reference: Callable, dtype: torch.dtype
+) -> None:
+    gate, up = (triton.randn(3, 201, dtype=dtype) * 3 for _ in range(2))
+    compare(lambda g, u: triton.module.geglu(g, u, approximate), reference, gate, up)
+
+
+def test_a_kernel_that_was_compiled_runs_for_other_addresses_and_lengths(triton: Example) -> None:
+    """What Triton takes for granted of one call (aligned memory, a multiple of 16) does not hold in the next."""
+    flat, weight = triton.randn(4 * 64 + 1), triton.randn(64)
+    for x in (flat[:-1].view(4, 64), flat[1:].view(4, 64), flat[:240].view(4, 60), flat[:-1].view(4, 64)):
+        w = weight[: x.shape[-1]]
+        torch.testing.assert_close(triton.module.rms_norm(x, w, EPS), rms_norm(x, w), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(triton.module.softmax(x), F.softmax(x, -1))
+
+
 # the repositories
 
 
@@ -463,9 +563,9 @@ def test_the_cuda_repository_compiles_without_a_gpu() -> None:
     assert list(built("norms-cuda").glob("_norms_cuda_*.abi3.so"))
 
 
-@pytest.mark.parametrize("name", ["norms-cpu", "norms-triton"])
+@pytest.mark.parametrize("name", ["norms-cpu", "forge-triton"])
 def test_the_kernels_library_loads_it(name: str) -> None:
-    missing = triton_is_missing() if name == "norms-triton" else compiler_is_missing(name)
+    missing = triton_is_missing() if name == "forge-triton" else compiler_is_missing(name)
     if missing:
         pytest.skip(missing)
     folder = built(name).parents[1]
@@ -477,11 +577,11 @@ def test_the_kernels_library_loads_it(name: str) -> None:
     """)
 
 
-@pytest.mark.parametrize("name", ["norms-cpu", "norms-cuda", "norms-triton"])
+@pytest.mark.parametrize("name", ["norms-cpu", "norms-cuda", "forge-triton"])
 def test_the_manifest_names_functions_that_there_are(name: str) -> None:
     yaml = pytest.importorskip("yaml")
-    package = next((KERNELS / name).glob("*/*/__init__.py"))
-    place = package.parent if name == "norms-triton" else KERNELS / name
+    package = next(((SHIPPED if name == "forge-triton" else KERNELS) / name).glob("*/*/__init__.py"))
+    place = package.parent if name == "forge-triton" else KERNELS / name
     manifest, source = yaml.safe_load((place / "forge_kernels.yaml").read_text()), package.read_text()
     for op in manifest["ops"]:
         for kernel in op["kernels"]:
@@ -575,7 +675,7 @@ def test_triton_in_its_interpreter() -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
-        cwd=KERNELS.parents[1],
+        cwd=ROOT,
     )
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 

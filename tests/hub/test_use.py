@@ -384,7 +384,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels that a test registers for the process are gone after it."""
     kernels = list(hubex.kernels)
     yield
-    hubex.kernels = kernels
+    hubex._known = kernels
     hubex.add([])
 
 

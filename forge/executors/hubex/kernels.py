@@ -96,13 +96,15 @@ def compares_values(kernel: Kernel) -> bool:
     return function.foreign and not function.is_run_by(kernel.function)
 
 
-def implementation(kernel: Kernel, verdict: Verdict | None = None, *, checked: bool = True) -> Implementation:
+def implementation(
+    kernel: Kernel, verdict: Verdict | None = None, *, checked: bool = True, faster: bool = True
+) -> Implementation:
     """What the claim pass needs of a kernel: its constraints as a checker, its call, its gradient.
 
     `verdict` is asked after the constraints: whether the kernel was verified for such arguments. checked: whether the
-    constraints are asked.
+    constraints are asked. faster: whether calls for which it was not measured to be faster are left to others.
     """
-    constraints = make_checker(kernel.entry, kernel.signature, kernel.target)
+    constraints = make_checker(kernel.entry, kernel.signature, kernel.target, faster=faster)
     kind = kernel.entry.grad.kind
 
     def checker(*args: Any, **kwargs: Any) -> Decision:
@@ -321,23 +323,51 @@ class HubExecutor(OperatorExecutor):
     """Runs symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
 
     `patterns` are what the kernels' patterns find in traces, in forge's own order. checked: whether the kernels'
-    constraints are asked.
+    constraints are asked; faster: whether a kernel declines what it is not known to be faster at. later: gives kernels
+    that are added, behind the others, when somebody first asks.
     """
 
-    def __init__(self, name: str = "hub", verdict: Verdict | None = None, *, checked: bool = True) -> None:
+    def __init__(
+        self,
+        name: str = "hub",
+        verdict: Verdict | None = None,
+        *,
+        checked: bool = True,
+        faster: bool = True,
+        later: Callable[[], Iterable[Kernel]] = tuple,
+    ) -> None:
         super().__init__(name)
         self.checked = checked
-        self.kernels: list[Kernel] = []
+        self.faster = faster
+        self._later: Callable[[], Iterable[Kernel]] | None = later
         self._verdict = verdict
+        self._known: list[Kernel] = []
         self._by_symbol: dict[str, list[Implementation]] = {}
-        self.patterns: tuple[Pattern, ...] = ()
+        self._patterns: tuple[Pattern, ...] = ()
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """All of them, in the order in which they were added."""
+        self._add_later()
+        return self._known
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """What finds calls for them."""
+        self._add_later()
+        return self._patterns
+
+    def _add_later(self) -> None:
+        later, self._later = self._later, None
+        if later is not None:
+            self.add(later())
 
     def add(self, kernels: Iterable[Kernel]) -> None:
         """Adds kernels; those of earlier sources go where a manifest says `replace`.
 
         Raises: ValueError when one of the same name is there for the same symbol.
         """
-        kept = list(self.kernels)
+        kept = list(self._known)
         for kernel in kernels:
             if kernel.entry.replaces:
                 kept = [each for each in kept if not _replaced(each, kernel)]
@@ -349,18 +379,19 @@ class HubExecutor(OperatorExecutor):
                 ),
             )
             kept.append(kernel)
-        self.kernels = kept
-        by_entry = {kernel.entry: kernel for kernel in self.kernels}
+        self._known = kept
+        by_entry = {kernel.entry: kernel for kernel in kept}
         self._by_symbol = {}
         for entry in candidates(by_entry):
             kernel = by_entry[entry]
             self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
-                implementation(kernel, self._verdict, checked=self.checked)
+                implementation(kernel, self._verdict, checked=self.checked, faster=self.faster)
             )
-        self.patterns = _in_order({k.pattern for k in self.kernels if k.pattern is not None})
+        self._patterns = _in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
 
     def candidates(self, symbol: Symbol) -> list[Implementation]:
         """The kernels of a symbol, in the order in which they are asked."""
+        self._add_later()
         return self._by_symbol.get(symbol.id, [])
 
 

@@ -84,5 +84,6 @@ def constraints(entry: KernelEntry) -> str:
     parts += [f"{', '.join(names)}: {meta}" for meta, names in by_meta.items()]
     parts += [f"{name}: {shape}" for name, shape in entry.shape.items()]
     parts += [condition.text for condition in entry.where]
+    parts += [f"faster where {condition.text}" for condition in entry.faster]
     grad = {"none": "no gradient", "composite": "derived gradient"}.get(entry.grad.kind, "own gradient")
     return "; ".join([*parts, grad, *([f"priority {entry.priority}"] if entry.priority else [])])

@@ -175,9 +175,12 @@ def _correspondence(ours: list[str], theirs: list[str]) -> dict[str, str] | None
     return names if set(names.values()) == set(theirs) else None
 
 
-def make_checker(entry: KernelEntry, signature: Signature, target: Target) -> Callable[..., Decision]:
-    """The checker for `register_implementation`: yes, or the first constraint of the kernel that fails, in words."""
-    check = Checker(entry, signature)
+def make_checker(
+    entry: KernelEntry, signature: Signature, target: Target, *, faster: bool = False
+) -> Callable[..., Decision]:
+    """The checker for `register_implementation`: yes, or the first constraint of the kernel that fails, in words.
+    faster: as of Checker."""
+    check = Checker(entry, signature, faster=faster)
     ours, names = target.signature, target.names
     if ours == signature:
 

@@ -7,6 +7,7 @@ from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
 from forge.executors.hubex.operators import PATTERN
+from forge.executors.hubex.shipped import shipped
 from forge.executors.hubex.verification.verdicts import Verifier, verifier
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
@@ -15,7 +16,9 @@ from forge.ir import check
 from forge.ir.printing import qualified_name
 from forge.patterns import Pattern
 
-hubex = register_executor(HubExecutor("hub", verifier.verdict), default=True, first=True)
+hubex = register_executor(
+    HubExecutor("hub", verifier.verdict, later=lambda: shipped(verifier.trust)), default=True, first=True
+)
 
 
 def use_kernels(

@@ -55,15 +55,16 @@ class Checker:
 
     checker(*args, **kwargs) is True or the first failing constraint in words; `failures` gives all of them. A dim order
     that is not known (a proxy without strides) does not fail: forge.hub.manifest.layout.fix_ups says what puts it right
-    when the program runs.
+    when the program runs. faster: whether only calls are taken for which the kernel was measured to be faster.
     """
 
-    def __init__(self, entry: KernelEntry, signature: Signature) -> None:
+    def __init__(self, entry: KernelEntry, signature: Signature, *, faster: bool = False) -> None:
         self.entry = entry
         self.signature = signature
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
         self.constrained = entry.constrained
+        self.conditions = (*entry.where, *(entry.faster if faster else ()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool | str:
         return self.decide(self.signature.bind(args, kwargs))
@@ -102,7 +103,7 @@ class Checker:
         yield from self._orders(tensors)
         broken = yield from self._shapes(tensors, dims)
         known = {**values, **dims}
-        for condition in self.entry.where:
+        for condition in self.conditions:
             if broken and not condition.names <= known.keys():
                 continue  # about a dim of a shape that did not fit, which was reported
             reason = condition.reason(known)

@@ -38,6 +38,7 @@ KEYS = (
     "arg_meta",
     "shape",
     "where",
+    "faster",
     "args",
     "out",
     "layout",
@@ -123,7 +124,6 @@ class _Kernel:
         priority = reader.integer(fields.get("priority"), "priority")
         dtypes, orders, optional, returns = self._arg_meta()
         shape, optional_shapes = self._shape()
-        conditions = self._where()
         args, out = self._call(fields, {}), self._out(fields)
         entry = KernelEntry(
             op=self.op.name,
@@ -139,7 +139,8 @@ class _Kernel:
             optional=frozenset(optional | optional_shapes),
             returns=returns,
             shape=shape,
-            where=conditions,
+            where=self._conditions("where"),
+            faster=self._conditions("faster"),
             grad=self._grad(shape, dtypes),
             tolerance=self._tolerance(),
             args=args,
@@ -239,16 +240,16 @@ class _Kernel:
                 self.problem(mark, f"shape {pattern}: the dim {name!r} has the name of an argument; rename the dim")
         return pattern
 
-    def _where(self) -> tuple[Where, ...]:
+    def _conditions(self, key: str) -> tuple[Where, ...]:
         found = []
-        for node in self.reader.one_or_more(self.fields.get("where")):
-            text = self.reader.text(node, "where")
+        for node in self.reader.one_or_more(self.fields.get(key)):
+            text = self.reader.text(node, key)
             if text is not None:
                 found.append(self.reader.converted(node, parse_where, text, NotAllowed))
         return tuple(condition for condition in found if condition is not None)
 
     def _check_names(self, entry: KernelEntry) -> None:
-        """That where expressions speak of arguments and dims that there are."""
+        """That conditions speak of arguments and dims that there are."""
         if self.signature is None:
             return
         dims = {name for pattern in entry.shape.values() for name in pattern.names}
@@ -259,9 +260,9 @@ class _Kernel:
         )
         if broken:  # the dims of a pattern that could not be read are not known
             return
-        nodes = self.reader.one_or_more(self.fields.get("where"))
+        nodes = [node for key in ("where", "faster") for node in self.reader.one_or_more(self.fields.get(key))]
         marks = {constant(node): node.mark for node in nodes if isinstance(node, ScalarNode)}
-        for condition in entry.where:
+        for condition in (*entry.where, *entry.faster):
             mark = next((at for text, at in marks.items() if str(text).strip() == condition.text), self.fields.mark)
             for text in condition.misused(values, tensors):
                 self.problem(mark, text)

@@ -226,6 +226,7 @@ class KernelEntry:
     returns: the dtypes of results, by position. args: what the kernel is called with, None for the operator's own
     arguments. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
     layout: fix-ups by argument. tolerance: (rtol, atol) by dtype. replaces: earlier manifests' kernels are dropped.
+    faster: the calls for which it was measured to be faster than what runs otherwise; it is right for the others, too.
     """
 
     op: str
@@ -242,6 +243,7 @@ class KernelEntry:
     returns: Mapping[int, DtypeAlias] = field(default_factory=dict)
     shape: Mapping[str, ShapePattern] = field(default_factory=dict)
     where: tuple[Where, ...] = ()
+    faster: tuple[Where, ...] = ()
     grad: Grad = Grad()
     tolerance: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
     args: tuple[Given, ...] | None = None

@@ -98,7 +98,7 @@ class Trial:
     rejected: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        executor = HubExecutor("verified")
+        executor = HubExecutor("verified", faster=False)
         executor.add([self.kernel])
         self.others = resolve_executors(["torch"])
         self.executors: list[Executor] = [executor, *self.others]

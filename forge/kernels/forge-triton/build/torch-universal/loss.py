@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .launch import check, check_tensor, contiguous_like, needs_grad, on_device_of, unit_stride
+from .launch import check, check_tensor, contiguous_like, launch, needs_grad, unit_stride
 
 REDUCTIONS = ("none", "mean", "sum")
 FORWARD_BLOCK, FORWARD_WARPS = 4096, 4
@@ -151,23 +151,24 @@ def cross_entropy_backward(
         count = (target != ignore_index).sum(dtype=torch.float32)
     rows, classes = input.shape
     logits = unit_stride(input)
-    with on_device_of(logits):
-        _backward[(rows,)](
-            grad_input,
-            grad_output,
-            count,
-            lse,
-            logits,
-            target,
-            grad_output.stride(0) if reduction == "none" else 0,
-            logits.stride(0),
-            target.stride(0),
-            classes,
-            ignore_index,
-            MEAN=reduction == "mean",
-            BLOCK=BACKWARD_BLOCK,
-            num_warps=BACKWARD_WARPS,
-        )
+    launch(
+        _backward,
+        rows,
+        grad_input,
+        grad_output,
+        count,
+        lse,
+        logits,
+        target,
+        grad_output.stride(0) if reduction == "none" else 0,
+        logits.stride(0),
+        target.stride(0),
+        classes,
+        ignore_index,
+        MEAN=reduction == "mean",
+        BLOCK=BACKWARD_BLOCK,
+        warps=BACKWARD_WARPS,
+    )
     return grad_input
 
 
@@ -195,19 +196,9 @@ def _run_forward(input: torch.Tensor, target: torch.Tensor, ignore_index: int) -
         return losses, lse
     check(classes > 0, lambda: "cross_entropy: input has no classes")
     logits = unit_stride(input)
-    with on_device_of(logits):
-        _forward[(rows,)](
-            losses,
-            lse,
-            logits,
-            target,
-            logits.stride(0),
-            target.stride(0),
-            classes,
-            ignore_index,
-            BLOCK=FORWARD_BLOCK,
-            num_warps=FORWARD_WARPS,
-        )
+    strides = logits.stride(0), target.stride(0)
+    read = losses, lse, logits, target
+    launch(_forward, rows, *read, *strides, classes, ignore_index, BLOCK=FORWARD_BLOCK, warps=FORWARD_WARPS)
     return losses, lse
 
 
@@ -219,16 +210,6 @@ def _reduced(
         return losses.to(input.dtype), None
     loss = torch.empty((), dtype=input.dtype, device=input.device)
     count = torch.empty((), dtype=torch.float32, device=input.device)
-    with on_device_of(input):
-        _reduce[(1,)](
-            loss,
-            count,
-            losses,
-            target,
-            target.stride(0),
-            len(losses),
-            ignore_index,
-            MEAN=reduction == "mean",
-            BLOCK=REDUCED_BLOCK,
-        )
+    given = loss, count, losses, target, target.stride(0), len(losses), ignore_index
+    launch(_reduce, 1, *given, MEAN=reduction == "mean", BLOCK=REDUCED_BLOCK)
     return loss, count

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from .launch import check, check_tensor, needs_grad, on_device_of, unit_stride
+from .launch import check, check_tensor, launch, needs_grad, unit_stride
 
 ELEMENTS = 512  # of one half, in one program
 WARPS = 2
@@ -156,19 +156,20 @@ def _run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, backward: boo
     block = triton.next_power_of_2(half)
     block_rows = min(max(ELEMENTS // block, 1), triton.next_power_of_2(inner))
     programs = x.numel() // (inner * width) * triton.cdiv(inner, block_rows)
-    with on_device_of(x):
-        _rotate[(programs,)](
-            out,
-            x,
-            cos,
-            sin,
-            outer,
-            inner,
-            half,
-            *(stride for each in strides for stride in each),
-            BACKWARD=backward,
-            ROWS=block_rows,
-            HALF=block,
-            num_warps=WARPS,
-        )
+    launch(
+        _rotate,
+        programs,
+        out,
+        x,
+        cos,
+        sin,
+        outer,
+        inner,
+        half,
+        *(stride for each in strides for stride in each),
+        BACKWARD=backward,
+        ROWS=block_rows,
+        HALF=block,
+        warps=WARPS,
+    )
     return out.view(shape)

@@ -1,0 +1,63 @@
+"""The kernels that come with forge: `forge/kernels`, repositories in the Hub's layout, a source as any other.
+
+They were compared with their references on a GPU before they were released: verified.json has the hash of the files for
+which that holds. With other files they are verified when they are first used, as any kernel is. `make release-kernels`,
+on a machine with a GPU, verifies them and writes that file.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from forge.executors.hubex.gather import gather
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.verification.verdicts import Verifier, verify_all
+from forge.hub.errors import HubError
+from forge.ir.printing import table
+
+FOLDERS = (Path(__file__).parents[2] / "kernels" / "forge-triton",)
+VERIFIED = "verified.json"
+_log = logging.getLogger("forge.hub")
+
+
+def shipped(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
+    """The kernels of this machine's devices; those that were verified before release are given to `trust`."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return []
+    found = []
+    for folder in FOLDERS:
+        try:
+            kernels = gather([folder])
+        except (HubError, ImportError) as error:  # Triton may be there and not load
+            _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
+            continue
+        if all(kernel.origin.content == released(folder) for kernel in kernels):
+            trust(kernels)
+        found += kernels
+    return found
+
+
+def released(folder: Path) -> str | None:
+    """The hash of the files that were verified; None where none were."""
+    path = folder / VERIFIED
+    return json.loads(path.read_text())["content"] if path.is_file() else None
+
+
+def release(folder: Path) -> bool:
+    """Verifies a repository's kernels on this machine's GPU, prints what was found, and writes verified.json where all
+    of them are right. False where one is not, or there is no GPU. A test says when it has to run again."""
+    kernels = gather([folder])
+    rows = [row for kernel in kernels for row in verify_all(kernel, Verifier())]
+    print(*table([("kernel", "op", "dtype", "device", "samples", "verdict"), *rows]), sep="\n")
+    if not torch.cuda.is_available() or any(row[-1] != "ok" for row in rows):
+        return False
+    (content,) = {kernel.origin.content for kernel in kernels}
+    with_versions = {"torch": torch.__version__, "triton": importlib.metadata.version("triton")}
+    data = {"content": content, "device": torch.cuda.get_device_name(), **with_versions}
+    (folder / VERIFIED).write_text(json.dumps(data, indent=2) + "\n")
+    return True

@@ -1,0 +1,119 @@
+"""The kernels that come with forge: when they are looked for, trusted and chosen."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge import hub
+from forge.executors.hubex import HubExecutor, Kernel, Verifier, gather, hubex, shipped
+from forge.hub.loader import verify
+from forge.hub.manifest import ManifestError
+from tests.hub.repositories import GELU, Repository
+
+CUDA = torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def _own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = list(hubex.kernels)
+    yield
+    hubex._known = before
+    hubex.add([])
+
+
+def silu(input: torch.Tensor) -> torch.Tensor:
+    return input / (1 + torch.exp(-input))
+
+
+def threshold(**options: object) -> Kernel:
+    """A kernel that is faster for 100 elements or more."""
+    return forge.kernel(
+        F.silu, silu, name="large", dtypes=[torch.float32], grad="composite", faster="input.numel >= 100", **options
+    )
+
+
+def chosen(jitted: object, rows: int) -> tuple[str, tuple]:
+    """Who ran the call for that many elements, and who declined it why."""
+    jitted(torch.randn(rows))
+    (row,) = [row for row in forge.explain(jitted).rows if "silu" in row.operation]
+    return row.executor, row.declined
+
+
+@pytest.mark.parametrize("folder", shipped.FOLDERS, ids=lambda folder: folder.name)
+def test_the_files_are_those_that_were_verified_on_a_gpu(folder: Path) -> None:
+    content = verify(hub.resolve(folder, policy=hub.Policy(local=True))).content
+    assert shipped.released(folder) == content, "verify them again: make release-kernels, on a machine with a GPU"
+
+
+def test_a_kernel_is_chosen_where_it_was_measured_to_be_faster() -> None:
+    assert chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 100)[0] == "large"
+    executor, declined = chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 99)
+    assert executor != "large"
+    assert declined == (("large", "input.numel = 99 is less than 100"),)
+
+
+def test_what_it_is_faster_at_decides_neither_a_direct_call_nor_a_verification() -> None:
+    x = torch.randn(5)
+    torch.testing.assert_close(forge.load_kernel(F.silu, kernels=[threshold()])(x), F.silu(x))
+    found = list(shipped.verify_all(threshold(device="cpu"), Verifier()))
+    assert [row[-1] for row in found] == ["ok"] and int(found[0][-2]) > 0  # of samples, which are small
+
+
+def test_where_it_is_faster_is_read_as_other_conditions_are() -> None:
+    with pytest.raises(ManifestError, match=r"faster.*width"):
+        forge.kernel(F.silu, silu, faster="width >= 100")
+    assert "faster where input.numel >= 100" in forge.kernels([threshold()])[0].constraints
+
+
+def test_kernels_are_looked_for_when_somebody_asks() -> None:
+    asked = []
+
+    def later() -> list[Kernel]:
+        asked.append(True)
+        return [threshold()]
+
+    executor = HubExecutor("late", later=later)
+    assert not asked
+    assert [kernel.name for kernel in executor.kernels] == ["large"]
+    executor.add([forge.kernel(F.silu, silu, name="another")])
+    assert [kernel.name for kernel in executor.kernels] == ["large", "another"] and len(asked) == 1
+
+
+@pytest.mark.skipif(CUDA, reason="there is a GPU")
+def test_without_a_gpu_there_are_none() -> None:
+    assert shipped.shipped(lambda kernels: None) == []
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_files_that_were_verified_before_release_are_trusted_and_others_are_not(
+    changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Repository(tmp_path, "gelu", "def f(x): return F.gelu(x)", **GELU)
+    content = gather([made.folder])[0].origin.content
+    (made.folder / shipped.VERIFIED).write_text(json.dumps({"content": "another" if changed else content}))
+    monkeypatch.setattr(shipped, "FOLDERS", (made.folder,))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found_by = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: name == "triton" or found_by(name, *of))
+    trusted: list[Kernel] = []
+    found = shipped.shipped(trusted.extend)
+    assert found and trusted == ([] if changed else found)
+
+
+@pytest.mark.skipif(not CUDA, reason="no GPU here")
+def test_large_norms_on_a_gpu_are_forges_own_and_need_no_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Verifier, "_ask", lambda *args: pytest.fail("it was verified"))
+    x = torch.randn(8192, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    jitted = forge.jit(lambda x, w: F.rms_norm(x, w.shape, w, 1e-5))
+    found = torch.autograd.grad(jitted(x, weight).sum(), (x, weight))
+    expected = torch.autograd.grad(F.rms_norm(x, weight.shape, weight, 1e-5).sum(), (x, weight))
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * 8192**0.5)
+    assert "forge-triton.rms_norm" in str(forge.explain(jitted))
