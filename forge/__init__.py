@@ -6,7 +6,7 @@ from forge.executors.hubex.registry import kernels
 from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.ir import versions
-from forge.jit import StrictError, finish_compiling, jit, last_backward_traces, last_traces
+from forge.jit import StrictError, finish_compiling, jit, last_backward_traces, last_traces, refold
 from forge.load_kernel import LoadedKernel, load_kernel
 from forge.patterns import Pattern, pattern
 
@@ -26,6 +26,7 @@ __all__ = [
     "last_traces",
     "load_kernel",
     "pattern",
+    "refold",
     "trace",
     "use_kernels",
     "value_and_grad",

@@ -33,6 +33,7 @@ from forge.executors.torchex.attention import ATTENDING, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
+from forge.frontend.frozen import Folded, fold_weights, freezing_of
 from forge.frontend.program import Program, inline_epilogue
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
@@ -41,7 +42,18 @@ from forge.ir.printing import DEL
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.torchlang import autocast_mode
-from forge.transforms import attention_masks, cse, dce, delete_last_used, grouped_queries, heads, hoist
+from forge.transforms import (
+    Freezing,
+    attention_masks,
+    cse,
+    dce,
+    delete_last_used,
+    fold_norms,
+    grouped_queries,
+    heads,
+    hoist,
+    join_products,
+)
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate
@@ -64,7 +76,8 @@ class Compiled:
     `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program,
     `growing` runs it until they are there, and `keep` keeps their recipe on disk, with their executors. `cached` says
     that it was read from the disk (forge/cache), `uncached` why it is not kept there. `shortened`: of the stages the
-    last ones alone were kept. `records`: it runs as CUDA graphs.
+    last ones alone were kept. `records`: it runs as CUDA graphs. `frozen` says what was folded into weights, `unfrozen`
+    what was not and why, where that is wanted; `folded` refers to what was computed of weights.
     """
 
     cached = False
@@ -84,6 +97,9 @@ class Compiled:
         self.backward_claims: list[Claim] = []
         self.declined: dict[str, Reasons] = {}
         self.opaque_calls: list[str] = []
+        self.frozen: list[str] = []
+        self.unfrozen: list[str] = []
+        self.folded: Callable[[], Folded | None] = _nothing
         self.again: list[Compiled] = []
         self.seconds: dict[str, float] = {}
 
@@ -183,6 +199,7 @@ class Options:
     memory: str = "balanced"
     cache: bool = True
     cuda_graphs: bool = False
+    freeze: bool = False
     first: InitVar[Sequence[Executor]] = ()
 
     def __post_init__(self, first: Sequence[Executor]) -> None:
@@ -251,16 +268,31 @@ def compile_program(program: Program, options: Options, *, eager: Callable | Non
 def _compile(program: Program, options: Options) -> Compiled:
     compiled = Compiled()
     compiled.records = options.cuda_graphs
+    freezing = freezing_of(program) if options.freeze else None
+    folded = None
     with compiled.timed("optimize"):
-        trace = _optimize(program.trace, options, compiled.traces)
-    _compile_optimized(trace, program, options, compiled)
+        trace = _optimize(program.trace, options, compiled.traces, freezing)
+        if freezing is not None and freezing.weights:
+            run_now = partial(_run_now, options=options)
+            trace, folded = fold_weights(trace, freezing, options.operator_executors, run_now, compiled.traces)
+    if freezing is not None:
+        compiled.frozen, compiled.unfrozen = freezing.done, freezing.left
+        compiled.folded = _nothing if folded is None else weakref.ref(folded)
+    _compile_optimized(trace, program, options, compiled, folded=folded)
     return compiled
 
 
 def _compile_optimized(
-    trace: Trace, program: Program, options: Options, compiled: Compiled, *, again: bool = False
+    trace: Trace,
+    program: Program,
+    options: Options,
+    compiled: Compiled,
+    *,
+    again: bool = False,
+    folded: Folded | None = None,
 ) -> bool:
-    """Makes the recipe of what `compiled` calls; whether gradients flow through it. again: the trace is a backward."""
+    """Makes the recipe of what `compiled` calls; whether gradients flow through it. again: the trace is a backward.
+    folded: what it takes beside the program's inputs."""
     wanted = [proxy for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
     joint = None
     if wanted and any(Tag.NO_GRAD not in bound.tags for bound in trace.bound_symbols):
@@ -276,7 +308,7 @@ def _compile_optimized(
             layouts = Layouts(whole.inputs)
             kept = whole.output_names
             forward = _generate(whole, options, compiled.traces, compiled.claims, layouts=layouts, kept=kept)
-        recipe = compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole))
+        recipe = compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole), folded=folded)
 
         def grow(later: Options, made: "_Made") -> Recipe:
             forward = _generate(whole, later, made.traces, made.claims, layouts=Layouts(whole.inputs))
@@ -318,7 +350,9 @@ def _let_grow(compiled: Compiled, options: Options, layouts: Layouts, grow: Call
     compiled.grow = make
 
 
-def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
+def _optimize(
+    trace: Trace, options: Options, stages: list[Trace], freezing: Freezing | None = None
+) -> Trace:
     """The user's transforms, then forge's own that keep a trace's meaning."""
     stages.append(trace)
     for transform in options.transforms:
@@ -336,7 +370,12 @@ def _optimize(trace: Trace, options: Options, stages: list[Trace]) -> Trace:
     requires_grad = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
     groups = partial(grouped_queries, takes=partial(takes_groups, requires_grad=requires_grad), plain=plain)
     found = (partial(attention_masks, run=run_now), groups, options.find_patterns, partial(heads, plain=plain))
-    return _apply((dce, cse, *found, partial(hoist, run=run_now)), trace, stages)
+    frozen = _FOLDS if freezing is not None and freezing.weights else ()
+    frozen = [partial(each, freezing=freezing, plain=plain) for each in frozen]
+    return _apply((dce, cse, *found, *frozen, partial(hoist, run=run_now)), trace, stages)
+
+
+_FOLDS = (fold_norms, join_products)
 
 
 def _apply(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:

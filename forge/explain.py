@@ -33,6 +33,7 @@ class Explanation:
     were compiled. graph_breaks, recompiles: the reasons, in words. eager: why graphs run in eager. seconds: by stage.
     cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
+    frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
     shortened: whether forge.last_traces has the last stages alone.
     """
 
@@ -43,6 +44,8 @@ class Explanation:
         self.seconds: dict[str, float] = {}
         self.recorded = 0
         self.unrecorded: list[str] = []
+        self.frozen: list[str] = []
+        self.unfrozen: list[str] = []
         self.graphs = len(record.compiled) + len(record.eager)
         self.graph_breaks = list(record.history.graph_breaks)
         self.recompiles = list(record.history.recompiles)
@@ -57,6 +60,8 @@ class Explanation:
             recorded, unrecorded = compiled.recorded()
             self.recorded += recorded
             self.unrecorded += unrecorded
+            self.frozen += compiled.frozen
+            self.unfrozen += compiled.unfrozen
             for stage, seconds in compiled.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
@@ -71,6 +76,8 @@ class Explanation:
             ("run in eager", self.eager),
             ("not kept on disk", self.uncached),
             ("outside of CUDA graphs", self.unrecorded),
+            ("frozen", self.frozen),
+            ("not frozen", self.unfrozen),
             ("stages", [NOT_KEPT] if self.shortened else []),
         ):
             lines += [f"{title}: {reason.strip().splitlines()[0]}" for reason in dict.fromkeys(reasons)]

@@ -47,6 +47,7 @@ class Record:
         self.parameters = parameters
         self.latest: Compiled | None = None
         self.history = History()
+        self.warned = False  # that gradients keep it from being frozen
         self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()
 
     def add(self, call: Callable, graph: Compiled | str) -> None:
@@ -74,6 +75,7 @@ def jit(
     memory: str = "balanced",
     cache: bool = True,
     cuda_graphs: bool = False,
+    freeze: bool = False,
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -92,6 +94,9 @@ def jit(
         versions, finds it (FORGE_CACHE_DIR, FORGE_CACHE=0).
     cuda_graphs: on a CUDA device, forward and backward are recorded as CUDA graphs after a few calls of a shape, and
         replayed; what cannot be recorded runs between them (forge.explain says why). Not kept on disk.
+    freeze: for inference: what depends on parameters and buffers alone is computed once, batch norms are folded into
+        the layers before them, linear layers of one input are joined, and all is computed again when a weight changes.
+        Calls for which gradients are needed run as without it, with a warning.
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
@@ -109,6 +114,7 @@ def jit(
         memory=memory,
         cache=cache,
         cuda_graphs=cuda_graphs,
+        freeze=freeze,
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
@@ -117,7 +123,7 @@ def jit(
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     first = [kernel_executor(kernels)] if kernels else []
-    options = Options(executors, transforms, strict, memory, cache, cuda_graphs, first)
+    options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, first)
     record = Record(_parameters(target))
     backend = _Backend(options, record)
     compiled = enter(
@@ -234,11 +240,21 @@ def _compile_anew(
     seconds = time.perf_counter() - start
     compiled = compile_program(capture.program, options, eager=eager)
     compiled.opaque_calls = capture.opaque_calls
+    if options.freeze and compiled.recipe.training is not None:
+        _warn_of_gradients(compiled, record)
     slot.keep(compiled, capture.program.mutated, capture.held)
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}
     return compiled
+
+
+def _warn_of_gradients(compiled: Compiled, record: Record) -> None:
+    """Once for a jitted function."""
+    if not record.warned:
+        record.warned = True
+        advice = "call it under torch.no_grad() or torch.inference_mode(), or after requires_grad_(False)"
+        warnings.warn(f"forge.jit(freeze=True) folds no weights of {compiled.unfrozen[0]}: {advice}", stacklevel=2)
 
 
 def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
@@ -248,7 +264,7 @@ def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
     """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory,
-    cache and strict.
+    cache, freeze and strict.
 
     Raises TypeError for another option.
     """
@@ -303,6 +319,18 @@ def _stages(jitted: Any, which: str) -> list[Trace]:
     if latest is not None and latest.shortened:
         warnings.warn(f"forge: {NOT_KEPT}", stacklevel=3)
     return list(getattr(latest, which)) if latest else []
+
+
+def refold(jitted: Any) -> None:
+    """Has what a frozen function computed of its weights computed again at the next call. Nobody needs it after a
+    change that torch counts; it is for writes through `p.data`, NumPy and DLPack, which torch does not.
+
+    Raises TypeError for what was not made by forge.jit.
+    """
+    for compiled in record_of(jitted).compiled:
+        folded = compiled.folded()
+        if folded is not None:
+            folded.forget()
 
 
 def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:

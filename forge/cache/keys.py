@@ -23,6 +23,8 @@ def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str
     """Raises Uncacheable where something of it is known to this process only."""
     if options.cuda_graphs:
         raise Uncacheable("CUDA graphs are of one process")
+    if options.freeze:
+        raise Uncacheable("what a frozen program computes of its weights is of one process")
     parts = [
         *_system(),
         *_devices(graph),

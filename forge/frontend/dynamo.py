@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 import torch._functorch.predispatch
+from torch._dynamo.source import UnspecializedParamBufferSource
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forge import prims, torchlang
 from forge.frontend import higher_order
@@ -63,6 +65,7 @@ def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
     with recording(interpreter.trace, torchlang.language), interpreter.modes():
         result = interpreter.run()
         program = finish(interpreter.trace, result, grad=grad)
+    program.weights, program.unversioned = interpreter.weights, interpreter.unversioned
     return Capture(program, interpreter.opaque_calls, [tensor for tensor, _ in interpreter.held.values()])
 
 
@@ -77,6 +80,8 @@ class _Interpreter:
         self.numbers: set[str] = set()  # read from tensors so far
         self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
         self.skipped: Collection[Node] = ()
+        self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
+        self.unversioned: list[int] = []
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -146,6 +151,7 @@ class _Interpreter:
         if isinstance(value, torch.Tensor):
             if value.layout != torch.strided or value.is_quantized or value.is_nested:
                 raise Unsupported(f"input {name} is {value.layout}, quantized or nested")
+            self.weigh(node)
             return self.trace.add_input(_tensor_proxy(name, value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             symbol = str(value.node.expr)
@@ -154,6 +160,16 @@ class _Interpreter:
             self.trace.add_input(NumberProxy(name, value))
             return value
         raise Unsupported(f"input {name} is a {type(value).__name__}")
+
+    def weigh(self, node: Node) -> None:
+        """Notes that the next input is a parameter or buffer of a module, where it is one."""
+        given = node.meta.get("grapharg")
+        if not isinstance(getattr(given and given.source, "base", None), UnspecializedParamBufferSource):
+            return
+        value = given.example
+        versioned = isinstance(value, torch.Tensor) and not value.is_inference()
+        listed = self.weights if versioned and not is_traceable_wrapper_subclass(value) else self.unversioned
+        listed.append(len(self.trace.inputs))
 
     def get_attr(self, node: Node) -> Any:
         value = operator.attrgetter(node.target)(self.graph)

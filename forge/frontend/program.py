@@ -5,7 +5,7 @@ each other) and builds the user's result. In training it runs outside of the aut
 sees the writes and the views.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,12 @@ class Program:
 
     `trace` maps inputs to a flat list of values; `epilogue` maps inputs and those values to the result, and is None
     where the result is a tuple of the values themselves. `mutated` lists the positions of inputs that change. `grad`
-    says whether grad is enabled where the program is called.
+    says whether grad is enabled where the program is called. `weights` lists the positions of inputs that are
+    parameters or buffers of modules, `unversioned` those of weights of which no version tells when they change.
     """
+
+    weights: Sequence[int] = ()
+    unversioned: Sequence[int] = ()
 
     def __init__(self, trace: Trace, epilogue: Trace | None, mutated: list[int], *, grad: bool) -> None:
         self.trace = trace

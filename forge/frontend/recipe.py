@@ -10,6 +10,7 @@ import torch
 
 from forge.executors.torchex.attention import as_chosen_now
 from forge.frontend.autograd import Again, Later, Region, Sources
+from forge.frontend.frozen import Folded
 from forge.ir import Trace
 from forge.torchlang import autocast_mode, grad_mode
 
@@ -45,19 +46,21 @@ class Training(NamedTuple):
 class Recipe(NamedTuple):
     """What a program's call is made of. grad: whether grad is enabled where it is called. sets_mode: whether what runs
     outside of the autograd.Function sets the grad mode. attends: whether it has code for the kernel of attention that
-    torch chose when it was compiled."""
+    torch chose when it was compiled. folded: what the forward takes beside its inputs, where weights are frozen."""
 
     forward: Generated
     grad: bool
     sets_mode: bool
     training: Training | None = None
     attends: bool = False
+    folded: Folded | None = None
 
 
 def assemble(recipe: Recipe, otherwise: Callable | None = None) -> Callable:
     """What runs: call(*inputs). otherwise: the same program, where torch might choose another kernel of attention."""
     training = recipe.training
     call = recipe.forward.function if training is None else _differentiable(recipe.forward.function, recipe, training)
+    call = call if recipe.folded is None else recipe.folded.around(call)
     call = grad_mode.restored(call, recipe.grad) if recipe.sets_mode else call
     return as_chosen_now(call, otherwise) if recipe.attends else call
 

@@ -3,9 +3,24 @@
 from forge.transforms.attention_masks import attention_masks
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
+from forge.transforms.folded_norms import fold_norms
+from forge.transforms.freezing import Freezing
 from forge.transforms.grouped_queries import grouped_queries
 from forge.transforms.head import heads
-from forge.transforms.hoist import hoist
+from forge.transforms.hoist import hoist, hoist_weights
+from forge.transforms.joined_products import join_products
 from forge.transforms.lifetimes import delete_last_used
 
-__all__ = ["attention_masks", "cse", "dce", "delete_last_used", "grouped_queries", "heads", "hoist"]
+__all__ = [
+    "Freezing",
+    "attention_masks",
+    "cse",
+    "dce",
+    "delete_last_used",
+    "fold_norms",
+    "grouped_queries",
+    "heads",
+    "hoist",
+    "hoist_weights",
+    "join_products",
+]

@@ -1,16 +1,31 @@
-"""Calls that depend on no input run once: masks, position ids, constants."""
+"""Calls that depend on no input run once: masks, position ids, constants; what depends on weights alone, once for as
+long as those stay as they are (forge.jit(freeze=True))."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 import torch
 
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
 from forge.ir.proxies import SYMBOLIC_TYPES
-from forge.ir.pytree import leaves, proxies
+from forge.ir.pytree import leaves, names, proxies, tensors
 from forge.transforms.dce import live_calls
 
 PINNED = frozenset({Tag.RANDOM, Tag.EFFECT, Tag.UNINITIALIZED, Tag.OPAQUE, Tag.SYNCHRONIZING})
 BYTE_LIMIT = 64 * 2**20
+
+
+class Parted(NamedTuple):
+    """A trace in two: `ahead` is a program of what can be computed before, `rest` are the other calls, which read what
+    it gives."""
+
+    ahead: Trace
+    rest: list[BoundSymbol]
+
+    @property
+    def kept(self) -> tuple[TensorProxy, ...]:
+        """What is computed ahead."""
+        return self.ahead.output
 
 
 def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT) -> Trace:
@@ -20,30 +35,55 @@ def hoist(trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_l
     `byte_limit` bytes in all.
     """
     hoisted = independent_calls(trace)
-    known = set(map(id, hoisted))
-    rest = [bound for bound in trace.bound_symbols if id(bound) not in known]
-    read = {name for bound in rest for name in bound.inputs}
-    made = {proxy.name: proxy for bound in hoisted for proxy in proxies(bound.output)}
-    kept = [proxy for name, proxy in made.items() if name in read and isinstance(proxy, TensorProxy)]
-    if not kept or sum(proxy.numel() * proxy.element_size() for proxy in kept) > byte_limit:
+    parted = _parted(trace, hoisted, hoisted, [])
+    if not parted.kept or sum(map(_bytes, parted.kept)) > byte_limit:
         return trace
-    program = trace.derive(
-        "hoisted", live_calls(hoisted, [proxy.name for proxy in kept]), inputs=[], output=tuple(kept)
-    )
-    new = trace.derive("hoist", rest)
-    new.constants.update(zip([proxy.name for proxy in kept], run(program), strict=True))
+    new = trace.derive("hoist", parted.rest)
+    new.constants.update(zip(names(parted.kept), run(parted.ahead), strict=True))
     return new
 
 
-def independent_calls(trace: Trace) -> list[BoundSymbol]:
-    """The calls that depend on no input and make no output."""
+def hoist_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> Parted:
+    """The trace without the calls that depend on the inputs `weights` alone, and the program of these inputs that makes
+    what the rest reads of them.
+
+    A call that makes more than `byte_limit` bytes of less than half as many stays.
+    """
+    calls = independent_calls(trace, weights, byte_limit)
+    constant = set(map(id, independent_calls(trace)))
+    moved = [bound for bound in calls if id(bound) not in constant]
+    parted = _parted(trace, moved, calls, [proxy for proxy in trace.inputs if proxy.name in weights])
+    return parted._replace(rest=live_calls(parted.rest, trace.output_names))
+
+
+def _parted(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]) -> Parted:
+    """`moved` are the calls that the rest is without, `calls` all those that may run ahead."""
+    known = set(map(id, moved))
+    rest = [bound for bound in trace.bound_symbols if id(bound) not in known]
+    read = {name for bound in rest for name in bound.inputs}
+    made = {proxy.name: proxy for bound in moved for proxy in proxies(bound.output)}
+    kept = [proxy for name, proxy in made.items() if name in read and isinstance(proxy, TensorProxy)]
+    needed = live_calls(calls, names(kept))
+    wanted = {name for bound in needed for name in bound.inputs}
+    given = [proxy for proxy in inputs if proxy.name in wanted]
+    name = "weights" if given else None
+    return Parted(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
+
+
+def independent_calls(
+    trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT
+) -> list[BoundSymbol]:
+    """The calls that depend on no input but those of `weights`, and make no output."""
     outputs = set(trace.output_names)
-    fixed = set(trace.constants)
+    fixed = {*trace.constants, *weights}
     found: list[BoundSymbol] = []
     for bound in trace.bound_symbols:
-        if _independent(bound, fixed) and outputs.isdisjoint(bound.outputs):
-            found.append(bound)
-            fixed.update(bound.outputs)
+        if not (_independent(bound, fixed) and outputs.isdisjoint(bound.outputs)):
+            continue
+        if weights and _expands(bound, byte_limit):
+            continue
+        found.append(bound)
+        fixed.update(bound.outputs)
     return found
 
 
@@ -51,3 +91,13 @@ def _independent(bound: BoundSymbol, fixed: set[str]) -> bool:
     if not PINNED.isdisjoint(bound.all_tags) or not all(name in fixed for name in bound.inputs):
         return False
     return not any(isinstance(leaf, SYMBOLIC_TYPES) for leaf in leaves([bound.args, bound.kwargs]))
+
+
+def _expands(bound: BoundSymbol, byte_limit: int) -> bool:
+    """Whether a call makes much more of its arguments than they are."""
+    made = sum(map(_bytes, tensors(bound.output)))
+    return made > byte_limit and made > 2 * sum(map(_bytes, tensors([bound.args, bound.kwargs])))
+
+
+def _bytes(proxy: TensorProxy) -> int:
+    return proxy.numel() * proxy.element_size()

@@ -1,0 +1,202 @@
+"""What a frozen program computes of weights alone (forge.jit(freeze=True)): kept until one of them changes.
+
+A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
+changes in place. torch does not count everything: writes through `p.data`, NumPy or DLPack, and the steps of fused
+optimizers. On the CPU, one element of each weight is therefore looked at, too.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.executors.claim import claim
+from forge.executors.executor import Executor
+from forge.executors.layout import Layouts, restrided
+from forge.frontend.ambient import unconverted
+from forge.frontend.program import Program
+from forge.ir import Tag, TensorProxy, Trace
+from forge.ir.locks import new_lock
+from forge.ir.printing import counted
+from forge.ir.pytree import tensors
+from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
+
+_VERSION, _VALUE, _PLACE = attrgetter("_version"), attrgetter("value"), torch.Tensor.data_ptr
+_CELLS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
+_folded: "weakref.WeakSet[Folded]" = weakref.WeakSet()
+
+
+class _State(NamedTuple):
+    """What was computed of some weights. `seen` is what `_look` saw of them before; `weights` refer to them, `memory`
+    is theirs, which nothing else takes the place of while it is kept; `cells` are elements in it."""
+
+    seen: list[int]
+    values: tuple[torch.Tensor, ...]
+    cells: list[Any]
+    memory: list[torch.Tensor]
+    weights: list[weakref.ref]
+
+    def moved(self) -> bool:
+        """Whether a weight is elsewhere by now: nobody will ask for this again."""
+        found = [weight() for weight in self.weights]
+        return any(x is None or x.data_ptr() != kept.data_ptr() for x, kept in zip(found, self.memory, strict=True))
+
+
+class Folded:
+    """What one program computes of weights, by `function`, from its inputs at the positions `reads`.
+
+    strides: those that the program takes the values to have. What was computed is kept for each set of weights that it
+    is called with (layers alike may share a program), until one of them changes or dies. `times` counts how often it
+    was computed.
+    """
+
+    def __init__(self, function: Callable, reads: Sequence[int], strides: Sequence[tuple[int, ...]]) -> None:
+        self.function = function
+        self.reads = list(reads)
+        self.strides = list(strides)
+        self.times = 0
+        self._states: dict[tuple[int, ...], _State] = {}
+        self._lock = new_lock()
+        _folded.add(self)
+
+    def around(self, call: Callable) -> Callable:
+        """`call`, whose last arguments are what is computed of the weights."""
+        reads, states, compute = self.reads, self._states, self._compute
+
+        def frozen(*inputs: Any) -> Any:
+            weights = [inputs[i] for i in reads]
+            state = states.get(tuple(map(id, weights)))
+            if state is not None and _look(weights, state.cells) == state.seen:
+                return call(*inputs, *state.values)
+            return call(*inputs, *compute(weights))
+
+        return frozen
+
+    def forget(self) -> None:
+        """Everything is computed again when it is needed."""
+        self._states.clear()
+
+    @unconverted
+    def _compute(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with self._lock:
+            for each in list(_folded):
+                each._drop_moved()
+            return self._fold(weights)
+
+    def _fold(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        key = tuple(map(id, weights))
+        try:
+            memory = [x.detach() for x in weights]
+            cells = _cells(weights)
+            seen = _look(weights, cells)
+        except RuntimeError:  # a tensor without a version or without memory: nothing says when it changes
+            seen = None
+        with torch.inference_mode(False), torch.no_grad():
+            made = self.function(*weights)
+            values = tuple(restrided(x, strides) for x, strides in zip(made, self.strides, strict=True))
+        self.times += 1
+        if seen is not None and _finished(values):
+            died = partial(_forget, weakref.ref(self), key)
+            self._states[key] = _State(seen, values, cells, memory, [weakref.ref(x, died) for x in weights])
+        return values
+
+    def _drop_moved(self) -> None:
+        for key, state in list(self._states.items()):
+            if state.moved():
+                self._states.pop(key, None)
+
+
+def _look(weights: list[torch.Tensor], cells: list[Any]) -> list[int]:
+    """What tells whether weights, which are the same tensors, have changed. Raises RuntimeError where nothing does."""
+    return [*map(_VERSION, weights), *map(_PLACE, weights), *map(_VALUE, cells)]
+
+
+def _cells(weights: list[torch.Tensor]) -> list[Any]:
+    """The element in the middle of each weight on the CPU, as bits."""
+    found = [x for x in weights if x.device.type == "cpu" and x.numel() and x.element_size() in _CELLS]
+    return [_CELLS[x.element_size()].from_address(_middle(x)) for x in found]
+
+
+def _middle(x: torch.Tensor) -> int:
+    place = sum(length // 2 * stride for length, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr() + place * x.element_size()
+
+
+def _finished(values: Sequence[torch.Tensor]) -> bool:
+    """Waits until values on a GPU are there for every stream. Whether they may be kept: not while a CUDA graph, which
+    makes them when it is replayed, is captured."""
+    if not any(x.is_cuda for x in values):
+        return True
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    torch.cuda.current_stream(values[0].device).synchronize()
+    return True
+
+
+def _forget(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
+    owner = folded()
+    if owner is not None:
+        owner._states.pop(key, None)
+
+
+# what is folded, while a program is compiled
+
+
+def freezing_of(program: Program) -> Freezing:
+    """What is known of a program's weights: no constants where gradients may be needed, or where the program changes
+    them."""
+    inputs = program.trace.inputs
+    name = _differentiable_input(program.trace)
+    if name is not None:
+        return Freezing((), left=[f"all weights: gradients are needed (grad mode is on, and {name} requires grad)"])
+    still = [inputs[i] for i in program.weights if i not in program.mutated]
+    freezing = Freezing({x.name for x in still if all(isinstance(length, int) for length in x.shape)})
+    changed = [inputs[i].name for i in program.weights if i in program.mutated]
+    freezing.left += [f"{name}: the program changes it" for name in changed]
+    freezing.left += [f"{inputs[i].name}: no version tells when it changes" for i in program.unversioned]
+    return freezing
+
+
+def _differentiable_input(trace: Trace) -> str | None:
+    """An input that requires a gradient, where an output may have one."""
+    wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
+    flowing = set(wanted)
+    for bound in trace.bound_symbols:
+        if Tag.NO_GRAD not in bound.tags and not flowing.isdisjoint(bound.inputs):
+            flowing.update(x.name for x in tensors(bound.output) if x.is_floating_point() or x.is_complex())
+    return wanted[0] if not flowing.isdisjoint(trace.output_names) else None
+
+
+def fold_weights(
+    trace: Trace,
+    freezing: Freezing,
+    executors: Sequence[Executor],
+    run: Callable[[Trace], tuple[torch.Tensor, ...]],
+    stages: list[Trace],
+) -> tuple[Trace, Folded | None]:
+    """The trace, whose last inputs are what depends on weights alone, and what computes that with `executors`; `run`
+    computes what depends on nothing."""
+    parted = hoist_weights(trace, freezing.weights)
+    if not parted.kept:
+        return trace, None
+    ahead = hoist(parted.ahead, run)
+    claimed, _ = claim(ahead, executors)
+    layouts = Layouts(ahead.inputs)
+    layouts.add_constants(ahead.constants)
+    for call in claimed.bound_symbols:
+        layouts.run(call)
+    values = [_with_strides(proxy, layouts.values[proxy.name].strides) for proxy in parted.kept]
+    reads = [trace.input_names.index(name) for name in ahead.input_names]
+    final = delete_last_used(claimed)
+    new = trace.derive("weights folded", parted.rest, inputs=[*trace.inputs, *values])
+    stages += [final, new]
+    freezing.done.append(f"{counted(len(values), 'value')} of {counted(len(reads), 'weight')} computed ahead")
+    return new, Folded(final.python_callable(), reads, [proxy.strides for proxy in values])
+
+
+def _with_strides(proxy: TensorProxy, strides: tuple[int, ...]) -> TensorProxy:
+    return TensorProxy(proxy.name, proxy.shape, proxy.dtype, proxy.device, strides=strides)

@@ -1,0 +1,158 @@
+"""A batch norm in evaluation becomes part of the weights of the layer before it.
+
+    batch_norm(conv(x, weight, bias)) = conv(x, weight * scale, (bias - mean) * scale + shift),
+    scale = gamma / sqrt(var + eps)
+
+where all of weight, bias and statistics are weights of a frozen program. What is done to them are calls like others,
+which depend on weights alone. Only rounding differs.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from forge import clang, prims, torchlang
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace, recording
+from forge.ir.symbol import substitute
+from forge.transforms.cse import MEANINGFUL
+from forge.transforms.dce import live_calls
+from forge.transforms.freezing import Freezing
+from forge.transforms.makers import Makers
+
+NORMS = frozenset({torchlang.find(F.batch_norm), torchlang.find(torch.batch_norm)})
+LINEAR = torchlang.find(F.linear)
+CONVOLUTIONS = frozenset(map(torchlang.find, (torch.conv1d, torch.conv2d, torch.conv3d)))
+TRANSPOSED = frozenset(
+    map(torchlang.find, (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d))
+)
+_LAYERS = CONVOLUTIONS | TRANSPOSED | {LINEAR}
+
+
+class _Site(NamedTuple):
+    """A batch norm and the layer before it, by their arguments."""
+
+    norm: dict[str, Any]
+    layer: Symbol
+    given: dict[str, Any]
+
+
+def fold_norms(
+    trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True
+) -> Trace:
+    """The trace with batch norms folded into the convolutions and linear layers before them.
+
+    `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
+    """
+    norms = [bound for bound in trace.bound_symbols if bound.symbol in NORMS]
+    if not norms:
+        return trace
+    search = _Search(trace, freezing, plain)
+    found: dict[str, _Site] = {}
+    for bound in norms:
+        site = search.site(bound)
+        name = freezing.owner(bound.symbol.bind(bound.args, bound.kwargs)["running_mean"].name, search.makers)
+        if isinstance(site, str):
+            freezing.left.append(f"batch norm {name}: {site}")
+        else:
+            found[bound.output.name] = site
+            layer = freezing.owner(site.given["weight"].name, search.makers)
+            freezing.done.append(f"batch norm {name} in the weights of {layer}")
+    return _rewritten(trace, found) if found else trace
+
+
+class _Search:
+    def __init__(self, trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool]) -> None:
+        self.plain = plain
+        self.values = freezing.values(trace)
+        self.makers = Makers(trace)
+        self.outputs = set(trace.output_names)
+        self.readers: dict[str, int] = {}
+        for bound in trace.bound_symbols:
+            for name in bound.inputs:
+                self.readers[name] = self.readers.get(name, 0) + 1
+
+    def site(self, bound: BoundSymbol) -> _Site | str:
+        """What a batch norm is folded into; the reason where it is not."""
+        norm = bound.symbol.bind(bound.args, bound.kwargs)
+        x = norm["input"]
+        maker = self.makers.shown.get(x.name)
+        if maker is None or maker.symbol not in _LAYERS:
+            return "no convolution or linear layer is before it"
+        if x.name in self.outputs or self.readers[x.name] > 1:
+            return "what it normalizes is used elsewhere, too"
+        if not (self.plain(bound) and self.plain(maker)):
+            return "a kernel that was named for it runs it, or the layer before it"
+        if bound.tags & MEANINGFUL != maker.tags & MEANINGFUL:
+            return "gradients of it and of the layer before it are not alike"
+        given = maker.symbol.bind(maker.args, maker.kwargs)
+        read = [norm[name] for name in ("running_mean", "running_var", "weight", "bias")]
+        read += [given["weight"], given["bias"]]
+        if not all(value is None or value.name in self.values for value in read):
+            return "a weight or statistic of it, or of the layer before it, is no weight that stays as it is"
+        if not _fits(maker.symbol, given, norm, bound.output):
+            return "its channels are not those of the layer before it, or dtypes differ"
+        source = self._wide(given["weight"])
+        return _Site(norm, maker.symbol, {**given, "weight": source, "dtype": given["weight"].dtype})
+
+    def _wide(self, weight: TensorProxy) -> TensorProxy:
+        """The weight before it was rounded to the dtype in which the layer runs."""
+        call = self.makers.prim(weight.name)
+        if call is None or call.symbol is not prims.convert_element_type or call.args[0].name not in self.values:
+            return weight
+        source = call.args[0]
+        return source if source.is_floating_point() and source.element_size() > weight.element_size() else weight
+
+
+def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: TensorProxy) -> bool:
+    """Whether each channel of the norm is one of the layer's own output: no unbatched input, no rows between."""
+    x, weight = norm["input"], given["weight"]
+    rank = 2 if layer is LINEAR else weight.ndim
+    floating = all(tensor.is_floating_point() for tensor in (x, weight, norm["running_mean"], norm["running_var"]))
+    return floating and weight.ndim >= 2 and x.ndim == rank and x.dtype == weight.dtype == output.dtype
+
+
+def _rewritten(trace: Trace, found: dict[str, _Site]) -> Trace:
+    new = trace.derive("norms in weights")
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            site = found.get(bound.output.name) if bound.symbol in NORMS else None
+            if site is None:
+                new.record(bound)
+                continue
+            with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+                output = _layer_of(site)
+            for call in recorded:
+                new.record(substitute(call, {output.name: bound.output}))
+    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
+    return new
+
+
+def _layer_of(site: _Site) -> TensorProxy:
+    """The layer with the norm in its weights, which are computed in the widest dtype that there is."""
+    norm, given = site.norm, dict(site.given)
+    dtype, weight, bias = given.pop("dtype"), given["weight"], given["bias"]
+    wide = clang.wider(torch.promote_types(weight.dtype, norm["running_var"].dtype))
+    scale = clang.rsqrt(clang.convert(norm["running_var"], wide) + norm["eps"])
+    if norm["weight"] is not None:
+        scale = scale * clang.convert(norm["weight"], wide)
+    shift = -clang.convert(norm["running_mean"], wide)
+    if bias is not None:
+        shift = clang.convert(bias, wide) + shift
+    shift = shift * scale
+    if norm["bias"] is not None:
+        shift = shift + clang.convert(norm["bias"], wide)
+    scaled = _scaled(site.layer, clang.convert(weight, wide), scale, given.get("groups", 1))
+    given["weight"], given["bias"] = clang.convert(scaled, dtype), clang.convert(shift, dtype)
+    return site.layer(*given.values())
+
+
+def _scaled(layer: Symbol, weight: TensorProxy, scale: TensorProxy, groups: int) -> TensorProxy:
+    """The weight times the scale of each channel of the output."""
+    if layer not in TRANSPOSED:
+        return weight * clang.reshape(scale, (weight.shape[0], *[1] * (weight.ndim - 1)))
+    kernel = weight.shape[2:]
+    grouped = clang.reshape(weight, (groups, weight.shape[0] // groups, weight.shape[1], *kernel))
+    scaled = grouped * clang.reshape(scale, (groups, 1, weight.shape[1], *[1] * len(kernel)))
+    return clang.reshape(scaled, weight.shape)

@@ -1,0 +1,36 @@
+"""What is known of a program's weights while it is frozen (forge.jit(freeze=True)), and what was done about them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from forge.ir import BoundSymbol, Trace
+from forge.transforms.hoist import independent_calls
+from forge.transforms.makers import Makers
+
+_KINDS = ("_weight", "_bias", "_running_mean", "_running_var")
+
+
+@dataclass
+class Freezing:
+    """`weights` names the inputs that are constants for as long as nobody changes them. What was folded, and what was
+    not and why, is said in `done` and `left`."""
+
+    weights: Collection[str]
+    done: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def calls(self, trace: Trace) -> list[BoundSymbol]:
+        """The calls that depend on weights and constants alone."""
+        return independent_calls(trace, self.weights)
+
+    def values(self, trace: Trace) -> set[str]:
+        """The names of the weights, of constants, and of what is made of them alone."""
+        return {*self.weights, *trace.constants, *(name for bound in self.calls(trace) for name in bound.outputs)}
+
+    def owner(self, name: str, makers: Makers) -> str:
+        """What a user calls the layer that a value belongs to: the name of the first weight that it is made of."""
+        while name not in self.weights and (bound := makers.shown.get(name)) is not None and bound.inputs:
+            name = bound.inputs[0]
+        for kind in _KINDS:
+            name = name.removesuffix(kind)
+        return name

@@ -1,0 +1,122 @@
+"""Products of one input with several weights become one, of which each is a part: queries, keys and values; gates.
+
+    linear(x, q, a), linear(x, k, b) = split(linear(x, cat(q, k), cat(a, b)))
+
+where the weights are weights of a frozen program. A part is a view; one that the program returns is a copy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from forge import clang, prims, torchlang
+from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir.symbol import substitute
+from forge.transforms.cse import MEANINGFUL
+from forge.transforms.freezing import Freezing
+from forge.transforms.makers import Makers
+
+LINEAR = torchlang.find(F.linear)
+PRODUCTS = frozenset({torchlang.find(torch.matmul), torchlang.find(torch.mm)})
+SPLIT = torchlang.find(torch.split)
+
+
+class _Product(NamedTuple):
+    """One call: x times `weight`, (out, in) of a linear layer and (in, out) of a product, plus `bias`."""
+
+    bound: BoundSymbol
+    x: TensorProxy
+    weight: TensorProxy
+    bias: TensorProxy | None
+
+    @property
+    def columns(self) -> int:
+        """How many it makes of each row of x."""
+        return self.weight.shape[0 if self.bound.symbol is LINEAR else 1]
+
+
+def join_products(
+    trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True
+) -> Trace:
+    """The trace with linear layers (and products with a matrix) of one input joined, where their weights are constant.
+
+    `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
+    """
+    values = freezing.values(trace)
+    groups: dict[tuple, list[_Product]] = {}
+    for bound in trace.bound_symbols:
+        product = _product(bound, values)
+        if product is not None and plain(bound):
+            key = (bound.symbol, product.x.name, product.weight.dtype, bound.tags & MEANINGFUL)
+            groups.setdefault(key, []).append(product)
+    joined = {group[0].bound.output.name: group for group in groups.values() if len(group) > 1}
+    if not joined:
+        return trace
+    makers = Makers(trace)
+    for group in joined.values():
+        names = [freezing.owner(product.weight.name, makers) for product in group]
+        freezing.done.append(f"{', '.join(names)}: one product with {sum(each.columns for each in group)} columns")
+    return _rewritten(trace, freezing.calls(trace), joined)
+
+
+def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
+    """A call as a product of something with a matrix that is made of weights alone."""
+    if bound.symbol is LINEAR:
+        given = LINEAR.bind(bound.args, bound.kwargs)
+        x, weight, bias = given["input"], given["weight"], given["bias"]
+    elif bound.symbol in PRODUCTS:
+        x, weight = list(bound.symbol.bind(bound.args, bound.kwargs).values())[:2]
+        bias = None
+    else:
+        return None
+    constant = weight.name in values and (bias is None or (bias.name in values and bias.ndim == 1))
+    if not constant or x.name in values or weight.ndim != 2 or x.ndim < 1 or bound.output.ndim != x.ndim:
+        return None
+    return _Product(bound, x, weight, bias) if bound.output.dtype == x.dtype == weight.dtype else None
+
+
+def _rewritten(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[_Product]]) -> Trace:
+    """`ahead` are the calls that make the weights, which come first."""
+    first = set(map(id, ahead))
+    gone = {product.bound.output.name for group in joined.values() for product in group}
+    outputs = set(trace.output_names)
+    new = trace.derive("products joined", [*ahead])
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            name = bound.outputs[0] if bound.outputs else None
+            if name in joined:
+                _record(new, joined[name], outputs)
+            elif id(bound) not in first and name not in gone:
+                new.record(bound)
+    return new
+
+
+def _record(new: Trace, group: list[_Product], outputs: set[str]) -> None:
+    """One product and its parts."""
+    bound = group[0].bound
+    with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+        whole = _joined(group)
+        parts = list(SPLIT(whole, [each.columns for each in group], whole.ndim - 1))
+        for i, each in enumerate(group):
+            if each.bound.output.name in outputs:  # in memory of its own, as the caller expects
+                parts[i] = prims.clone(parts[i], torch.contiguous_format)
+    renamed = {part.name: each.bound.output for part, each in zip(parts, group, strict=True)}
+    for call in recorded:
+        new.record(substitute(call, renamed))
+
+
+def _joined(group: list[_Product]) -> TensorProxy:
+    first = group[0]
+    weights = [each.weight for each in group]
+    if first.bound.symbol is not LINEAR:
+        return first.bound.symbol(first.x, clang.cat(weights, 1))
+    if all(each.bias is None for each in group):
+        return LINEAR(first.x, clang.cat(weights, 0))
+    biases = [each.bias if each.bias is not None else _zeros(each) for each in group]
+    return LINEAR(first.x, clang.cat(weights, 0), clang.cat(biases, 0))
+
+
+def _zeros(product: _Product) -> TensorProxy:
+    return prims.full((product.columns,), 0, product.weight.dtype, product.weight.device)

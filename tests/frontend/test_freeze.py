@@ -1,0 +1,531 @@
+"""forge.jit(freeze=True): folded weights, and what becomes of them when a weight changes."""
+
+import copy
+import gc
+import io
+import pickle
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import forge
+from forge.jit import record_of
+
+
+@pytest.fixture(autouse=True)
+def _without_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Convolved(nn.Module):
+    """A convolution and its batch norm."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=bias)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+class Projected(nn.Module):
+    """Queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+        self.k = nn.Linear(8, 4, bias=False)
+        self.v = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.q(x).view(x.shape[0], 2, 4).transpose(0, 1)[0], self.k(x) * 2, self.v(x)], -1)
+
+
+def settled(model: nn.Module) -> nn.Module:
+    """In evaluation, with statistics of its own."""
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 2) if name.endswith("var") else buffer.normal_()
+    return model.eval()
+
+
+IMAGE = torch.linspace(-2, 2, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
+ROWS = torch.linspace(-1, 1, 24).view(3, 8)
+
+
+def folded_times(jitted: Callable) -> int:
+    """How often values were computed of weights."""
+    return sum(each.folded().times for each in record_of(jitted).compiled if each.folded() is not None)
+
+
+def operations(jitted: Callable) -> list[str]:
+    return [row.operation for row in forge.explain(jitted).rows]
+
+
+def same(jitted: Callable, model: Callable, *args: torch.Tensor, **tolerance: float) -> None:
+    made, wanted = jitted(*args), model(*args)
+    torch.testing.assert_close(made, wanted, **tolerance)
+    assert made.stride() == wanted.stride()
+
+
+# what is folded
+
+
+class Layers(nn.Module):
+    """A layer before a batch norm."""
+
+    def __init__(self, layer: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x)) * 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "norm", "shape"),
+    [
+        (nn.Conv1d(4, 6, 3, stride=2), nn.BatchNorm1d(6), (2, 4, 9)),
+        (nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6, affine=False), (2, 4, 7, 7)),
+        (nn.Conv2d(4, 6, 3, padding="same", dilation=2), nn.BatchNorm2d(6, eps=0.1), (2, 4, 7, 7)),
+        (nn.Conv3d(2, 3, 2, padding=1), nn.BatchNorm3d(3), (2, 2, 4, 4, 4)),
+        (nn.ConvTranspose1d(4, 6, 3, stride=2), nn.BatchNorm1d(6), (2, 4, 5)),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2, output_padding=1, stride=2), nn.BatchNorm2d(6), (2, 4, 5, 5)),
+        (nn.Linear(4, 6), nn.BatchNorm1d(6), (5, 4)),
+        (nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), (5, 4)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_batch_norm_is_folded(layer: nn.Module, norm: nn.Module, shape: tuple, dtype: torch.dtype) -> None:
+    model = settled(Layers(copy.deepcopy(layer), copy.deepcopy(norm))).to(dtype)
+    jitted = forge.jit(model, freeze=True)
+    x = torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=dtype).view(shape)
+    # in bfloat16 the folded weights are rounded once more, as a difference of that size in each of the products shows
+    same(jitted, model, x, **({"rtol": 0.05, "atol": 0.1} if dtype == torch.bfloat16 else {}))
+    assert "torch.nn.functional.batch_norm" not in operations(jitted)
+    assert any("batch norm norm in the weights of layer" in each for each in forge.explain(jitted).frozen)
+
+
+def test_linear_layers_of_one_input_are_one() -> None:
+    model = Projected().eval()
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, ROWS)
+    assert operations(jitted).count("torch.nn.functional.linear") == 1
+    assert "q, k, v: one product with 16 columns" in str(forge.explain(jitted))
+
+
+class Scaled(nn.Module):
+    """A weight that is computed anew in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+        self.register_buffer("scale", torch.rand(4, 1) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight * self.scale / torch.linalg.norm(self.weight, dim=1, keepdim=True)).relu()
+
+
+def test_what_depends_on_weights_alone_is_computed_once() -> None:
+    model = Scaled()
+    jitted = forge.jit(model, freeze=True)
+    for _ in range(3):
+        same(jitted, model, ROWS)
+    assert operations(jitted) == ["torch.nn.functional.linear", "torch.relu"]
+    assert folded_times(jitted) == 1
+
+
+def test_casts_of_autocast_are_made_once() -> None:
+    model = Projected().eval()
+    jitted = forge.jit(model, freeze=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            torch.testing.assert_close(jitted(ROWS), model(ROWS), rtol=0.02, atol=0.02)
+    casts = [row for row in forge.explain(jitted).rows if row.operation == "torch.Tensor.to"]
+    assert len(casts) == 1 and folded_times(jitted) == 1  # of the rows
+
+
+def test_a_batch_norm_under_autocast_is_folded_into_the_weights_before_their_cast() -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(jitted(IMAGE), model(IMAGE), rtol=0.05, atol=0.05)
+    assert "torch.nn.functional.batch_norm" not in operations(jitted)
+
+
+def test_parametrized_weights_are_computed_once() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))
+    jitted = forge.jit(model, freeze=True)
+    for _ in range(2):
+        same(jitted, model, ROWS)
+    assert operations(jitted) == ["torch.nn.functional.linear"]
+    model.parametrizations.weight.original0.mul_(3)
+    same(jitted, model, ROWS)
+
+
+def test_lengths_may_change() -> None:
+    model = Projected().eval()
+    jitted = forge.jit(model, freeze=True, dynamic=True)
+    for rows in (3, 5, 2):
+        same(jitted, model, torch.randn(rows, 8))
+    assert forge.explain(jitted).graphs == 1 and folded_times(jitted) == 1
+
+
+def test_regions_of_inductor_read_folded_weights() -> None:
+    model = nn.Sequential(Projected(), nn.GELU(), nn.Linear(12, 4)).eval()
+    jitted = forge.jit(model, freeze=True, executors=["inductor", "torch"])
+    same(jitted, model, torch.randn(6, 8))
+    model[0].k.weight.mul_(2)
+    same(jitted, model, torch.randn(6, 8))
+    assert "inductor" in {row.executor for row in forge.explain(jitted).rows}
+
+
+# what is not
+
+
+def test_a_batch_norm_in_training_is_not_folded() -> None:
+    model, twin = Convolved(), Convolved()
+    twin.load_state_dict(model.state_dict())
+    jitted = forge.jit(model, freeze=True)
+    for _ in range(2):
+        same(jitted, twin, IMAGE)
+    torch.testing.assert_close(model.norm.running_mean, twin.norm.running_mean)
+    assert any("norm_running_mean: the program changes it" in each for each in forge.explain(jitted).unfrozen)
+    jitted.eval(), twin.eval()
+    same(jitted, twin, IMAGE)
+    assert any("batch norm norm" in each for each in forge.explain(jitted).frozen)
+
+
+def test_a_weight_that_the_program_changes_is_not_folded() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(8))
+            self.register_buffer("scale", torch.full((8,), 2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * (self.count + 1) * (self.scale + 1)
+            self.count += 1
+            return y
+
+    model, twin = Counting(), Counting()
+    jitted = forge.jit(model, freeze=True)
+    for _ in range(3):
+        same(jitted, twin, ROWS)
+    assert folded_times(jitted) == 1
+
+
+def test_where_gradients_are_needed_nothing_is_folded_and_one_warning_says_so() -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    with torch.enable_grad(), pytest.warns(UserWarning, match=r"folds no weights.*requires grad.*no_grad") as warned:
+        jitted(IMAGE).sum().backward()
+        jitted(IMAGE[:1]).sum().backward()
+    assert len(warned) == 1
+    assert model.conv.weight.grad is not None and not forge.explain(jitted).frozen
+    same(jitted, model, IMAGE)
+    assert forge.explain(jitted).frozen
+
+
+def test_without_parameters_that_require_grad_nothing_is_needed() -> None:
+    model = settled(Convolved()).requires_grad_(False)
+    jitted = forge.jit(model, freeze=True)
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(jitted, model, IMAGE)
+    assert forge.explain(jitted).frozen
+
+
+def test_inference_tensors_have_no_version_and_are_not_folded() -> None:
+    with torch.inference_mode():
+        model = settled(Scaled())
+    jitted = forge.jit(model, freeze=True)
+    with torch.inference_mode():
+        same(jitted, model, ROWS)
+        model.weight.mul_(2)
+        model.scale.mul_(2)
+        same(jitted, model, ROWS)
+    assert not forge.explain(jitted).frozen
+    assert any("no version" in each for each in forge.explain(jitted).unfrozen)
+
+
+def test_under_inference_mode_weights_are_folded_for_no_grad_too() -> None:
+    model = Scaled()
+    jitted = forge.jit(model, freeze=True)
+    with torch.inference_mode():
+        same(jitted, model, ROWS)
+        model.weight.mul_(2)
+        same(jitted, model, ROWS)
+    same(jitted, model, ROWS)
+
+
+def test_what_is_returned_is_not_shared_between_calls() -> None:
+    class Shown(Scaled):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            scaled = self.weight * self.scale
+            return F.linear(x, scaled), scaled, self.weight.t(), self.weight
+
+    model = Shown()
+    jitted = forge.jit(model, freeze=True)
+    for _ in range(2):
+        made, wanted = jitted(ROWS), model(ROWS)
+        for one, other in zip(made, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+        made[1].zero_()
+    assert made[3] is model.weight and made[2].data_ptr() == model.weight.data_ptr()
+
+
+# changes
+
+
+def assign(model: nn.Module) -> None:
+    model.conv.weight = nn.Parameter(torch.randn_like(model.conv.weight))
+
+
+def load(model: nn.Module) -> None:
+    model.load_state_dict(settled(Convolved()).state_dict())
+
+
+def load_and_assign(model: nn.Module) -> None:
+    model.load_state_dict(settled(Convolved()).state_dict(), assign=True)
+
+
+def in_place(model: nn.Module) -> None:
+    model.norm.running_var.mul_(3)
+
+
+def through_a_view(model: nn.Module) -> None:
+    model.conv.weight[0].zero_()
+
+
+def another_memory(model: nn.Module) -> None:
+    model.conv.weight.data = torch.randn_like(model.conv.weight)
+
+
+def through_data(model: nn.Module) -> None:
+    model.conv.weight.data.add_(1)
+
+
+def added_to_data(model: nn.Module) -> None:
+    model.conv.weight.data += torch.randn_like(model.conv.weight)
+
+
+def through_numpy(model: nn.Module) -> None:
+    model.norm.bias.numpy()[...] = 3
+
+
+def round_trip(model: nn.Module) -> None:
+    model.half().float()
+
+
+def step(model: nn.Module, **options: bool) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+    with torch.enable_grad():
+        model(IMAGE).square().sum().backward()
+    optimizer.step()
+
+
+def fused_step(model: nn.Module) -> None:
+    step(model, fused=True)
+
+
+def under_inference_mode(model: nn.Module) -> None:
+    with torch.inference_mode():
+        model.conv.bias.add_(1)
+
+
+CHANGES = [
+    assign, load, load_and_assign, in_place, through_a_view, another_memory, through_data, added_to_data, through_numpy,
+    round_trip, step, fused_step, under_inference_mode,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_after_a_change_what_was_folded_is_computed_again(change: Callable[[nn.Module], None]) -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, IMAGE)
+    before = model(IMAGE)
+    change(model)
+    assert not torch.equal(model(IMAGE), before)
+    same(jitted, model, IMAGE)
+    assert folded_times(jitted) == 2 and forge.explain(jitted).graphs == 1
+
+
+def test_a_joined_weight_follows_each_of_its_parts() -> None:
+    model = Projected().eval()
+    jitted = forge.jit(model, freeze=True)
+    for weight in model.parameters():
+        same(jitted, model, ROWS)
+        weight.add_(1)
+        same(jitted, model, ROWS)
+
+
+def test_tied_weights_follow_the_one_tensor() -> None:
+    model = Projected().eval()
+    model.v.weight = model.k.weight
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, ROWS)
+    model.k.weight.add_(1)
+    same(jitted, model, ROWS)
+    model.v.weight = nn.Parameter(torch.randn(4, 8))
+    same(jitted, model, ROWS)
+
+
+def test_another_dtype_is_another_program() -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, IMAGE)
+    model.double()
+    same(jitted, model, IMAGE.double())
+    assert sum(len(each.folded()._states) for each in record_of(jitted).compiled) == 1  # of the weights that there are
+
+
+def test_refold_is_for_changes_that_nobody_sees() -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, IMAGE)
+    model.conv.weight.data[0, 0, 0, 0] += 5
+    forge.refold(jitted)
+    same(jitted, model, IMAGE)
+
+
+def test_refold_names_what_was_not_jitted() -> None:
+    with pytest.raises(TypeError, match=r"was not made by forge\.jit"):
+        forge.refold(nn.Linear(2, 2))
+
+
+# several programs, several models
+
+
+class Broken(nn.Module):
+    """Two blocks of one class, each with a graph break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Scaled(), Scaled()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x).repeat(1, 2)
+            torch._dynamo.graph_break()
+        return x
+
+
+def test_after_a_graph_break_layers_alike_keep_what_is_theirs() -> None:
+    model = Broken()
+    jitted = forge.jit(model, freeze=True)
+    for _ in range(3):
+        same(jitted, model, ROWS)
+    assert folded_times(jitted) <= 2 * forge.explain(jitted).graphs
+    model.blocks[1].weight.mul_(-1)
+    same(jitted, model, ROWS)
+
+
+def test_one_program_serves_several_modules() -> None:
+    models = [Scaled(), Scaled(), Scaled()]
+    jitted = forge.jit(lambda module, x: module(x), freeze=True)
+    for _ in range(3):
+        for model in models:
+            torch.testing.assert_close(jitted(model, ROWS), model(ROWS))
+    assert folded_times(jitted) == 3
+
+
+def test_two_models_of_a_class_share_nothing() -> None:
+    first, second = settled(Convolved()), settled(Convolved())
+    ours, theirs = forge.jit(first, freeze=True), forge.jit(second, freeze=True)
+    for _ in range(2):
+        same(ours, first, IMAGE)
+        same(theirs, second, IMAGE)
+    first.conv.weight.mul_(2)
+    same(ours, first, IMAGE)
+    assert (folded_times(ours), folded_times(theirs)) == (2, 1)
+
+
+def test_a_jitted_module_in_a_jitted_module_is_part_of_it() -> None:
+    model = nn.Sequential(settled(Convolved()), nn.Flatten())
+    jitted = forge.jit(nn.Sequential(forge.jit(model[0]), model[1]), freeze=True)
+    same(jitted, model, IMAGE)
+    model[0].conv.weight.add_(1)
+    same(jitted, model, IMAGE)
+    assert folded_times(jitted) == 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_is_frozen_and_has_weights_of_its_own(copied: Callable) -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, IMAGE)
+    twin = copied(jitted)
+    twin.conv.weight.mul_(2)
+    same(jitted, model, IMAGE)
+    assert not torch.allclose(twin(IMAGE), model(IMAGE))
+    assert forge.explain(twin).frozen
+
+
+def test_state_dicts_are_the_originals() -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    jitted(IMAGE)
+    file = io.BytesIO()
+    torch.save(jitted.state_dict(), file)
+    file.seek(0)
+    for name, value in torch.load(file).items():
+        torch.testing.assert_close(value, before[name])
+
+
+# lifetime
+
+
+def test_a_deleted_model_is_freed_with_what_was_folded() -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    jitted(IMAGE)
+    (folded,) = [each.folded() for each in record_of(jitted).compiled]
+    alive = [weakref.ref(model.conv.weight), *[weakref.ref(x) for each in folded._states.values() for x in each.values]]
+    assert len(alive) > 1
+    del model, jitted, folded
+    gc.collect()
+    assert not any(each() is not None for each in alive)
+
+
+def test_a_program_that_outlives_a_model_keeps_nothing_of_it() -> None:
+    model = Scaled()
+    jitted = forge.jit(lambda module, x: module(x), freeze=True)
+    jitted(model, ROWS)
+    (folded,) = [each.folded() for each in record_of(jitted).compiled]
+    (state,) = folded._states.values()
+    alive = [weakref.ref(model.weight), *map(weakref.ref, state.values)]
+    del model, state
+    gc.collect()
+    assert not any(each() is not None for each in alive) and not folded._states
+
+
+def test_programs_that_are_frozen_are_not_kept_on_disk(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, IMAGE)
+    assert any("frozen program" in each for each in forge.explain(jitted).uncached)
+    assert not any(tmp_path.rglob("*.program"))
+
+
+def test_it_is_an_option_of_the_backend_too() -> None:
+    model = settled(Convolved())
+    compiled = torch.compile(model, backend="forge", options={"freeze": True})
+    same(compiled, model, IMAGE)
+    model.conv.weight.mul_(2)
+    same(compiled, model, IMAGE)
