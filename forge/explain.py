@@ -7,6 +7,8 @@ from forge.executors.claim import Claim
 from forge.ir.printing import counted, source_line, table
 from forge.jit import NOT_KEPT, record_of
 
+IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -62,6 +64,9 @@ class Explanation:
             self.unrecorded += unrecorded
             self.frozen += compiled.frozen
             self.unfrozen += compiled.unfrozen
+            folded = compiled.folded()
+            if folded is not None and folded.in_training:
+                self.unfrozen.append(IN_TRAINING)
             for stage, seconds in compiled.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 

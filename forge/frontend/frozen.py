@@ -1,8 +1,9 @@
 """What a frozen program computes of weights alone (forge.jit(freeze=True)): kept until one of them changes.
 
 A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
-changes in place. torch does not count everything: writes through `p.data`, NumPy or DLPack, and the steps of fused
-optimizers. On the CPU, one element of each weight is therefore looked at, too.
+changes in place. torch does not count everything. The steps of fused optimizers follow a gradient: while a weight has
+one, nothing is kept, and what is kept is dropped once one arrives. For writes through `p.data`, NumPy and DLPack, one
+element of each weight on the CPU is looked at; elsewhere, and where that element stays, forge.refold is for them.
 """
 
 import ctypes
@@ -32,13 +33,15 @@ _folded: "weakref.WeakSet[Folded]" = weakref.WeakSet()
 
 class _State(NamedTuple):
     """What was computed of some weights. `seen` is what `_look` saw of them before; `weights` refer to them, `memory`
-    is theirs, which nothing else takes the place of while it is kept; `cells` are elements in it."""
+    is theirs, which nothing else takes the place of while it is kept; `cells` are elements in it; `hooks` are called
+    when a gradient arrives."""
 
     seen: list[int]
     values: tuple[torch.Tensor, ...]
     cells: list[Any]
     memory: list[torch.Tensor]
     weights: list[weakref.ref]
+    hooks: list[Any]
 
     def moved(self) -> bool:
         """Whether a weight is elsewhere by now: nobody will ask for this again."""
@@ -51,7 +54,7 @@ class Folded:
 
     strides: those that the program takes the values to have. What was computed is kept for each set of weights that it
     is called with (layers alike may share a program), until one of them changes or dies. `times` counts how often it
-    was computed.
+    was computed; `in_training`: for the last time, of weights that have gradients, so that it was not kept.
     """
 
     def __init__(self, function: Callable, reads: Sequence[int], strides: Sequence[tuple[int, ...]]) -> None:
@@ -59,6 +62,7 @@ class Folded:
         self.reads = list(reads)
         self.strides = list(strides)
         self.times = 0
+        self.in_training = False
         self._states: dict[tuple[int, ...], _State] = {}
         self._lock = new_lock()
         _folded.add(self)
@@ -78,7 +82,14 @@ class Folded:
 
     def forget(self) -> None:
         """Everything is computed again when it is needed."""
-        self._states.clear()
+        for key in list(self._states):
+            self.drop(key)
+
+    def drop(self, key: tuple[int, ...]) -> None:
+        """What was computed of these weights is computed again when it is needed."""
+        state = self._states.pop(key, None)
+        for hook in () if state is None else state.hooks:
+            hook.remove()
 
     @unconverted
     def _compute(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -99,15 +110,19 @@ class Folded:
             made = self.function(*weights)
             values = tuple(restrided(x, strides) for x, strides in zip(made, self.strides, strict=True))
         self.times += 1
-        if seen is not None and _finished(values):
-            died = partial(_forget, weakref.ref(self), key)
-            self._states[key] = _State(seen, values, cells, memory, [weakref.ref(x, died) for x in weights])
+        self.drop(key)
+        trained = [x for x in weights if x.requires_grad and x.is_leaf]
+        self.in_training = any(x.grad is not None for x in trained)
+        if seen is not None and not self.in_training and _finished(values):
+            changed = partial(_drop, weakref.ref(self), key)
+            hooks = [x.register_post_accumulate_grad_hook(changed) for x in trained]
+            self._states[key] = _State(seen, values, cells, memory, [weakref.ref(x, changed) for x in weights], hooks)
         return values
 
     def _drop_moved(self) -> None:
         for key, state in list(self._states.items()):
             if state.moved():
-                self._states.pop(key, None)
+                self.drop(key)
 
 
 def _look(weights: list[torch.Tensor], cells: list[Any]) -> list[int]:
@@ -137,10 +152,10 @@ def _finished(values: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _forget(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
+def _drop(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
     owner = folded()
     if owner is not None:
-        owner._states.pop(key, None)
+        owner.drop(key)
 
 
 # what is folded, while a program is compiled

@@ -361,6 +361,54 @@ def test_after_a_change_what_was_folded_is_computed_again(change: Callable[[nn.M
     assert folded_times(jitted) == 2 and forge.explain(jitted).graphs == 1
 
 
+class Kept(nn.Module):
+    """A layer of whose weight a step of training leaves the element in the middle as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, (self.weight[:2] * 2).exp())
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_a_step_that_nothing_counts_follows_a_gradient(cleared: bool) -> None:
+    model = Kept()
+    jitted = forge.jit(model, freeze=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    same(jitted, model, ROWS)
+    version = model.weight._version
+    for _ in range(2):
+        with torch.enable_grad():
+            model(ROWS).square().sum().backward()
+        same(jitted, model, ROWS)
+        optimizer.step()
+        if cleared:
+            optimizer.zero_grad()
+        same(jitted, model, ROWS)
+    assert model.weight._version == version
+    assert any("zero_grad" in each for each in forge.explain(jitted).unfrozen) is not cleared
+    optimizer.zero_grad()
+    before = folded_times(jitted)
+    for _ in range(3):
+        same(jitted, model, ROWS)
+    assert folded_times(jitted) <= before + 1
+
+
+def test_weights_carry_no_hooks_once_what_was_made_of_them_is_gone() -> None:
+    model = Kept()
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, ROWS)
+    assert len(model.weight._post_accumulate_grad_hooks) == 1
+    same(jitted, model, ROWS)
+    model.weight.add_(1)
+    same(jitted, model, ROWS)
+    assert len(model.weight._post_accumulate_grad_hooks) == 1
+    forge.refold(jitted)
+    assert not model.weight._post_accumulate_grad_hooks
+
+
 def test_a_joined_weight_follows_each_of_its_parts() -> None:
     model = Projected().eval()
     jitted = forge.jit(model, freeze=True)
