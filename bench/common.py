@@ -60,8 +60,11 @@ def systems(*, inductor: bool = True) -> list[System]:
 _jitted: "weakref.WeakSet[Callable]" = weakref.WeakSet()
 
 
-def _jit(function: Callable) -> Callable:
-    jitted = forge.jit(function)
+FROZEN = System("forge, frozen", lambda function: _jit(function, freeze=True))
+
+
+def _jit(function: Callable, **options: Any) -> Callable:
+    jitted = forge.jit(function, **options)
     _jitted.add(jitted)
     return jitted
 

@@ -1,7 +1,7 @@
 """Whole models: time a step, memory and first call of forge against eager and torch.compile.
 
     python -m bench.throughput [--device cpu|cuda] [--only NAME …] [--rounds 5] [--kernels FOLDER]
-                               [--json FILE] [--png FILE]
+                               [--freeze] [--json FILE] [--png FILE]
 
 All systems run in one process, in turn; each has a deep copy of the model. `memory` is what a step holds at its peak
 beyond the parameters and gradients (CUDA), or what the forward saves for the backward (CPU).
@@ -24,7 +24,7 @@ from torch import nn
 from transformers.utils import logging
 
 import forge
-from bench.common import System, finish_compiling, inference, systems, training_step
+from bench.common import FROZEN, System, finish_compiling, inference, systems, training_step
 from bench.timing import in_turn, ratio, show_table
 
 
@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=Path, help="a folder of kernels for one more row of forge")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
+    parser.add_argument("--freeze", action="store_true", help="one more row of forge, frozen, where nothing is trained")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
@@ -226,7 +227,9 @@ def main() -> None:
         torch.manual_seed(0)
         torch._dynamo.reset()
         gc.collect()
-        found[name] = measure(make(), compared, options.rounds)
+        case = make()
+        more = [FROZEN] if options.freeze and not case.training else []
+        found[name] = measure(case, [*compared, *more], options.rounds)
         show_table(_rows(name, found[name]))
         print(flush=True)
     if options.json:

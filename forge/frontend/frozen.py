@@ -29,19 +29,26 @@ from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
 _VERSION, _VALUE, _PLACE = attrgetter("_version"), attrgetter("value"), torch.Tensor.data_ptr
 _CELLS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
 _folded: "weakref.WeakSet[Folded]" = weakref.WeakSet()
+_folded_lock = new_lock()
 
 
 class _State(NamedTuple):
-    """What was computed of some weights. `seen` is what `_look` saw of them before; `weights` refer to them, `memory`
-    is theirs, which nothing else takes the place of while it is kept; `cells` are elements in it; `hooks` are called
-    when a gradient arrives."""
+    """What was computed of some weights. `seen` is what `_look` saw of them before, `bits` what was in `cells`, which
+    are elements of theirs; `weights` refer to them, `memory` is theirs, which nothing else takes the place of while it
+    is kept; `hooks` are called when a gradient arrives."""
 
     seen: list[int]
+    bits: list[int]
     values: tuple[torch.Tensor, ...]
     cells: list[Any]
     memory: list[torch.Tensor]
     weights: list[weakref.ref]
     hooks: list[Any]
+
+    def holds(self, weights: list[torch.Tensor]) -> bool:
+        """Whether nothing has changed these weights, which are the same tensors. The cells are read last: they are
+        in the memory that was seen, which may be gone where a weight is elsewhere."""
+        return _look(weights) == self.seen and list(map(_VALUE, self.cells)) == self.bits
 
     def moved(self) -> bool:
         """Whether a weight is elsewhere by now: nobody will ask for this again."""
@@ -65,7 +72,8 @@ class Folded:
         self.in_training = False
         self._states: dict[tuple[int, ...], _State] = {}
         self._lock = new_lock()
-        _folded.add(self)
+        with _folded_lock:
+            _folded.add(self)
 
     def around(self, call: Callable) -> Callable:
         """`call`, whose last arguments are what is computed of the weights."""
@@ -74,7 +82,7 @@ class Folded:
         def frozen(*inputs: Any) -> Any:
             weights = [inputs[i] for i in reads]
             state = states.get(tuple(map(id, weights)))
-            if state is not None and _look(weights, state.cells) == state.seen:
+            if state is not None and state.holds(weights):
                 return call(*inputs, *state.values)
             return call(*inputs, *compute(weights))
 
@@ -94,7 +102,9 @@ class Folded:
     @unconverted
     def _compute(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with self._lock:
-            for each in list(_folded):
+            with _folded_lock:
+                others = list(_folded)
+            for each in others:
                 each._drop_moved()
             return self._fold(weights)
 
@@ -103,7 +113,7 @@ class Folded:
         try:
             memory = [x.detach() for x in weights]
             cells = _cells(weights)
-            seen = _look(weights, cells)
+            seen, bits = _look(weights), list(map(_VALUE, cells))
         except RuntimeError:  # a tensor without a version or without memory: nothing says when it changes
             seen = None
         with torch.inference_mode(False), torch.no_grad():
@@ -116,7 +126,8 @@ class Folded:
         if seen is not None and not self.in_training and _finished(values):
             changed = partial(_drop, weakref.ref(self), key)
             hooks = [x.register_post_accumulate_grad_hook(changed) for x in trained]
-            self._states[key] = _State(seen, values, cells, memory, [weakref.ref(x, changed) for x in weights], hooks)
+            alive = [weakref.ref(x, changed) for x in weights]
+            self._states[key] = _State(seen, bits, values, cells, memory, alive, hooks)
         return values
 
     def _drop_moved(self) -> None:
@@ -125,9 +136,9 @@ class Folded:
                 self.drop(key)
 
 
-def _look(weights: list[torch.Tensor], cells: list[Any]) -> list[int]:
-    """What tells whether weights, which are the same tensors, have changed. Raises RuntimeError where nothing does."""
-    return [*map(_VERSION, weights), *map(_PLACE, weights), *map(_VALUE, cells)]
+def _look(weights: list[torch.Tensor]) -> list[int]:
+    """The versions of weights, and where they are. Raises RuntimeError where one has none."""
+    return [*map(_VERSION, weights), *map(_PLACE, weights)]
 
 
 def _cells(weights: list[torch.Tensor]) -> list[Any]:

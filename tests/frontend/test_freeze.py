@@ -7,6 +7,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
+from forge.executors import cuda_graphs
 from forge.jit import record_of
+from tests.executors.test_cuda_graphs import Double
+from tests.models.test_models import build, difference, outputs
+from tests.models.zoo import MODELS
 
 
 @pytest.fixture(autouse=True)
@@ -430,12 +435,23 @@ def test_tied_weights_follow_the_one_tensor() -> None:
 
 
 def test_another_dtype_is_another_program() -> None:
-    model = settled(Convolved())
+    model = Projected().eval()
     jitted = forge.jit(model, freeze=True)
-    same(jitted, model, IMAGE)
+    same(jitted, model, ROWS)
     model.double()
-    same(jitted, model, IMAGE.double())
+    same(jitted, model, ROWS.double())
     assert sum(len(each.folded()._states) for each in record_of(jitted).compiled) == 1  # of the weights that there are
+
+
+def test_nothing_takes_the_place_of_memory_that_was_looked_at() -> None:
+    """Else a weight that moved twice could be back where it was, with other values."""
+    model = Projected().eval()
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, ROWS)
+    place = model.k.weight.data_ptr()
+    model.k.weight.data = torch.zeros(4, 8)
+    assert place not in [x.data_ptr() for x in [torch.zeros(4, 8) for _ in range(64)]]
+    same(jitted, model, ROWS)
 
 
 def test_refold_is_for_changes_that_nobody_sees() -> None:
@@ -569,6 +585,81 @@ def test_programs_that_are_frozen_are_not_kept_on_disk(
     same(jitted, model, IMAGE)
     assert any("frozen program" in each for each in forge.explain(jitted).uncached)
     assert not any(tmp_path.rglob("*.program"))
+
+
+@pytest.mark.parametrize("change", [in_place, assign, through_data], ids=lambda change: change.__name__)
+def test_cuda_graphs_read_what_was_folded_last(change: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_recorder", Double())
+    model = settled(Convolved())
+    jitted = forge.jit(model, freeze=True, cuda_graphs=True)
+    for _ in range(6):
+        same(jitted, model, IMAGE)
+    change(model)
+    for _ in range(6):
+        same(jitted, model, IMAGE)
+    assert forge.explain(jitted).recorded == 1 and folded_times(jitted) == 2
+    torch._dynamo.reset()
+
+
+def test_a_weight_that_is_an_argument_too_is_one_tensor() -> None:
+    class Given(Scaled):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, self.weight * self.scale) + F.linear(x, weight * 2)
+
+    model = Given()
+    jitted = forge.jit(model, freeze=True)
+    for _ in range(2):
+        same(jitted, model, ROWS, model.weight)
+        model.weight.add_(1)
+    same(jitted, model, ROWS, torch.randn(4, 8))
+
+
+def test_a_function_is_frozen_by_the_modules_that_it_reads() -> None:
+    model = settled(Convolved())
+    jitted = forge.jit(lambda x: model(x) * 2, freeze=True)
+    same(jitted, lambda x: model(x) * 2, IMAGE)
+    model.conv.weight.mul_(2)
+    same(jitted, lambda x: model(x) * 2, IMAGE)
+    assert folded_times(jitted) == 2
+
+
+def test_threads_may_call_while_weights_change_between() -> None:
+    model = Projected().eval()
+    jitted = forge.jit(model, freeze=True)
+    with ThreadPoolExecutor(4) as pool:
+
+        def call(_: int) -> torch.Tensor:
+            with torch.no_grad():
+                return jitted(ROWS)
+
+        for _ in range(3):
+            wanted = model(ROWS)
+            for made in pool.map(call, range(8)):
+                torch.testing.assert_close(made, wanted)
+            model.k.weight.add_(1)
+
+
+FAST = ("llama", "vit", "resnet")
+
+
+ZOO = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_unmodified_models_follow_their_weights(name: str) -> None:
+    model, arguments = build(name, False)
+    jitted = forge.jit(model, freeze=True)
+    for factor in (1, 0.9):
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+        torch.manual_seed(1)
+        made = outputs(jitted(**arguments))
+        torch.manual_seed(1)
+        wanted = outputs(model(**arguments))
+        assert len(made) == len(wanted)
+        # float32: other sizes of products add in another order
+        assert max(map(difference, made, wanted)) < 1e-4
+    assert forge.explain(jitted).frozen
 
 
 def test_it_is_an_option_of_the_backend_too() -> None:

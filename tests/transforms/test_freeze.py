@@ -91,6 +91,18 @@ def test_a_norm_that_a_named_kernel_runs_stays() -> None:
     assert "named" in freezing.left[0]
 
 
+def test_weights_are_rounded_once() -> None:
+    def function(x: Any, weight: Any, mean: Any, var: Any) -> Any:
+        return F.batch_norm(torch.conv2d(x, weight.to(torch.bfloat16)), mean, var, eps=0.0)
+
+    x, weight, _, mean, var = norm_args()
+    x = x.bfloat16()
+    trace, freezing = frozen(function, x, weight, mean, var, weights="weight mean var")
+    scale = var.rsqrt()
+    wanted = torch.conv2d(x, (weight * scale.view(-1, 1, 1, 1)).bfloat16(), (-mean * scale).bfloat16())
+    assert torch.equal(run(fold_norms(trace, freezing), x, weight, mean, var), wanted)
+
+
 def projected(x: Any, q: Any, k: Any, b: Any) -> Any:
     return F.linear(x, q) * 2, F.linear(x, k, b) * 3
 
