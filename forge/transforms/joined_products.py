@@ -2,7 +2,8 @@
 
     linear(x, q, a), linear(x, k, b) = split(linear(x, cat(q, k), cat(a, b)))
 
-where the weights are weights of a frozen program. A part is a view; one that the program returns is a copy.
+where the weights are weights of a frozen program. A part is a view; one that the program returns is a copy, and so are
+all where an opaque call may ask for the strides that torch gives them (torch.as_strided).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims, torchlang
-from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.freezing import Freezing
@@ -81,26 +82,27 @@ def _rewritten(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, lis
     """`ahead` are the calls that make the weights, which come first."""
     first = set(map(id, ahead))
     gone = {product.bound.output.name for group in joined.values() for product in group}
-    outputs = set(trace.output_names)
+    opaque = any(Tag.OPAQUE in bound.all_tags for bound in trace.bound_symbols)
+    copied = gone if opaque else gone.intersection(trace.output_names)
     new = trace.derive("products joined", [*ahead])
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             name = bound.outputs[0] if bound.outputs else None
             if name in joined:
-                _record(new, joined[name], outputs)
+                _record(new, joined[name], copied)
             elif id(bound) not in first and name not in gone:
                 new.record(bound)
     return new
 
 
-def _record(new: Trace, group: list[_Product], outputs: set[str]) -> None:
-    """One product and its parts."""
+def _record(new: Trace, group: list[_Product], copied: set[str]) -> None:
+    """One product and its parts, of which those of these names have memory of their own."""
     bound = group[0].bound
     with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
         whole = _joined(group)
         parts = list(SPLIT(whole, [each.columns for each in group], whole.ndim - 1))
         for i, each in enumerate(group):
-            if each.bound.output.name in outputs:  # in memory of its own, as the caller expects
+            if each.bound.output.name in copied:
                 parts[i] = prims.clone(parts[i], torch.contiguous_format)
     renamed = {part.name: each.bound.output for part, each in zip(parts, group, strict=True)}
     for call in recorded:

@@ -177,6 +177,19 @@ def test_parametrized_weights_are_computed_once() -> None:
     same(jitted, model, ROWS)
 
 
+def test_an_opaque_call_sees_the_strides_that_torch_gives() -> None:
+    class Strided(Projected):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, v = self.q(x), self.v(x)
+            rows, columns = q.stride()
+            return q.as_strided((2, 4), (2 * rows, columns)) * 2 + v.view(-1).as_strided((2, 4), (4, 1))
+
+    model = Strided().eval()
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, ROWS)
+    assert forge.explain(jitted).opaque_calls and any("one product" in each for each in forge.explain(jitted).frozen)
+
+
 def test_lengths_may_change() -> None:
     model = Projected().eval()
     jitted = forge.jit(model, freeze=True, dynamic=True)
@@ -639,6 +652,7 @@ def test_threads_may_call_while_weights_change_between() -> None:
             model.k.weight.add_(1)
 
 
+WITHOUT = {"bloom", "convnext", "mlp", "unet", "plain_attention"}  # nothing to fold
 FAST = ("llama", "vit", "resnet")
 
 
@@ -658,8 +672,8 @@ def test_unmodified_models_follow_their_weights(name: str) -> None:
         wanted = outputs(model(**arguments))
         assert len(made) == len(wanted)
         # float32: other sizes of products add in another order
-        assert max(map(difference, made, wanted)) < 1e-4
-    assert forge.explain(jitted).frozen
+        assert max(map(difference, made, wanted)) < 1e-5
+    assert bool(forge.explain(jitted).frozen) is (name not in WITHOUT)
 
 
 def test_it_is_an_option_of_the_backend_too() -> None:
