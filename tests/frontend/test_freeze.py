@@ -414,6 +414,23 @@ def test_a_step_that_nothing_counts_follows_a_gradient(cleared: bool) -> None:
     assert folded_times(jitted) <= before + 1
 
 
+def test_a_model_that_is_frozen_can_be_trained() -> None:
+    model, twin = settled(Convolved()), settled(Convolved())
+    twin.load_state_dict(model.state_dict())
+    jitted = forge.jit(model, freeze=True, fullgraph=True)
+    for _ in range(3):
+        same(jitted, twin, IMAGE)
+        for module, called in ((model, jitted), (twin, twin)):
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                called(IMAGE).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    same(jitted, twin, IMAGE)
+    assert forge.explain(jitted).graphs == 2
+
+
 def test_weights_carry_no_hooks_once_what_was_made_of_them_is_gone() -> None:
     model = Kept()
     jitted = forge.jit(model, freeze=True)
