@@ -1,7 +1,6 @@
 """The key of a captured graph: a hash of all that decides what it is compiled to."""
 
 import hashlib
-import os
 import platform
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from forge.executors.executor import Declined, Executor, OperatorExecutor
 from forge.executors.hubex import HubExecutor, Kernel, verifier
 from forge.executors.hubex.verification.fingerprint import fingerprint, fingerprint_of
 from forge.executors.hubex.verification.owners import here, owner_of_module
+from forge.executors.machine import device_name, processor
 from forge.frontend.ambient import modes
 
 
@@ -39,30 +39,13 @@ def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str
 
 @cache
 def _system() -> tuple[str, ...]:
-    where = (platform.platform(), torch.backends.cpu.get_cpu_capability(), _processor())
+    where = (platform.platform(), torch.backends.cpu.get_cpu_capability(), processor())
     return (*here(), str(torch.version.cuda), *where)
-
-
-def _processor() -> str:
-    """What kind of processor this is: kernels are compiled for it."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = file.read(1 << 13).split("\n\n")[0].splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(line for line in lines if line.startswith(wanted))
 
 
 def _devices(graph: Described) -> list[str]:
     """The devices of a graph's tensors."""
-    return [_device(device) for device in sorted(graph.devices, key=str)]
-
-
-def _device(device: torch.device) -> str:
-    if device.type != "cuda":
-        return str(device)
-    return f"{device} {torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    return [device_name(device) for device in sorted(graph.devices, key=str)]
 
 
 def _of_transforms(options: Options) -> str:
@@ -143,8 +126,3 @@ def _of_kernel(kernel: Kernel) -> tuple:
     if not found.is_lasting:
         raise Uncacheable(f"kernel {kernel.name} is known to this process only")
     return found.digest, verifier.trusts(kernel)
-
-
-def is_on() -> bool:
-    """Whether the environment allows programs on disk."""
-    return os.environ.get("FORGE_CACHE") != "0"

@@ -10,13 +10,14 @@ import torch
 from forge.cache import store
 from forge.cache.graphs import Described, Uncacheable
 from forge.cache.guards import guards_since, hold
-from forge.cache.keys import is_on, key_of
+from forge.cache.keys import key_of
 from forge.cache.programs import Loaded, dump, load
 from forge.compile import Compiled, Options, compile_program
 from forge.executors.executor import Executor
 from forge.frontend import dynamo
 from forge.frontend.ambient import modes, restored, under
 from forge.frontend.recipe import Recipe
+from forge.hub.kept import is_on
 from forge.ir.collection import paused_gc
 
 

@@ -1,0 +1,25 @@
+"""What a program is compiled for: the processor and the devices, in words that another process finds, too."""
+
+import platform
+from functools import cache
+
+import torch
+
+
+@cache
+def processor() -> str:
+    """What kind of processor this is: kernels are compiled for it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read(1 << 13).split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(line for line in lines if line.startswith(wanted))
+
+
+def device_name(device: torch.device) -> str:
+    """A GPU with its name and capability; a CPU is `processor()`."""
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} {torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"

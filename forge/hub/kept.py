@@ -1,0 +1,106 @@
+"""Files that forge keeps for other processes: written whole, read only where they are this user's own and what was
+written.
+
+A file is a line that names its format, a line with the hash of the rest, and the rest. What is damaged, another
+user's, or open to other users is refused, with the reason.
+"""
+
+import contextlib
+import functools
+import hashlib
+import operator
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+
+class Refused(Exception):
+    """A file, or a folder, that is not to be used, with the reason."""
+
+
+def is_on() -> bool:
+    """Whether the environment allows what is kept to spare another process the work."""
+    return os.environ.get("FORGE_CACHE") != "0"
+
+
+def read(path: Path, head: bytes) -> bytes:
+    """What was written to a file of the format that `head` names. Raises FileNotFoundError where there is none, Refused
+    or OSError where it is not to be used."""
+    _check_folder(path.parent)
+    content = _own_bytes(path)
+    if not content.startswith(head):
+        raise Refused("it is of another format")
+    said, _, body = content[len(head) :].partition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != said:
+        raise Refused("it is damaged")
+    with contextlib.suppress(OSError):
+        os.utime(path)  # what is used is dropped last
+    return body
+
+
+def write(path: Path, head: bytes, body: bytes, size: int) -> None:
+    """Keeps a file; of its folder, `size` bytes of those that were used last. Raises Refused or OSError where it cannot
+    be kept."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(path.parent)
+    _write_whole(path, b"".join([head, hashlib.sha256(body).hexdigest().encode(), b"\n", body]))
+    _trim(path.parent, size)
+
+
+def _check_folder(path: Path) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise Refused("the folder is a link or a file")
+    _check_owner(found, "the folder")
+
+
+def _own_bytes(path: Path) -> bytes:
+    """What an own file holds. Raises Refused for another's, or one that others may write to; OSError."""
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]  # a pipe is not waited for
+    handle = os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY))
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused("it is not a file")
+        _check_owner(found, "it")
+        return file.read()
+
+
+def _check_owner(found: os.stat_result, what: str) -> None:
+    if not hasattr(os, "getuid"):  # there, folders of a user are the user's
+        return
+    if found.st_uid != os.getuid():
+        raise Refused(f"{what} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Refused(f"{what} can be written to by other users")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _trim(place: Path, size: int) -> None:
+    """Drops the files that were used longest ago, until all are within `size`; what was left half-written too."""
+    found = []
+    for each in os.scandir(place):
+        with contextlib.suppress(OSError):
+            known = each.stat(follow_symlinks=False)
+            found.append((known.st_mtime, known.st_size, each.path))
+    total = sum(length for _, length, _ in found)
+    for _, length, path in sorted(found):
+        if total <= size:
+            break
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        total -= length
