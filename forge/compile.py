@@ -6,16 +6,16 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, fields
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from forge import prims
 from forge.executors import claim
-from forge.executors.claim import Claim, Reasons, chooser, is_fused, runs_in_torch
+from forge.executors.claim import Claim, Reasons, Selection, chooser, in_order, is_fused, runs_in_torch
 from forge.executors.cuda_graphs import Graph, Pool
 from forge.executors.executor import (
     Decision,
@@ -25,10 +25,11 @@ from forge.executors.executor import (
     operators_of,
     resolve_executors,
 )
-from forge.executors.fusion import settled
+from forge.executors.fusion import apart, settled
 from forge.executors.later import Growing, Replacement, is_small, is_wanted
 from forge.executors.layout import Layouts
 from forge.executors.recorded import record, why_not
+from forge.executors.selection import Alone, Measured, Measuring
 from forge.executors.torchex.attention import ATTENDING, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.frontend.ambient import restored
@@ -36,6 +37,7 @@ from forge.frontend.autograd import Again, Sources
 from forge.frontend.frozen import Folded, fold_weights, freezing_of
 from forge.frontend.program import Program, inline_epilogue
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
+from forge.hub.kept import is_on
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
 from forge.ir.collection import paused_gc
 from forge.ir.printing import DEL
@@ -78,6 +80,7 @@ class Compiled:
     that it was read from the disk (forge/cache), `uncached` why it is not kept there. `shortened`: of the stages the
     last ones alone were kept. `records`: it runs as CUDA graphs. `frozen` says what was folded into weights, `unfrozen`
     what was not and why, where that is wanted; `folded` refers to what was computed of weights.
+    `measured`: what was measured of candidates for calls.
     """
 
     cached = False
@@ -100,6 +103,7 @@ class Compiled:
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
         self.folded: Callable[[], Folded | None] = _nothing
+        self.measured: list[Measured] = []
         self.again: list[Compiled] = []
         self.seconds: dict[str, float] = {}
 
@@ -182,6 +186,7 @@ def _nothing() -> None:
 
 
 MEMORY = ("speed", "balanced", "smallest")
+SELECT = ("order", "measured")
 _FORWARDS, _BACKWARDS = Pool(), Pool()  # a forward runs again while the gradients of the last step are there
 
 
@@ -190,7 +195,8 @@ class Options:
     """How programs are compiled, as forge.jit was asked to.
 
     executors: names or Executor objects, all available ones for None; the objects once it is made, in the order in
-    which they are asked, after those of `first`. Raises as resolve_executors does; ValueError for an unknown `memory`.
+    which they are asked, after those of `first`. Raises as resolve_executors does; ValueError for an unknown `memory`
+    or `select`.
     """
 
     executors: Sequence[str | Executor] | None = None
@@ -200,13 +206,20 @@ class Options:
     cache: bool = True
     cuda_graphs: bool = False
     freeze: bool = False
+    select: str = "order"
     first: InitVar[Sequence[Executor]] = ()
 
+    selection: ClassVar[Selection] = staticmethod(in_order)
+
     def __post_init__(self, first: Sequence[Executor]) -> None:
-        check(
-            self.memory in MEMORY,
-            lambda: f"forge.jit: memory is {self.memory!r}, but must be one of {', '.join(MEMORY)}",
-        )
+        for name, known in (("memory", MEMORY), ("select", SELECT)):
+            given = getattr(self, name)
+            check(
+                given in known,
+                lambda name=name, known=known, given=given: (
+                    f"forge.jit: {name} is {given!r}, but must be one of {', '.join(known)}"
+                ),
+            )
         object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
@@ -244,12 +257,47 @@ class Options:
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""
-        return self.memory == "smallest" or is_fused(bound, self.executors)
+        return self.memory == "smallest" or is_fused(bound, self.executors, self.selection)
+
+    def of_a_program(self, found: list[Measured]) -> "Options":
+        """The same for one program, which tells `found` what was measured for it."""
+        if self.select == "order":
+            return self
+        on_disk = self.cache and is_on()
+        return _selecting(self, Measuring(partial(_compile_alone, self), self.memory, found, on_disk=on_disk))
 
     def find_patterns(self, trace: Trace) -> Trace:
         """The trace with the patterns of the executors' kernels found in it."""
         patterns = [pattern for executor in self.executors for pattern in executor.patterns]
         return replace_patterns(trace, patterns)[0] if patterns else trace
+
+
+@dataclass(frozen=True)
+class _Selecting(Options):
+    """Options with who does not get a call that it would take."""
+
+    selection: Selection = in_order
+
+
+def _selecting(options: Options, selection: Selection, **changes: Any) -> Options:
+    given = {each.name: getattr(options, each.name) for each in fields(Options)}
+    return _Selecting(**{**given, **changes}, selection=selection)
+
+
+def _compile_alone(options: Options, trace: Trace, executors: Sequence[Executor], selection: Selection) -> Alone:
+    """A program of one call, to be called now."""
+    options = _selecting(options, selection, executors=executors, cuda_graphs=False)
+
+    def compile() -> Compiled:
+        compiled = Compiled()
+        _compile_optimized(trace, Program(trace, None, [], grad=True), options, compiled)
+        return compiled
+
+    compiled = apart(compile)
+    forward, training = compiled.recipe.forward.function, compiled.recipe.training
+    if training is None:
+        return Alone(forward, None, (), compiled.claims)
+    return Alone(forward, training.backward.function, training.usual, compiled.claims)
 
 
 def compile_program(program: Program, options: Options, *, eager: Callable | None = None) -> Compiled:
@@ -270,6 +318,7 @@ def _compile(program: Program, options: Options) -> Compiled:
     compiled.records = options.cuda_graphs
     freezing = freezing_of(program) if options.freeze else None
     folded = None
+    options = options.of_a_program(compiled.measured)
     with compiled.timed("optimize"):
         trace = _optimize(program.trace, options, compiled.traces, freezing)
         if freezing is not None and freezing.weights:
@@ -297,7 +346,7 @@ def _compile_optimized(
     joint = None
     if wanted and any(Tag.NO_GRAD not in bound.tags for bound in trace.bound_symbols):
         with compiled.timed("gradients"):
-            choose = chooser(options.executors, compiled.declined)
+            choose = chooser(options.executors, compiled.declined, options.selection)
             joint = differentiate(trace, [proxy.name for proxy in wanted], choose, again=again)
     flows = joint is not None and not joint.active.isdisjoint(trace.output_names)
     if flows:
@@ -404,7 +453,7 @@ def _generate(
     kept: Sequence[str] = (),
 ) -> Generated:
     """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's."""
-    claimed, made = claim(trace, options.executors, declined, layouts)
+    claimed, made = claim(trace, options.executors, declined, layouts, options.selection)
     claims.extend(made)
     stages.append(claimed)
     if options.cuda_graphs:
@@ -514,7 +563,7 @@ def _differentiable_backward(
 ) -> Again:
     """The backward as a program of the inputs, compiled as one."""
     wanted = [proxy.name for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
-    backward = differentiable_backward(trace, wanted, seeds, chooser(options.executors, {}), given)
+    backward = differentiable_backward(trace, wanted, seeds, chooser(options.executors, {}, options.selection), given)
     found = [i for i, gradient in enumerate(backward.output) if gradient is not None]
     program = backward.derive(backward.stage, backward.bound_symbols, output=tuple(backward.output[i] for i in found))
     again = Compiled()

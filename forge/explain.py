@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.executors.claim import Claim
+from forge.executors.selection import Measured
 from forge.ir.printing import counted, source_line, table
 from forge.jit import NOT_KEPT, record_of
 
@@ -36,6 +37,7 @@ class Explanation:
     cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
+    measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
     shortened: whether forge.last_traces has the last stages alone.
     """
 
@@ -48,6 +50,7 @@ class Explanation:
         self.unrecorded: list[str] = []
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
+        self.measured: list[Measured] = []
         self.graphs = len(record.compiled) + len(record.eager)
         self.graph_breaks = list(record.history.graph_breaks)
         self.recompiles = list(record.history.recompiles)
@@ -67,6 +70,7 @@ class Explanation:
             folded = compiled.folded()
             if folded is not None and folded.in_training:
                 self.unfrozen.append(IN_TRAINING)
+            self.measured += compiled.measured
             for stage, seconds in compiled.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
@@ -83,6 +87,7 @@ class Explanation:
             ("outside of CUDA graphs", self.unrecorded),
             ("frozen", self.frozen),
             ("not frozen", self.unfrozen),
+            ("measured", list(map(str, self.measured))),
             ("stages", [NOT_KEPT] if self.shortened else []),
         ):
             lines += [f"{title}: {reason.strip().splitlines()[0]}" for reason in dict.fromkeys(reasons)]

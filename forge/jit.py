@@ -76,6 +76,7 @@ def jit(
     cache: bool = True,
     cuda_graphs: bool = False,
     freeze: bool = False,
+    select: str = "order",
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -97,13 +98,16 @@ def jit(
     freeze: for inference: what depends on parameters and buffers alone is computed once, batch norms are folded into
         the layers before them, linear layers of one input are joined, and all is computed again when a weight changes.
         Calls for which gradients are needed run as without it, with a warning.
+    select: where a kernel, or another executor that is not torch's or a fuser, takes a call that others would take or
+        fuse: who is asked first runs it ("order"), or who was measured to be fastest, on tensors of the call's
+        metadata, once for each such metadata ("measured"; forge.explain has the times).
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
 
     A jitted module shares the original's parameters, buffers, hooks and mode, and has its class and state_dict keys.
     Without a target, a decorator with these options. Raises TypeError for an unknown option or a target that cannot be
-    called, ValueError for an unknown executor.
+    called, ValueError for an unknown executor, `memory` or `select`.
     """
     _check_options("forge.jit", others, _OPTIONS)
     rejit = functools.partial(
@@ -115,6 +119,7 @@ def jit(
         cache=cache,
         cuda_graphs=cuda_graphs,
         freeze=freeze,
+        select=select,
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
@@ -123,7 +128,7 @@ def jit(
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     first = [kernel_executor(kernels)] if kernels else []
-    options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, first)
+    options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, select, first)
     record = Record(_parameters(target))
     backend = _Backend(options, record)
     compiled = enter(
@@ -264,7 +269,7 @@ def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
     """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory,
-    cache, freeze and strict.
+    cache, cuda_graphs, freeze, select and strict.
 
     Raises TypeError for another option.
     """

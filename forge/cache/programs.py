@@ -9,6 +9,7 @@ asked for.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from forge.cache.graphs import Described
@@ -18,6 +19,7 @@ from forge.compile import Compiled, Options
 from forge.executors.claim import Claim
 from forge.executors.executor import Executor, FusionExecutor
 from forge.executors.later import Replacement
+from forge.executors.selection import Measured
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.ir import Trace
@@ -57,6 +59,7 @@ def dump(
         "mutated": mutated,
         "held": held,
         "opaque_calls": compiled.opaque_calls,
+        "measured": [asdict(each) for each in compiled.measured],
         "claims": [
             entry.add(json.dumps([_claim_data(claim, graph) for claim in claims]).encode())
             for claims in (compiled.claims, compiled.backward_claims)
@@ -123,6 +126,7 @@ def load(
     held = [tensors[number] for number in data["held"]]
     program.call = (lambda *inputs: call(*inputs, *held)) if held else call
     program.opaque_calls = data["opaque_calls"]
+    program.measured = [Measured(**each) for each in data["measured"]]
     return program
 
 

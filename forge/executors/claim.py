@@ -1,10 +1,11 @@
 """The claim pass: every call of a trace is given to an executor, at the highest level first."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Protocol
 
 from forge import clang
-from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, operators_of
+from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, decline, operators_of
 from forge.executors.fusion import fuse_regions, settled
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
@@ -14,11 +15,26 @@ from forge.ir.pytree import proxies, rename
 from forge.ir.symbol import substitute
 from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
-from forge.transforms.grad import Choice
+from forge.transforms.grad import Choice, Choose
 
 _FIXED = (type(None), bool, int, float, tuple)  # what may be a constant of a region
 
 Reasons = list[tuple[str, str]]
+Candidate = Implementation | FusionExecutor
+Lost = Mapping[Candidate, str]
+_NOBODY: Lost = MappingProxyType({})
+
+
+class Selection(Protocol):
+    """Which of those that would take a call are not to get it, and why: because others were measured to be faster."""
+
+    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
+        """active: the arguments that a gradient flows to, where the call is to be differentiated."""
+
+
+def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
+    """The selection in which the first executor that takes a call gets it."""
+    return _NOBODY
 
 
 class Claim:
@@ -76,23 +92,28 @@ def claim(
     executors: Sequence[Executor],
     earlier: Mapping[str, Reasons] = MappingProxyType({}),
     layouts: Layouts | None = None,
+    select: Selection = in_order,
 ) -> tuple[Trace, list[Claim]]:
     """The trace with every call an executor's, and who claimed what.
 
     Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
     to is claimed by the executors after it as well, and runs there where no region of it pays. `earlier` holds, by
     output name, why calls that were taken apart before this pass had been declined. `layouts` knows the strides of the
-    inputs, and is told those of every value. Raises NotImplementedError naming a prim that nobody claims, with the
-    reasons.
+    inputs, and is told those of every value. `select` says who does not get a call that it would take. Raises
+    NotImplementedError naming a prim that nobody claims, with the reasons.
     """
-    return settled(lambda: _claim(trace, executors, earlier, layouts))
+    return settled(lambda: _claim(trace, executors, earlier, layouts, select))
 
 
 def _claim(
-    trace: Trace, executors: Sequence[Executor], earlier: Mapping[str, Reasons], layouts: Layouts | None
+    trace: Trace,
+    executors: Sequence[Executor],
+    earlier: Mapping[str, Reasons],
+    layouts: Layouts | None,
+    select: Selection,
 ) -> tuple[Trace, list[Claim]]:
     new = trace.derive("claim")
-    walker = _Claiming(executors, new)
+    walker = _Claiming(executors, new, select)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             known = [reason for name in bound.outputs for reason in earlier.get(name, ())]
@@ -165,11 +186,11 @@ def _decline(placed: _Placed, reason: str) -> None:
 
 
 def choose(
-    bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons
+    bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons, lost: Lost = _NOBODY
 ) -> tuple[Executor, Implementation] | None:
     """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
     for executor in operators_of(executors):
-        implementation = _accepting(bound, executor, declined)
+        implementation = _accepting(bound, executor, declined, lost)
         if implementation is not None:
             return executor, implementation
     return None
@@ -183,18 +204,19 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     return chosen[0] is torchex
 
 
-def chooser(executors: Sequence[Executor], declined: dict[str, Reasons]) -> Callable[[BoundSymbol], Choice]:
+def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:
     """How the executor that will claim a call wants it differentiated; an opaque call has its own rule.
 
     Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
     """
     any_by_parts = any(isinstance(each, FusionExecutor) and each.by_parts for each in executors)
 
-    def choice(bound: BoundSymbol) -> Choice:
-        if any_by_parts and getattr(first_fuser(bound, executors), "by_parts", False):
+    def choice(bound: BoundSymbol, active: Collection[str]) -> Choice:
+        lost = select(bound, executors, active)
+        if any_by_parts and getattr(first_fuser(bound, executors, lost), "by_parts", False):
             return Choice()
         reasons: Reasons = []
-        chosen = choose(bound, executors, reasons)
+        chosen = choose(bound, executors, reasons, lost)
         declined.update((name, reasons) for name in bound.outputs if reasons)
         if chosen is None:
             return Choice(opaque_rule(bound))
@@ -206,9 +228,10 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons]) -> Call
 class _Claiming:
     """One walk over a trace: who runs each call."""
 
-    def __init__(self, executors: Sequence[Executor], new: Trace) -> None:
+    def __init__(self, executors: Sequence[Executor], new: Trace, select: Selection) -> None:
         self.executors = executors
         self.new = new
+        self.select = select
         self.placed: list[_Placed] = []
 
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
@@ -219,19 +242,20 @@ class _Claiming:
         if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
             fuser = _fuser_before(bound.symbol.executor, executors)
             made = Claim.of(bound, _runner(bound), declined, level)
-            if fuser is not None and _fusible(bound, fuser, declined):
+            if fuser is not None and fusible(bound, fuser, declined):
                 self.placed.append(_Placed(bound, fuser, declined, level, [bound], [made]))
             else:
                 self._put(bound, [bound], made)
             return
+        lost = _NOBODY if Tag.SINGLE in bound.tags else self.select(bound, executors)
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
-                parts = _fusible(bound, executor, declined)
+                parts = fusible(bound, executor, declined, lost)
                 for part in parts:
                     self._mark(part, executor, executors[position + 1 :], declined, level)
                 if parts:
                     return
-            elif (implementation := _accepting(bound, executor, declined)) is not None:
+            elif (implementation := _accepting(bound, executor, declined, lost)) is not None:
                 name = implementation.name or executor.name
                 calls = asked(_calls_of, bound, implementation, self.new)
                 if not isinstance(calls, Declined):
@@ -250,7 +274,7 @@ class _Claiming:
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
     ) -> None:
         """A fusion executor takes the call; the `others` run it where no region does."""
-        fallback = _Claiming(operators_of(others), self.new)
+        fallback = _Claiming(operators_of(others), self.new, self.select)
         fallback.visit(bound, fallback.executors, declined, level)
         calls = [call for each in fallback.placed for call in each.calls]
         claims = [made for each in fallback.placed for made in each.claims]
@@ -265,40 +289,47 @@ def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> F
     return next((each for each in before if isinstance(each, FusionExecutor)), None)
 
 
-def _fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons) -> list[BoundSymbol]:
+def fusible(
+    bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, lost: Lost = _NOBODY
+) -> list[BoundSymbol]:
     """The call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
+    if executor in lost:
+        declined.append((executor.name, lost[executor]))
+        return []
     decision = asked(executor.can_fuse, bound)
     if decision:
         return [bound]
     declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))
     parts: list[BoundSymbol] = []
     for sub in live_calls(bound.subsymbols, bound.outputs):
-        found = _fusible(sub, executor, [])
+        found = fusible(sub, executor, [])
         if not found:
             return []
         parts += found
     return parts
 
 
-def is_fused(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
+def is_fused(bound: BoundSymbol, executors: Sequence[Executor], select: Selection = in_order) -> bool:
     """Whether a fusion executor is the first to take a call."""
-    return first_fuser(bound, executors) is not None
+    return first_fuser(bound, executors, select(bound, executors)) is not None
 
 
-def first_fuser(bound: BoundSymbol, executors: Sequence[Executor]) -> FusionExecutor | None:
+def first_fuser(bound: BoundSymbol, executors: Sequence[Executor], lost: Lost = _NOBODY) -> FusionExecutor | None:
     """The fusion executor that takes a call, or all parts of it, before another executor does."""
     for executor in executors:
         if isinstance(executor, FusionExecutor):
-            if _fusible(bound, executor, []):
+            if fusible(bound, executor, [], lost):
                 return executor
-        elif _accepting(bound, executor, []) is not None:
+        elif _accepting(bound, executor, [], lost) is not None:
             return None
     return None
 
 
-def _accepting(bound: BoundSymbol, executor: Executor, declined: Reasons) -> Implementation | None:
+def _accepting(
+    bound: BoundSymbol, executor: Executor, declined: Reasons, lost: Lost = _NOBODY
+) -> Implementation | None:
     for implementation in executor.candidates(bound.symbol):
-        decision = implementation.decide(bound)
+        decision = decline(lost[implementation]) if implementation in lost else implementation.decide(bound)
         if decision:
             return implementation
         declined.append((implementation.name or executor.name, decision.reason))

@@ -71,6 +71,15 @@ def settled(compile: Callable[[], T]) -> T:
                 return result
 
 
+def apart(compile: Callable[[], T]) -> T:
+    """What `compile` gives, settled before the program goes on that this thread compiles: it is to be called now."""
+    around, _compiling.used = _compiling.used, None
+    try:
+        return settled(compile)
+    finally:
+        _compiling.used = around
+
+
 def _fails(fuser: FusionExecutor, used: list[tuple[FusionExecutor, Callable]]) -> bool:
     """Whether one of these functions of regions cannot be called; none such is found again."""
     failed = fuser.finish()

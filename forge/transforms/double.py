@@ -103,7 +103,7 @@ def differentiable_backward(
 
     repeated: set[str] = set()
 
-    def choice(bound: BoundSymbol) -> Choice:
+    def choice(bound: BoundSymbol, active: Collection[str]) -> Choice:
         check(
             Tag.ONCE_DIFFERENTIABLE not in bound.symbol.tags,
             lambda: (
@@ -116,7 +116,7 @@ def differentiable_backward(
         if rule is not None:
             repeated.update(bound.outputs)
             return Choice(rule)
-        return choose(bound) if Tag.RANDOM in bound.all_tags else Choice()
+        return choose(bound, active) if Tag.RANDOM in bound.all_tags else Choice()
 
     joint = differentiate(trace, wanted, choice, again=True)
     back = backward(joint, seeds, trace.inputs)

@@ -6,7 +6,7 @@ strings those together in reverse order. Both come before claiming and splitting
 joint program.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from forge import clang, prims
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     recompute: bool = False
 
 
-Choose = Callable[[BoundSymbol], Choice]
+Choose = Callable[[BoundSymbol, Collection[str]], Choice]  # of a call and of the names through which gradients flow
 
 
 class RuleRun:
@@ -52,7 +52,7 @@ class Joint:
 
 
 def differentiate(
-    trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound: Choice(), *, again: bool = False
+    trace: Trace, wanted: Sequence[str], choose: Choose = lambda bound, active: Choice(), *, again: bool = False
 ) -> Joint:
     """Runs the gradient rules of every call on a path from the inputs `wanted`.
 
@@ -84,7 +84,7 @@ class _Forward:
         if self.active.isdisjoint(bound.inputs) or not any(_differentiable(out) for out in tensors(bound.output)):
             return [bound]
         bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
-        choice = self.choose(bound)
+        choice = self.choose(bound, self.active)
         if choice.rule is not None:
             calls = self.apply(choice.rule, bound)
             if calls is not None:

@@ -124,7 +124,7 @@ def test_forges_own_code_is_hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.mark.usefixtures("kept")
 def test_the_processor_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_processor", lambda: "another one")
+    monkeypatch.setattr(keys, "processor", lambda: "another one")
     keys._system.cache_clear()
     try:
         assert not hits()

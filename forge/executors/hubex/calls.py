@@ -62,6 +62,16 @@ class Case:
         return described({**dict(named), **self.kwargs}, self.note)
 
 
+def with_strides(values: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    """The values in memory of these strides; as they are where none are known."""
+    if strides is None or values.stride() == strides:
+        return values
+    laid = torch.empty_strided(values.shape, strides, dtype=values.dtype, device=values.device)
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    laid[index] = values[index]
+    return laid
+
+
 def described(values: Mapping[str, Any], note: str = "") -> str:
     """Arguments by name, in words; `note` stands behind each tensor."""
     given = [(name, value) for name, value in values.items() if value is not None]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forge import torchlang
-from forge.executors.hubex.calls import Call, Case, Meta
+from forge.executors.hubex.calls import Call, Case, Meta, with_strides
 from forge.executors.hubex.kernels import Kernel
 from forge.hub.manifest import REQUIRED
 from forge.testing import OpInfo, all_opinfos, make_tensor
@@ -107,12 +107,7 @@ class _Values:
             values = torch.randn(meta.shape, dtype=meta.dtype, device=meta.device)
         else:  # small enough to be an index
             values = torch.randint(0, 2, meta.shape, device=meta.device).to(meta.dtype)
-        if meta.strides is None or values.stride() == meta.strides:
-            return values
-        laid = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
-        index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in meta.strides)
-        laid[index] = values[index]
-        return laid
+        return with_strides(values, meta.strides)
 
 
 def _smaller(call: Call) -> Call:

@@ -1,0 +1,58 @@
+"""How long functions take: each in turn in every round, so that what slows the machine down slows all of them."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+SECONDS = 0.5  # for all candidates of a call together
+_ROUNDS = 31
+_BATCH = 2e-3  # seconds of one candidate in one round, where that is several calls
+
+
+def time_candidates(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
+    """Seconds per call of each, warm: the median over rounds. They are about SECONDS together, but each is called six
+    times at least."""
+    for run in runs.values():
+        _seconds_per_call(run, 2, device)
+    once = {name: _seconds_per_call(run, 1, device) for name, run in runs.items()}
+    calls = {name: max(1, int(_BATCH / max(seconds, 1e-7))) for name, seconds in once.items()}
+    a_round = sum(seconds * calls[name] for name, seconds in once.items())
+    rounds = min(_ROUNDS, max(3, int(SECONDS / a_round)))
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            found[name].append(_seconds_per_call(run, calls[name], device))
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def _seconds_per_call(run: Callable[[], Any], calls: int, device: torch.device) -> float:
+    """The mean of some calls without garbage collection; on a GPU by its own clock, until its work is done."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return (_on_gpu if device.type == "cuda" else _on_cpu)(run, calls) / calls
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _on_cpu(run: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return time.perf_counter() - start
+
+
+def _on_gpu(run: Callable[[], Any], calls: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return 1e-3 * start.elapsed_time(end)
