@@ -177,8 +177,8 @@ class Measuring:
         try:
             timed = times.read(about, on_disk=on_disk)
             if timed is None or [each.name for each in timed] != [each.name for each in options]:
-                timed, passing = self._measure(program, executors, options)
-                times.write(about, timed, on_disk=on_disk and not passing)
+                timed = self._measure(program, executors, options)
+                times.write(about, timed, on_disk=on_disk)
         finally:
             if waited:
                 _measuring.release()
@@ -194,26 +194,27 @@ class Measuring:
         parts = (*here(), *where, *settings(), self._about, *program.words, said, fusers)
         return repr(parts), all(lasting for _, lasting in [*said, *fusers])
 
-    def _measure(
-        self, program: "_Program", executors: Sequence[Executor], options: list[_Option]
-    ) -> tuple[list[Timed], bool]:
-        """The times, and whether one of the candidates failed for a reason that may pass."""
+    def _measure(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> list[Timed]:
+        """The times; a candidate that fails is dropped. Raises _Unmeasured where memory runs out, or timing fails."""
         progress.expect(1)
         runs: dict[str, Callable[[], Any]] = {}
         dropped: dict[str, str] = {}
-        passing = False
-        with _disable_current_modes(), torch.no_grad():
-            inputs = program.inputs()
-            for place, option in enumerate(options):
-                try:
-                    runs[option.name] = self._run_of(program, executors, options, place, inputs)
-                except Exception as error:  # of a candidate's own code
-                    passing = passing or isinstance(error, (MemoryError, torch.OutOfMemoryError))
-                    dropped[option.name] = str(error) if isinstance(error, _Unmeasured) else in_one_line(error)
-            seconds = timing.time_candidates(runs, inputs[0].device) if len(runs) > 1 else {}
-        progress.advance()
-        names = [option.name for option in options]
-        return [Timed(name, seconds.get(name), dropped.get(name)) for name in names], passing
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                inputs = program.inputs()
+                for place, option in enumerate(options):
+                    try:
+                        runs[option.name] = self._run_of(program, executors, options, place, inputs)
+                    except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
+                        raise
+                    except Exception as error:  # of the candidate's own code
+                        dropped[option.name] = str(error) if isinstance(error, _Unmeasured) else in_one_line(error)
+                seconds = timing.time_candidates(runs, inputs[0].device) if len(runs) > 1 else {}
+        except Exception as error:
+            raise _Unmeasured(f"measuring failed: {in_one_line(error)}") from error
+        finally:
+            progress.advance()
+        return [Timed(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
 
     def _run_of(
         self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list

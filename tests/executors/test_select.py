@@ -3,6 +3,7 @@
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge import torchlang
+from forge import clang, torchlang
+from forge.compile import Options
 from forge.executors import FusionExecutor, OperatorExecutor, claim, decline, resolve_executors, times, timing
 from forge.executors.hubex import kernel_executor
 from forge.executors.selection import PARTS, Measured
+from forge.functional import Direct
 from forge.ir import BoundSymbol, Symbol, Trace
 from forge.ir.bounded import Bounded
 
@@ -28,9 +31,11 @@ class Timer:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.asked: list[list[str]] = []
+        self.wait: Callable[[], Any] = lambda: None
 
     def __call__(self, runs: Mapping[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
         self.asked.append(list(runs))
+        self.wait()
         for run in runs.values():
             run()
         return {name: self.seconds[name] for name in runs}
@@ -192,6 +197,14 @@ def test_between_torch_and_a_fusion_executor_the_order_decides(timer: Timer) -> 
     assert timer.asked == [] and told.measured == []
 
 
+def test_a_kernel_that_declines_is_no_candidate(timer: Timer) -> None:
+    kernel = forge.kernel("torch.nn.functional.silu", lambda input: silu(input), dtypes=[torch.float64], grad="none")
+    executors = [kernel_executor([kernel], verify=False), Fuser("silu", "exp"), "torch"]
+    told = measured(lambda x: F.silu(x).exp(), torch.randn(4), executors=executors)
+    assert who(told) == ["fuser", "fuser"]
+    assert timer.asked == [] and told.measured == []
+
+
 def test_a_call_inside_of_another_is_measured_where_nobody_takes_the_whole(timer: Timer) -> None:
     timer.seconds = {"mine": SLOW, "torch-prims": FAST}
     told = measured(F.silu, torch.randn(4), executors=[mine(forge.prims.sigmoid, torch.sigmoid), "torch-prims"])
@@ -255,10 +268,11 @@ def test_forward_and_backward_are_measured_where_a_gradient_flows(
 
 def test_a_gradient_is_measured_of_the_arguments_that_need_one(timer: Timer) -> None:
     """Of intermediate values, too: what the kernel has no gradient of is not asked for."""
-    timer.seconds = {"own": FAST, PARTS: SLOW}
+    timer.seconds = {"own": SLOW, PARTS: FAST}
+    ran: list[str] = []
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8)
-    told = measured(lambda x, w: llama_norm(x.sin(), w.cos()), x, w, executors=[norm_kernel([]), "torch"])
-    assert "own" in who(told, "backward")
+    measured(lambda x, w: llama_norm(x.sin(), w.cos()), x, w, executors=[norm_kernel(ran), "torch"])
+    assert "backward" in ran
 
 
 def test_without_gradients_the_forward_alone_is_measured(timer: Timer) -> None:
@@ -268,6 +282,14 @@ def test_without_gradients_the_forward_alone_is_measured(timer: Timer) -> None:
     with torch.no_grad():
         told = measured(llama_norm, x, torch.randn(8), executors=[norm_kernel(ran), "torch"])
     assert not told.measured[0].gradients and "backward" not in ran
+
+
+def test_a_call_of_the_backward_alone_is_measured_forward(timer: Timer) -> None:
+    timer.seconds = {"mine": SLOW, "torch": FAST}
+    inputs = [torch.randn(3, 3, requires_grad=True) for _ in range(2)]
+    told = measured(torch.mm, *inputs, executors=[mine(clang.matmul, torch.matmul), "torch"])
+    assert [(each.operation, each.calls) for each in told.measured if not each.gradients] == [("clang.matmul", 2)]
+    assert "mine" not in who(told, "backward")
 
 
 def test_the_loser_is_differentiated_by_nobody(timer: Timer) -> None:
@@ -292,6 +314,19 @@ def test_what_was_measured_is_read_from_disk(timer: Timer, monkeypatch: pytest.M
     assert len(timer.asked) == 1
     (file,) = times.folder().iterdir()
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_another_process_would_not_know_again_is_not_kept(timer: Timer) -> None:
+    class Unknown(Fuser):
+        def identity(self) -> Any:
+            return decline("it depends on the weather")
+
+    timer.seconds = {"mine": SLOW, "fuser": SLOW, "torch": FAST}
+    executors = [mine(), Unknown("silu"), "torch"]
+    for _ in range(2):
+        torch._dynamo.reset()
+        assert who(measured(F.silu, torch.randn(4), executors=executors)) == ["torch"]
+    assert len(timer.asked) == 1 and not times.folder().exists()
 
 
 @pytest.mark.parametrize("options", [{"cache": False}, {}])
@@ -334,6 +369,15 @@ def test_another_call_is_measured_for_itself(timer: Timer, other: torch.Tensor) 
     for x in (torch.randn(4), other, torch.randn(4)):
         torch._dynamo.reset()
         measured(F.silu, x, executors=[mine(), "torch"], cache=False)
+    assert len(timer.asked) == 2
+
+
+def test_which_arguments_need_a_gradient_is_part_of_a_call(timer: Timer) -> None:
+    timer.seconds = {"mine": FAST, "torch": SLOW}
+    for both in (False, True, False):
+        torch._dynamo.reset()
+        inputs = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=both)
+        measured(torch.mul, *inputs, executors=[mine(torchlang.mul, torch.mul), "torch"], cache=False)
     assert len(timer.asked) == 2
 
 
@@ -453,6 +497,27 @@ def test_a_region_that_cannot_be_made_is_dropped(timer: Timer) -> None:
     assert who(told) == ["torch"] and ("fuser", "measured: no compiler") in told.rows[0].declined
 
 
+def out_of_memory(x: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("too large")
+
+
+def test_where_memory_runs_out_the_order_decides(timer: Timer) -> None:
+    """As it may while a candidate is measured, with the program's own tensors beside it."""
+    told = measured(F.silu, torch.randn(4), executors=[mine(), mine(function=out_of_memory, name="large"), "torch"])
+    assert who(told) == ["mine"] and timer.asked == []
+    assert told.measured[0].why_not == "measuring failed: OutOfMemoryError: too large"
+
+
+def test_a_candidate_that_fails_while_it_is_timed_leaves_the_order(timer: Timer) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bad moment")
+
+    timer.wait = fail
+    told = measured(F.silu, torch.randn(4), executors=[mine(), "torch"])
+    assert who(told) == ["mine"] and not times.folder().exists()
+    assert told.measured[0].why_not == "measuring failed: RuntimeError: a bad moment"
+
+
 def test_a_random_call_is_not_measured(timer: Timer) -> None:
     executors = [mine(torchlang.find(F.dropout), lambda x, p=0.5, training=True, inplace=False: x * 2), "torch"]
     jitted = forge.jit(lambda x: F.dropout(x, 0.5), executors=executors, select="measured")
@@ -518,6 +583,20 @@ def test_two_threads_measure_once_each_call(timer: Timer) -> None:
         each.join()
     assert not errors
     assert [row.executor for told in found for row in told.rows if row.operation.endswith("silu")] == ["torch"] * 2
+    assert len(timer.asked) == 1
+
+
+def test_one_thread_waits_for_what_another_one_measures(timer: Timer) -> None:
+    timer.seconds = {"mine": SLOW, "torch": FAST}
+    timer.wait = lambda: time.sleep(0.2)  # the other thread could measure meanwhile
+    direct = [Direct(F.silu) for _ in range(2)]
+    for each in direct:
+        each.options = Options([mine(), "torch"], select="measured")
+    threads = [threading.Thread(target=each.compile, args=((torch.randn(4),), {})) for each in direct]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
     assert len(timer.asked) == 1
 
 
