@@ -26,6 +26,7 @@ from forge.executors.executor import (
     resolve_executors,
 )
 from forge.executors.fusion import apart, settled
+from forge.executors.hubex.kernels import HubExecutor
 from forge.executors.later import Growing, Replacement, is_small, is_wanted
 from forge.executors.layout import Layouts
 from forge.executors.recorded import record, why_not
@@ -264,7 +265,9 @@ class Options:
         if self.select == "order":
             return self
         on_disk = self.cache and is_on()
-        return _selecting(self, Measuring(partial(_compile_alone, self), self.memory, found, on_disk=on_disk))
+        executors = [each.regardless() if isinstance(each, HubExecutor) else each for each in self.executors]
+        measuring = Measuring(partial(_compile_alone, self), self.memory, found, on_disk=on_disk)
+        return _selecting(self, measuring, executors=executors)
 
     def find_patterns(self, trace: Trace) -> Trace:
         """The trace with the patterns of the executors' kernels found in it."""

@@ -268,8 +268,8 @@ def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
-    """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory,
-    cache, cuda_graphs, freeze, select and strict.
+    """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory, cache,
+    cuda_graphs, freeze, select and strict.
 
     Raises TypeError for another option.
     """

@@ -197,11 +197,12 @@ def choose(
 
 
 def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Whether the torch executor is the first that accepts a call, or what it calls where nobody does."""
+    """Whether the torch executor is the first that accepts a call, or what it calls where nobody does; one that gives
+    way, as torch does, is not counted."""
     chosen = choose(bound, executors, [])
     if chosen is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
-    return chosen[0] is torchex
+    return chosen[0] is torchex or chosen[1].yields
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:

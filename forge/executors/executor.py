@@ -103,10 +103,11 @@ class Implementation:
     `grad_transform` is a gradient rule (forge/ir/grad_rules.py) used in place of the symbol's own. Without one, `grad`
     says how a gradient comes about: "decompose" by the symbol's decomposition, which takes the call apart where the
     backward reads a value from inside it; "recompute" by the decomposition too, but the call stays one and the
-    backward recomputes those values; "none" declines where a gradient is needed.
+    backward recomputes those values; "none" declines where a gradient is needed. yields: whether it gives way to what
+    forge makes of several calls (a head in chunks, attention of groups), as torch's own does: nobody asked for it.
     """
 
-    __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "name", "op", "symbol")
+    __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "name", "op", "symbol", "yields")
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class Implementation:
         *,
         grad: str = "decompose",
         name: str | None = None,
+        yields: bool = False,
     ) -> None:
         check(grad in GRADS, lambda: f"{symbol.id}: grad is {grad!r}, but must be one of {', '.join(GRADS)}")
         self.symbol = symbol
@@ -127,6 +129,7 @@ class Implementation:
         self.grad_transform = grad_transform
         self.grad = grad
         self.name = name
+        self.yields = yields
 
     def decide(self, bound: BoundSymbol) -> Decision:
         """True, or Declined with the reason."""

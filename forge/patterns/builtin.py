@@ -27,7 +27,7 @@ def rms_norm(x, weight, eps: float):
 
 @pattern
 def rms_norm_wide(x, weight, eps: float):
-    """OLMo, Helium: scaled in float32, then back in x's dtype."""
+    """OLMo, Helium, torch's own: scaled in float32, then back in x's dtype."""
     return (weight * _normalized(x, eps)).to(x.dtype)
 
 
@@ -55,7 +55,8 @@ add_rms_norm_gemma = _after_residual("add_rms_norm_gemma", rms_norm_gemma)
 def add_layer_norm(x, residual, weight, bias, eps: float):
     """(x + residual, its layer norm): GPT-2, ViT. Shapes: x and residual (..., H), weight and bias (H,)."""
     total = x + residual
-    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
+    normal = F.layer_norm(total.float(), total.shape[-1:], None, None, eps)
+    return total, (normal * weight.float() + bias.float()).to(total.dtype)
 
 
 @pattern

@@ -44,7 +44,8 @@ class Kernel:
 
     entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
     gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
-    calls, where the target is a pattern's symbol. declared: what forge.kernel was given: (op, fn, options).
+    calls, where the target is a pattern's symbol. declared: what forge.kernel was given: (op, fn, options). shipped:
+    whether it comes with forge, and nobody asked for it.
     """
 
     entry: KernelEntry
@@ -56,6 +57,7 @@ class Kernel:
     pattern: Pattern | None = None
     origin: Origin = Origin()
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
+    shipped: bool = field(default=False, compare=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ def implementation(
         grad_transform={"kernel": caller.rule, "autograd": caller.autograd_rule}.get(kind),
         grad={"none": "none", "composite": "recompute"}.get(kind, "decompose"),
         name=kernel.name,
+        yields=kernel.shipped,
     )
 
 
@@ -388,6 +391,12 @@ class HubExecutor(OperatorExecutor):
                 implementation(kernel, self._verdict, checked=self.checked, faster=self.faster)
             )
         self._patterns = _in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
+
+    def regardless(self) -> "HubExecutor":
+        """The same kernels, which take every call that they are right for: where times decide who runs it."""
+        same = HubExecutor(self.name, self._verdict, checked=self.checked, faster=False)
+        same.add(self.kernels)
+        return same
 
     def candidates(self, symbol: Symbol) -> list[Implementation]:
         """The kernels of a symbol, in the order in which they are asked."""

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ def shipped(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
     found = []
     for folder in FOLDERS:
         try:
-            kernels = gather([folder])
+            kernels = [replace(kernel, shipped=True) for kernel in gather([folder])]
         except (HubError, ImportError) as error:  # Triton may be there and not load
             _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
             continue

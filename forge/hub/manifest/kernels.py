@@ -262,10 +262,12 @@ class _Kernel:
             return
         nodes = [node for key in ("where", "faster") for node in self.reader.one_or_more(self.fields.get(key))]
         marks = {constant(node): node.mark for node in nodes if isinstance(node, ScalarNode)}
-        for condition in (*entry.where, *entry.faster):
-            mark = next((at for text, at in marks.items() if str(text).strip() == condition.text), self.fields.mark)
-            for text in condition.misused(values, tensors):
-                self.problem(mark, text)
+        for key, conditions in (("where", entry.where), ("faster", entry.faster)):
+            for condition in conditions:
+                written = (at for text, at in marks.items() if str(text).strip() == condition.text)
+                mark = next(written, self.fields.mark)
+                for text in condition.misused(values, tensors):
+                    self.problem(mark, key + text.removeprefix("where"))
 
     # where it runs
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from forge import hub
 from forge.executors.hubex import HubExecutor, Kernel, Verifier, gather, hubex, shipped
 from forge.hub.loader import verify
 from forge.hub.manifest import ManifestError
+from forge.transforms import head
 from tests.hub.repositories import GELU, Repository
 
 CUDA = torch.cuda.is_available()
@@ -67,7 +69,7 @@ def test_what_it_is_faster_at_decides_neither_a_direct_call_nor_a_verification()
 
 
 def test_where_it_is_faster_is_read_as_other_conditions_are() -> None:
-    with pytest.raises(ManifestError, match=r"faster.*width"):
+    with pytest.raises(ManifestError, match=r"faster: .width. in .* is neither an argument"):
         forge.kernel(F.silu, silu, faster="width >= 100")
     assert "faster where input.numel >= 100" in forge.kernels([threshold()])[0].constraints
 
@@ -105,6 +107,27 @@ def test_files_that_were_verified_before_release_are_trusted_and_others_are_not(
     trusted: list[Kernel] = []
     found = shipped.shipped(trusted.extend)
     assert found and trusted == ([] if changed else found)
+
+
+def test_a_kernel_that_nobody_asked_for_gives_way_to_a_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "BYTE_LIMIT", 0)
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.linear(x, weight), target)
+
+    def own(input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return -input.log_softmax(-1).gather(1, target[:, None]).mean()
+
+    options = {"args": {"input": "input", "target": "target"}, "device": "cpu", "grad": "composite"}
+    kernel = forge.kernel(F.cross_entropy, own, where=["input.ndim == 2", "target.ndim == 1"], **options)
+    arguments = torch.randn(6, 4), torch.randn(9, 4), torch.randint(9, (6,))
+    for asked_for in (True, False):
+        executor = HubExecutor("kernels")
+        executor.add([replace(kernel, shipped=not asked_for)])
+        jitted = forge.jit(loss, executors=[executor, "torch"])
+        torch.testing.assert_close(jitted(*arguments), loss(*arguments))
+        operations = [row.operation for row in forge.explain(jitted).rows]
+        assert any("linear_cross_entropy" in each for each in operations) is not asked_for
 
 
 @pytest.mark.skipif(not CUDA, reason="no GPU here")

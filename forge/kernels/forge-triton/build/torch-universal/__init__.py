@@ -4,7 +4,7 @@ float32, bfloat16 and float16, computed in float32. Runs on GPUs, and with TRITO
 """
 
 from .gated import geglu, geglu_backward, swiglu, swiglu_backward
-from .loss import cross_entropy, cross_entropy_backward
+from .loss import cross_entropy, cross_entropy_backward, cross_entropy_forward
 from .norm import (
     add_layer_norm,
     add_layer_norm_backward,
@@ -25,6 +25,7 @@ __all__ = [
     "add_rms_norm_backward",
     "cross_entropy",
     "cross_entropy_backward",
+    "cross_entropy_forward",
     "geglu",
     "geglu_backward",
     "layer_norm",

@@ -82,6 +82,7 @@ def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager:
 
 
 _compiled: dict[tuple, CompiledKernel] = {}
+_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 def launch(kernel: JITFunction, programs: int, *args: Any, warps: int = 4, **constants: Any) -> None:
@@ -90,24 +91,25 @@ def launch(kernel: JITFunction, programs: int, *args: Any, warps: int = 4, **con
     Triton's own way from Python takes 14 µs: here what it compiled for such arguments is found by what it looks at of
     them (dtypes, and which addresses and numbers 16 divides), and its compiled launcher is called: 7 µs.
     """
-    key = [kernel, warps, *constants.values()]
-    for each in args:
-        if isinstance(each, torch.Tensor):
-            key += (each.dtype, each.data_ptr() % 16 == 0)
-        elif type(each) is int:
-            key.append((each % 16 == 0) + 2 * (each == 1) + 4 * (each >= 2**31))
-        else:
-            key.append(type(each))
-    first = args[0]
-    device = first.get_device() if first.is_cuda else None
-    key = (device, *key)
-    found = _compiled.get(key)
-    with on_device_of(first):
-        if found is None:
-            found = kernel[(programs,)](*args, **constants, num_warps=warps)
-            if device is not None and _LAUNCHES_SO:
-                _compiled[key] = found
+    device = args[0].get_device()  # -1 is the CPU, in the interpreter
+    key = (kernel, device, warps, *constants.values(), *map(_kind, args))
+    launcher = _compiled.get(key)
+    with on_device_of(args[0]):
+        if launcher is not None:
+            launcher.run(
+                programs, 1, 1, _stream(device), launcher.function, launcher.packed_metadata, None, None, None,
+                *args, *constants.values(),
+            )  # fmt: skip
             return
-        stream = triton.runtime.driver.active.get_current_stream(device)
-        metadata = found.packed_metadata
-        found.run(programs, 1, 1, stream, found.function, metadata, None, None, None, *args, *constants.values())
+        compiled = kernel[(programs,)](*args, **constants, num_warps=warps)
+    if device >= 0 and _LAUNCHES_SO:
+        _compiled[key] = compiled
+
+
+def _kind(argument: Any) -> Any:
+    """What Triton compiles a kernel for."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if type(argument) is int:
+        return -1 if argument >= 2**31 else 16 if argument % 16 == 0 else argument == 1
+    return type(argument)

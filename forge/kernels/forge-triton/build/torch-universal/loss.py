@@ -118,6 +118,15 @@ def cross_entropy(
     return _reduced(losses, input, target, ignore_index, reduction)[0]
 
 
+def cross_entropy_forward(
+    input: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, reduction: str = "mean"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cross_entropy, log(sum(exp(input))) of each row in float32, which its backward reads)."""
+    _check("cross_entropy_forward", input, target, reduction)
+    losses, lse = _run_forward(input, target, ignore_index)
+    return _reduced(losses, input, target, ignore_index, reduction)[0], lse
+
+
 def cross_entropy_backward(
     grad_output: torch.Tensor,
     input: torch.Tensor,
