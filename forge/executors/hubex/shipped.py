@@ -5,6 +5,7 @@ which that holds. With other files they are verified when they are first used, a
 on a machine with a GPU, verifies them and writes that file.
 """
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from forge.executors.hubex.gather import gather
+from forge.executors.hubex.gather import MANIFEST, gather
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.verdicts import Verifier, verify_all
 from forge.hub.errors import HubError
@@ -37,7 +38,7 @@ def shipped(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
         except (HubError, ImportError) as error:  # Triton may be there and not load
             _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
             continue
-        if all(kernel.origin.content == released(folder) for kernel in kernels):
+        if digest(folder) == released(folder):
             trust(kernels)
         found += kernels
     return found
@@ -46,7 +47,19 @@ def shipped(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
 def released(folder: Path) -> str | None:
     """The hash of the files that were verified; None where none were."""
     path = folder / VERIFIED
-    return json.loads(path.read_text())["content"] if path.is_file() else None
+    return json.loads(path.read_text())["sha256"] if path.is_file() else None
+
+
+def digest(folder: Path) -> str:
+    """A hash of the files that decide whether a repository's kernels are right: where they are faster does not."""
+    found = hashlib.sha256()
+    for path in sorted((folder / "build").rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            lines = path.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if not (path.name == MANIFEST and line.lstrip().startswith(b"faster:"))]
+            found.update(f"{path.relative_to(folder).as_posix()} {len(kept)}\n".encode())
+            found.update(b"".join(kept))
+    return found.hexdigest()
 
 
 def release(folder: Path) -> bool:
@@ -57,8 +70,7 @@ def release(folder: Path) -> bool:
     print(*table([("kernel", "op", "dtype", "device", "samples", "verdict"), *rows]), sep="\n")
     if not torch.cuda.is_available() or any(row[-1] != "ok" for row in rows):
         return False
-    (content,) = {kernel.origin.content for kernel in kernels}
     with_versions = {"torch": torch.__version__, "triton": importlib.metadata.version("triton")}
-    data = {"content": content, "device": torch.cuda.get_device_name(), **with_versions}
+    data = {"sha256": digest(folder), "device": torch.cuda.get_device_name(), **with_versions}
     (folder / VERIFIED).write_text(json.dumps(data, indent=2) + "\n")
     return True

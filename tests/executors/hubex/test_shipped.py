@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge import hub
-from forge.executors.hubex import HubExecutor, Kernel, Verifier, gather, hubex, shipped
-from forge.hub.loader import verify
+from forge.executors.hubex import HubExecutor, Kernel, Verifier, hubex, shipped
 from forge.hub.manifest import ManifestError
 from forge.transforms import head
 from tests.hub.repositories import GELU, Repository
@@ -50,8 +49,21 @@ def chosen(jitted: object, rows: int) -> tuple[str, tuple]:
 
 @pytest.mark.parametrize("folder", shipped.FOLDERS, ids=lambda folder: folder.name)
 def test_the_files_are_those_that_were_verified_on_a_gpu(folder: Path) -> None:
-    content = verify(hub.resolve(folder, policy=hub.Policy(local=True))).content
-    assert shipped.released(folder) == content, "verify them again: make release-kernels, on a machine with a GPU"
+    wanted = "verify them again: make release-kernels, on a machine with a GPU"
+    assert shipped.released(folder) == shipped.digest(folder), wanted
+
+
+def test_where_a_kernel_is_faster_may_change_without_verification_and_what_it_does_may_not(tmp_path: Path) -> None:
+    made = Repository(tmp_path, "gelu", "def f(x): return F.gelu(x)", faster="input.numel >= 100", **GELU)
+    shutil.move(made.folder / "forge_kernels.yaml", made.folder / "build" / "torch-universal")
+    before = shipped.digest(made.folder)
+    manifest = made.folder / "build" / "torch-universal" / "forge_kernels.yaml"
+    manifest.write_text(manifest.read_text().replace("100", "200"))
+    assert shipped.digest(made.folder) == before
+    manifest.write_text(manifest.read_text().replace("approximate == 'none'", "True"))
+    changed = shipped.digest(made.folder)
+    made.write("def f(x): return F.gelu(x) + 1")
+    assert len({before, changed, shipped.digest(made.folder)}) == 3
 
 
 def test_a_kernel_is_chosen_where_it_was_measured_to_be_faster() -> None:
@@ -98,8 +110,8 @@ def test_files_that_were_verified_before_release_are_trusted_and_others_are_not(
     changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Repository(tmp_path, "gelu", "def f(x): return F.gelu(x)", **GELU)
-    content = gather([made.folder])[0].origin.content
-    (made.folder / shipped.VERIFIED).write_text(json.dumps({"content": "another" if changed else content}))
+    digest = shipped.digest(made.folder)
+    (made.folder / shipped.VERIFIED).write_text(json.dumps({"sha256": "another" if changed else digest}))
     monkeypatch.setattr(shipped, "FOLDERS", (made.folder,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     found_by = importlib.util.find_spec
