@@ -34,6 +34,7 @@ bench: $(INSTALLED)
 
 bench-gpu: $(INSTALLED)
 	$(BIN)/python -m bench.throughput --device cuda
+	$(BIN)/python -m bench.alone
 
 bench-kernels: $(INSTALLED)
 	$(BIN)/python -m bench.kernels

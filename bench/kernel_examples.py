@@ -137,8 +137,13 @@ def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> 
 def training(function: Callable, args: tuple[torch.Tensor, ...]) -> Callable[[], object]:
     """Forward and backward, as one call."""
     leaves = [each.detach().clone().requires_grad_() for each in args]
-    grad = torch.randn_like(function(*leaves))
-    return lambda: torch.autograd.grad(function(*leaves), leaves, grad)
+
+    def outputs() -> tuple[torch.Tensor, ...]:
+        found = function(*leaves)
+        return found if isinstance(found, tuple) else (found,)
+
+    gradients = [torch.randn_like(each) for each in outputs()]
+    return lambda: torch.autograd.grad(outputs(), leaves, gradients)
 
 
 def run(case: Case, compiled: bool) -> Iterator[str]:

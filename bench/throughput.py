@@ -1,7 +1,7 @@
 """Whole models: time a step, memory and first call of forge against eager and torch.compile.
 
     python -m bench.throughput [--device cpu|cuda] [--only NAME …] [--rounds 5] [--kernels FOLDER]
-                               [--freeze] [--json FILE] [--png FILE]
+                               [--freeze] [--cuda-graphs] [--nvfuser] [--json FILE] [--png FILE]
 
 All systems run in one process, in turn; each has a deep copy of the model. `memory` is what a step holds at its peak
 beyond the parameters and gradients (CUDA), or what the forward saves for the backward (CPU).
@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from torch import nn
 from transformers.utils import logging
 
 import forge
-from bench.common import FROZEN, System, finish_compiling, inference, systems, training_step
+from bench.common import FROZEN, System, entry, finish_compiling, inference, systems, training_step
 from bench.timing import in_turn, ratio, show_table
 
 
@@ -213,10 +214,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     parser.add_argument("--freeze", action="store_true", help="one more row of forge, frozen, where nothing is trained")
+    parser.add_argument("--cuda-graphs", action="store_true", help="rows with CUDA graphs, torch.compile's too")
+    parser.add_argument("--nvfuser", action="store_true", help="one more row of forge, in which nvFuser fuses")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("bench.throughput --device cuda measures on a GPU, and there is none here")
+        return
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     compared = [each for each in systems() if each.name in ("eager", "torch.compile", "forge")]
+    if options.cuda_graphs:
+        compared.append(System("torch.compile, graphs", lambda f: torch.compile(entry(f), mode="reduce-overhead")))
+        compared.append(System("forge, graphs", partial(forge.jit, cuda_graphs=True)))
+    if options.nvfuser:
+        compared.append(System("forge, nvFuser", partial(forge.jit, executors=["nvfuser", "torch"])))
     if options.kernels:
         compared.append(System(f"forge, {options.kernels.name}", lambda f: forge.jit(f, kernels=[options.kernels])))
     print(f"torch {torch.__version__}, {_machine(options.device)}\n", flush=True)

@@ -1,0 +1,151 @@
+"""Memory-bound operations alone on a GPU, against the bandwidth of a copy.
+
+    python -m bench.alone [--only rms_norm …] [--dtype bfloat16]
+
+Eager, torch.compile, forge as it chooses, forge's own Triton kernel called directly, and Liger where it is installed:
+µs that the device works on a call (replayed in a CUDA graph), and the bytes that have to be read and written at least,
+over that time, as a part of what a copy moves.
+"""
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import forge
+from bench.common import entry
+from bench.kernel_examples import load, training
+from bench.timing import device_seconds, show_table
+
+EPS = 1e-5
+ROWS = [(8192, 2048), (8192, 8192)]
+LOGITS = [(4096, 32000), (8192, 128256)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on one shape. moved: how many times the first argument's bytes are read or written at least,
+    forward and backward; kernel: the same function by forge's own; liger: by Liger's of that name, if it has it. Norms
+    are called with eps besides."""
+
+    name: str
+    moved: tuple[float, float]
+    args: tuple[torch.Tensor, ...]
+    reference: Callable
+    kernel: Callable
+    liger: str = ""
+
+
+def _liger() -> ModuleType | None:
+    try:
+        from liger_kernel.transformers import functional
+    except ImportError:
+        return None
+    return functional
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = EPS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = x + residual
+    return total, F.rms_norm(total, weight.shape, weight, eps)
+
+
+def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS) -> torch.Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate) * up
+
+
+def _geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def cases(dtype: torch.dtype) -> Iterator[Case]:
+    ours = load("forge-triton")
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda").to(dtype)
+
+    for rows, hidden in ROWS:
+        x, other, weight, bias = randn(rows, hidden), randn(rows, hidden), randn(hidden), randn(hidden)
+        yield Case("rms_norm", (2, 3), (x, weight), _rms_norm, ours.rms_norm, "liger_rms_norm")
+        yield Case(
+            "add_rms_norm", (4, 4), (x, other, weight), _add_rms_norm, ours.add_rms_norm, "liger_fused_add_rms_norm"
+        )
+        yield Case("layer_norm", (2, 3), (x, weight, bias), _layer_norm, ours.layer_norm, "liger_layer_norm")
+        yield Case("softmax", (2, 3), (x,), partial(F.softmax, dim=-1), ours.softmax, "liger_softmax")
+        yield Case("swiglu", (3, 5), (x, other), _swiglu, ours.swiglu, "liger_swiglu")
+        yield Case("geglu", (3, 5), (x, other), _geglu, ours.geglu, "liger_geglu")
+    for rows, classes in LOGITS:  # Liger writes the gradient over its input, in the forward: nothing to compare
+        target = torch.randint(classes, (rows,), device="cuda")
+        of = partial(F.cross_entropy, target=target)
+        yield Case("cross_entropy", (1, 2), (randn(rows, classes),), of, partial(ours.cross_entropy, target=target))
+
+
+def measured(case: Case, copied: float) -> Iterator[tuple[str, ...]]:
+    """A row for each pass; copied: bytes a second of a copy."""
+    torch._dynamo.reset()
+    eps = (EPS,) if case.name.endswith("norm") else ()
+    functions = [
+        case.reference,
+        torch.compile(entry(case.reference), dynamic=False),
+        forge.jit(case.reference, cache=False),
+        lambda *args: case.kernel(*args, *eps),
+        None,
+    ]
+    by_liger = getattr(_liger(), case.liger, None)
+    if by_liger is not None:
+        functions[-1] = lambda *args: by_liger(*args, *eps)
+    passes = {"forward": case.moved[0], "forward + backward": sum(case.moved)}
+    for name, moved in passes.items():
+        row = [case.name, "×".join(map(str, case.args[0].shape)), name]
+        for function in functions:
+            row.append("-" if function is None else _one(function, case, name, moved * case.args[0].nbytes / copied))
+        yield tuple(row)
+
+
+def _one(function: Callable, case: Case, which: str, at_least: float) -> str:
+    with torch.set_grad_enabled(which != "forward"):
+        forward: Callable[[], Any] = lambda: function(*case.args)
+        call = forward if which == "forward" else training(function, case.args)
+        seconds = device_seconds(call)
+    return f"{1e6 * seconds:.0f} ({at_least / seconds:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], help="operations by name")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("bench.alone measures on a GPU, and there is none here")
+        return
+    warnings.simplefilter("ignore")
+    source = torch.empty(2**28, dtype=torch.bfloat16, device="cuda")
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / device_seconds(lambda: target.copy_(source))
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {options.dtype}")
+    print(f"a copy moves {copied / 1e9:.0f} GB/s")
+    print("µs on the device (part of a copy's bandwidth)\n")
+    rows = [("operation", "shape", "", "eager", "torch.compile", "forge", "kernel", "Liger")]
+    for case in cases(getattr(torch, options.dtype)):
+        if not options.only or case.name in options.only:
+            rows += measured(case, copied)
+    show_table(rows)
+
+
+if __name__ == "__main__":
+    main()
