@@ -2,6 +2,7 @@
 
 import inspect
 import linecache
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ from torch._dynamo.variables import (
     UserMethodVariable,
     lists,
 )
+from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable
 from torch.autograd.function import FunctionCtx
 
 from forge.ir.versions import TORCH
@@ -303,7 +305,30 @@ _calls_functions = Replaced(UserMethodVariable, "call_function", _call_function)
 _calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_module)
 
 
+# what is logged
+
+
+def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    """A method of a logging.Logger, at which Dynamo breaks the graph. With constants, which nothing changes until then,
+    it is called when the graph has run; all of them in their order."""
+    constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
+    method = getattr(type(self.value), name, None)
+    if self.source is None or not constant or method is None or method is not getattr(logging.Logger, name, None):
+        return _logs.original(self, tx, name, args, kwargs)
+    if name not in _LOGGING:
+        return _logs.original(self, tx, name, args, kwargs)
+    called = DebuggingVariable(method, source=AttrSource(self.source, name))
+    tx.output.root_tx.debug_locals.append((called, list(args)))
+    return ConstantVariable.create(None)
+
+
+# they return nothing; the last two are those that the transformers library adds to the class
+_LOGGING = frozenset("critical debug error info log warn warning info_once warning_once".split())
+_logs = Replaced(LoggingLoggerVariable, "call_method", _log)
+
+
 _EVERYWHERE = (
+    _logs,
     _materializes,
     _applies,
     _calls_methods,
@@ -321,7 +346,7 @@ def captured() -> Iterator[None]:
     """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
     before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs, as one in a
     transform of torch.func does. A length that is looked for among numbers is compared, a shape that changes in place
-    is seen, and methods are guarded."""
+    is seen, methods are guarded, and what is logged breaks no graph."""
     with ExitStack() as stack:
         for each in _EVERYWHERE:
             stack.enter_context(each)
