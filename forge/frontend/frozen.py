@@ -1,9 +1,10 @@
 """What a frozen program computes of weights alone (forge.jit(freeze=True)): kept until one of them changes.
 
 A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
-changes in place. torch does not count everything. The steps of fused optimizers follow a gradient: while a weight has
-one, nothing is kept, and what is kept is dropped once one arrives. For writes through `p.data`, NumPy and DLPack, one
-element of each weight on the CPU is looked at; elsewhere, and where that element stays, forge.refold is for them.
+changes in place. torch does not count everything. A step of a torch.optim optimizer, fused ones too, drops what was
+made of its parameters. Others' fused steps follow a gradient: while a weight has one, nothing is kept, and what is kept
+is dropped once one arrives. For writes through `p.data`, NumPy and DLPack, one element of each weight on the CPU is
+looked at; elsewhere, and where that element stays, forge.refold is for them.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forge.executors.claim import claim
 from forge.executors.executor import Executor
@@ -93,6 +95,11 @@ class Folded:
         for key in list(self._states):
             self.drop(key)
 
+    def drop_of(self, weights: frozenset[int]) -> None:
+        """What was computed of any of these weights, by their ids, is computed again when it is needed."""
+        for key in [each for each in list(self._states) if not weights.isdisjoint(each)]:
+            self.drop(key)
+
     def drop(self, key: tuple[int, ...]) -> None:
         """What was computed of these weights is computed again when it is needed."""
         state = self._states.pop(key, None)
@@ -114,7 +121,7 @@ class Folded:
             memory = [x.detach() for x in weights]
             cells = _cells(weights)
             seen, bits = _look(weights), list(map(_VALUE, cells))
-        except RuntimeError:  # a tensor without a version or without memory: nothing says when it changes
+        except RuntimeError:  # a tensor without a version or memory of its own: nothing says when it changes
             seen = None
         with torch.inference_mode(False), torch.no_grad():
             made = self.function(*weights)
@@ -142,14 +149,20 @@ def _look(weights: list[torch.Tensor]) -> list[int]:
 
 
 def _cells(weights: list[torch.Tensor]) -> list[Any]:
-    """The element in the middle of each weight on the CPU, as bits."""
-    found = [x for x in weights if x.device.type == "cpu" and x.numel() and x.element_size() in _CELLS]
-    return [_CELLS[x.element_size()].from_address(_middle(x)) for x in found]
+    """An element of each weight on the CPU, as bits: that in its middle, or another where that is 0, which stays 0 when
+    it is scaled. Raises RuntimeError for a weight without memory."""
+    return [_cell(x) for x in weights if x.device.type == "cpu" and x.numel()]
 
 
-def _middle(x: torch.Tensor) -> int:
-    place = sum(length // 2 * stride for length, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr() + place * x.element_size()
+def _cell(x: torch.Tensor) -> Any:
+    if not x.data_ptr():
+        raise RuntimeError("it has no memory")
+    kind = _CELLS.get(x.element_size(), ctypes.c_int64)
+    cells = []
+    for part in (2, 4, 3, 5):
+        place = sum(length // part * stride for length, stride in zip(x.shape, x.stride(), strict=True))
+        cells.append(kind.from_address(x.data_ptr() + place * x.element_size()))
+    return next((cell for cell in cells if cell.value), cells[0])
 
 
 def _finished(values: Sequence[torch.Tensor]) -> bool:
@@ -167,6 +180,19 @@ def _drop(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
     owner = folded()
     if owner is not None:
         owner.drop(key)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    """A step has changed an optimizer's parameters, whether it counted that or not."""
+    with _folded_lock:
+        there = list(_folded)
+    if there:
+        stepped = frozenset(id(x) for group in optimizer.param_groups for x in group["params"])
+        for each in there:
+            each.drop_of(stepped)
+
+
+register_optimizer_step_post_hook(_after_step)
 
 
 # what is folded, while a program is compiled

@@ -106,11 +106,14 @@ class _Search:
 
 
 def _fits(layer: Symbol, given: dict[str, Any], norm: dict[str, Any], output: TensorProxy) -> bool:
-    """Whether each channel of the norm is one of the layer's own output: no unbatched input, no rows between."""
+    """Whether each channel of the norm is one of the layer's own output (no unbatched input, no rows between), and
+    torch takes its dtypes."""
     x, weight = norm["input"], given["weight"]
     rank = 2 if layer is LINEAR else weight.ndim
-    floating = all(tensor.is_floating_point() for tensor in (x, weight, norm["running_mean"], norm["running_var"]))
-    return floating and weight.ndim >= 2 and x.ndim == rank and x.dtype == weight.dtype == output.dtype
+    statistics = [norm[name] for name in ("running_mean", "running_var", "weight", "bias") if norm[name] is not None]
+    (kind, *others) = {tensor.dtype for tensor in statistics}
+    taken = not others and (kind == x.dtype or (kind == torch.float32 and x.dtype in (torch.bfloat16, torch.float16)))
+    return taken and weight.ndim >= 2 and x.ndim == rank and x.dtype == weight.dtype == output.dtype
 
 
 def _rewritten(trace: Trace, found: dict[str, _Site]) -> Trace:

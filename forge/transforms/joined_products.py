@@ -2,8 +2,9 @@
 
     linear(x, q, a), linear(x, k, b) = split(linear(x, cat(q, k), cat(a, b)))
 
-where the weights are weights of a frozen program. A part is a view; one that the program returns is a copy, and so are
-all where an opaque call may ask for the strides that torch gives them (torch.as_strided).
+where the weights are weights of a frozen program. A part is a view; one that the program returns, or changes through a
+view, which keeps its strides, is a copy, and so are all where an opaque call may ask for the strides that torch gives
+them (torch.as_strided).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +18,12 @@ from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.freezing import Freezing
-from forge.transforms.makers import Makers
+from forge.transforms.makers import Makers, innermost
 
 LINEAR = torchlang.find(F.linear)
 PRODUCTS = frozenset({torchlang.find(torch.matmul), torchlang.find(torch.mm)})
 SPLIT = torchlang.find(torch.split)
+_KEEP_STRIDES = frozenset({prims.slice_scatter, prims.view_scatter})
 
 
 class _Product(NamedTuple):
@@ -83,7 +85,7 @@ def _rewritten(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, lis
     first = set(map(id, ahead))
     gone = {product.bound.output.name for group in joined.values() for product in group}
     opaque = any(Tag.OPAQUE in bound.all_tags for bound in trace.bound_symbols)
-    copied = gone if opaque else gone.intersection(trace.output_names)
+    copied = gone if opaque else gone.intersection(trace.output_names) | _changed(trace, gone)
     new = trace.derive("products joined", [*ahead])
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
@@ -93,6 +95,19 @@ def _rewritten(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, lis
             elif id(bound) not in first and name not in gone:
                 new.record(bound)
     return new
+
+
+def _changed(trace: Trace, names: set[str]) -> set[str]:
+    """Those of these values that are changed through a view."""
+    shown = {name: name for name in names}
+    found = set()
+    for bound in trace.bound_symbols:
+        roots = {shown[name] for name in bound.inputs if name in shown}
+        if roots and Tag.VIEW in bound.all_tags:
+            shown.update((name, root) for name in bound.outputs for root in roots)
+        if any(call.symbol in _KEEP_STRIDES for call in innermost(bound)):
+            found |= roots
+    return found
 
 
 def _record(new: Trace, group: list[_Product], copied: set[str]) -> None:

@@ -701,3 +701,100 @@ def test_it_is_an_option_of_the_backend_too() -> None:
     same(compiled, model, IMAGE)
     model.conv.weight.mul_(2)
     same(compiled, model, IMAGE)
+
+
+# what others found
+
+
+class Doubled(nn.Module):
+    """A weight that is computed of another, which a part of the input does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.layer.weight * 2)
+
+
+def gradient(model: nn.Module) -> torch.Tensor:
+    """Of all columns but the middle one, in which the element lies that is looked at."""
+    x = torch.randn(5, 8)
+    x[:, 4] = 0
+    with torch.enable_grad():
+        return torch.autograd.grad(model(x).sum(), model.layer.weight)[0]
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_fused_step_is_followed_however_its_gradient_came(needed: bool, cleared: bool) -> None:
+    model, x = Doubled().requires_grad_(needed), torch.randn(5, 8)
+    jitted = forge.jit(model, freeze=True)
+    same(jitted, model, x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    for _ in range(2):
+        model.requires_grad_(True)
+        model.layer.weight.grad = gradient(model)
+        optimizer.step()
+        if cleared:
+            optimizer.zero_grad()
+        model.requires_grad_(needed)
+        same(jitted, model, x)
+
+
+def test_a_step_of_another_model_drops_nothing() -> None:
+    model, other, x = Doubled(), Doubled(), torch.randn(5, 8)
+    jitted = forge.jit(model, freeze=True)
+    jitted(x)
+    other.layer.weight.grad = gradient(other)
+    torch.optim.SGD(other.parameters(), lr=0.1, fused=True).step()
+    jitted(x)
+    assert folded_times(jitted) == 1
+
+
+def test_a_weight_without_memory_is_read_in_each_call() -> None:
+    model, x = Doubled(), torch.randn(5, 8)
+    model.layer.weight.data = torch._efficientzerotensor(8, 8)
+    same(forge.jit(model, freeze=True), model, x)
+
+
+def test_a_weight_whose_middle_is_zero_is_seen_to_be_scaled() -> None:
+    model, x = Doubled(), torch.randn(5, 8)
+    model.layer.weight[4, 4] = 0
+    jitted = forge.jit(model, freeze=True)
+    jitted(x)
+    model.layer.weight.data.mul_(3)
+    same(jitted, model, x)
+
+
+class Overwritten(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = self.q(x), self.k(x)
+        a[:, :2].add_(b[:, :2])
+        b.t()[0].fill_(1)
+        return a, b.view(5, 2, 4)
+
+
+def test_a_part_that_is_changed_through_a_view_has_eagers_strides() -> None:
+    model, x = Overwritten(), torch.randn(5, 8)
+    found, expected = forge.jit(model, freeze=True)(x), model(x)
+    torch.testing.assert_close(found, expected)
+    assert [each.stride() for each in found] == [each.stride() for each in expected]
+    assert [each.untyped_storage().nbytes() for each in found] == [160, 160]
+
+
+@pytest.mark.parametrize("part", ["running_mean", "weight", "all"])
+def test_a_batch_norm_of_dtypes_that_torch_refuses_is_refused(part: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)).eval()
+    if part == "all":
+        model[1].double()
+    else:
+        setattr(model[1], part, type(getattr(model[1], part))(getattr(model[1], part).double()))
+    x = torch.randn(2, 4, 9, 9)
+    for each in (model, forge.jit(model, freeze=True)):
+        with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+            each(x)

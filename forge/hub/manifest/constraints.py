@@ -64,7 +64,7 @@ class Checker:
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
         self.constrained = entry.constrained
-        self.conditions = (*entry.where, *(entry.faster if faster else ()))
+        self.faster = entry.faster if faster else ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool | str:
         return self.decide(self.signature.bind(args, kwargs))
@@ -103,12 +103,15 @@ class Checker:
         yield from self._orders(tensors)
         broken = yield from self._shapes(tensors, dims)
         known = {**values, **dims}
-        for condition in self.conditions:
+        for condition in self.entry.where:
             if broken and not condition.names <= known.keys():
                 continue  # about a dim of a shape that did not fit, which was reported
             reason = condition.reason(known)
             if reason is not None:
                 yield reason
+        if not broken:
+            reasons = (condition.reason(known) for condition in self.faster)
+            yield from (f"it is not known to be faster: {reason}" for reason in reasons if reason is not None)
 
     def _about(self, name: str) -> str:
         """The first tensor of a call is what a reason is about unless it says otherwise."""

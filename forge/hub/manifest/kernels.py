@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,6 +106,13 @@ def result_names(signature: Signature | None) -> tuple[str, ...]:
 
 def _has_forge_key(node: Node) -> bool:
     return isinstance(node, MappingNode) and any(name in KEYS for name, _, _ in node.items)
+
+
+def _condition(key: str, text: str) -> Where:
+    try:
+        return parse_where(text)
+    except NotAllowed as error:
+        raise NotAllowed(key + str(error).removeprefix("where")) from None
 
 
 class _Kernel:
@@ -245,7 +253,7 @@ class _Kernel:
         for node in self.reader.one_or_more(self.fields.get(key)):
             text = self.reader.text(node, key)
             if text is not None:
-                found.append(self.reader.converted(node, parse_where, text, NotAllowed))
+                found.append(self.reader.converted(node, partial(_condition, key), text, NotAllowed))
         return tuple(condition for condition in found if condition is not None)
 
     def _check_names(self, entry: KernelEntry) -> None:

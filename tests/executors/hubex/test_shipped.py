@@ -70,7 +70,7 @@ def test_a_kernel_is_chosen_where_it_was_measured_to_be_faster() -> None:
     assert chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 100)[0] == "large"
     executor, declined = chosen(forge.jit(lambda x: F.silu(x), kernels=[threshold()]), 99)
     assert executor != "large"
-    assert declined == (("large", "input.numel = 99 is less than 100"),)
+    assert declined == (("large", "it is not known to be faster: input.numel = 99 is less than 100"),)
 
 
 def test_what_it_is_faster_at_decides_neither_a_direct_call_nor_a_verification() -> None:
@@ -83,6 +83,8 @@ def test_what_it_is_faster_at_decides_neither_a_direct_call_nor_a_verification()
 def test_where_it_is_faster_is_read_as_other_conditions_are() -> None:
     with pytest.raises(ManifestError, match=r"faster: .width. in .* is neither an argument"):
         forge.kernel(F.silu, silu, faster="width >= 100")
+    with pytest.raises(ManifestError, match=r"faster: .len\(input\). is not an allowed expression"):
+        forge.kernel(F.silu, silu, faster="len(input)")
     assert "faster where input.numel >= 100" in forge.kernels([threshold()])[0].constraints
 
 
