@@ -107,10 +107,11 @@ def _gradients_apart(ours: nn.Module, theirs: nn.Module) -> float:
 
 
 def sites_in(traces: Iterable[Trace]) -> Counter:
-    """The composites that replaced a site, by family."""
+    """The composites that replaced a site, by family; layer norms, which models do not write out, are not counted."""
     stages = [trace for trace in traces if trace.stage == "patterns"]
     ids = [bound.symbol.id for trace in stages for bound in trace.bound_symbols]
-    return Counter(family(each) for each in ids if each.startswith("pattern."))
+    found = [each for each in ids if each.startswith("pattern.") and not each.endswith("layer_norm")]
+    return Counter(map(family, found))
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
