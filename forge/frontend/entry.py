@@ -39,7 +39,11 @@ from forge.ir.locks import free_after_fork
 
 free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
-_SETTINGS = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False}
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": False,
+    "record_runtime_overhead": False,
+    "invalidate_compile_context_weakrefs": True,  # torch.utils.swap_tensors takes no tensor that one refers to
+}
 _SHAPES = {"use_duck_shape": False}
 _DYNAMIC = {
     None: {},

@@ -155,3 +155,30 @@ def test_jit_of_a_jitted_function_has_a_record_of_its_own() -> None:
     outer = forge.jit(inner)
     torch.testing.assert_close(outer(X), X * 2)
     assert forge.explain(outer).graphs == 1 and forge.explain(inner).graphs == 0
+
+
+def test_parameters_of_a_jitted_module_can_be_swapped() -> None:
+    """torch.utils.swap_tensors takes no tensor that a weak reference is to, of what captured the program, say."""
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(3, 4)
+    jitted = forge.jit(module)
+    for _ in range(2):
+        jitted(x).sum().backward()
+        module.zero_grad()
+        for parameter in list(module.parameters()):
+            torch.utils.swap_tensors(parameter, nn.Parameter(torch.randn_like(parameter)))
+        torch.testing.assert_close(jitted(x), module(x))
+
+
+def test_a_jitted_module_is_converted_by_swapping() -> None:
+    module, x = nn.Linear(4, 2), torch.randn(3, 4)
+    jitted = forge.jit(module)
+    with torch.no_grad():
+        jitted(x)
+    before = module.weight
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        jitted.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert module.weight is before and before.dtype == torch.float64
+    torch.testing.assert_close(jitted(x.double()), module(x.double()))
