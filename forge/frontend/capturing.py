@@ -311,11 +311,10 @@ _calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_
 def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     """A method of a logging.Logger, at which Dynamo breaks the graph. With constants, which nothing changes until then,
     it is called when the graph has run; all of them in their order."""
-    constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
     method = getattr(type(self.value), name, None)
-    if self.source is None or not constant or method is None or method is not getattr(logging.Logger, name, None):
-        return _logs.original(self, tx, name, args, kwargs)
-    if name not in _LOGGING:
+    is_loggers = name in _LOGGING and method is not None and method is getattr(logging.Logger, name, None)
+    constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
+    if self.source is None or not is_loggers or not constant:
         return _logs.original(self, tx, name, args, kwargs)
     called = DebuggingVariable(method, source=AttrSource(self.source, name))
     tx.output.root_tx.debug_locals.append((called, list(args)))

@@ -5,16 +5,29 @@ import hashlib
 import json
 import subprocess
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from forge import hub
+from forge.executors.hubex import hubex
 from forge.hub import loader
 
 LOCAL = hub.Policy(local=True)
 INIT = "from .ops import double\n"
 OPS = "def double(x):\n    return x * 2\n"
+
+
+@contextmanager
+def process_restored() -> Iterator[None]:
+    """The kernels of the process are afterwards as they were."""
+    before = list(hubex.kernels)
+    try:
+        yield
+    finally:
+        hubex._known = before
+        hubex.add([])
 
 
 def metadata(name: str = "rms", kernel_id: str = "_rms_ab12", **values: Any) -> str:

@@ -19,7 +19,7 @@ from forge.executors.executor import known_executors
 from forge.executors.hubex import hubex
 from forge.hub.manifest import ManifestError
 from forge.ir import grad_rules
-from tests.hub.kernels import forget, metadata, write
+from tests.hub.kernels import forget, metadata, process_restored, write
 from tests.hub.test_malformed import broken_link, directory, folder_link, garbage, huge, links, pipe
 from tests.hub.test_manifest_fuzz import mutate, written
 
@@ -111,10 +111,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _process() -> Iterator[None]:
-    kernels = list(hubex.kernels)
-    yield
-    hubex._known = kernels
-    hubex.add([])
+    with process_restored():
+        yield
 
 
 def use(folder: Path, manifest: str) -> bool:

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import forge
-from forge.executors.hubex import hubex, kernel_executor
+from forge.executors.hubex import kernel_executor
 from forge.hub import HubNotice
-from tests.hub.kernels import metadata, write
+from tests.hub.kernels import metadata, process_restored, write
 from tests.hub.repositories import GELU, Repository, claimed, declined, executor, gelu, run
 
 HEADER = "import torch\nimport torch.nn.functional as F\n"
@@ -382,10 +382,8 @@ def explained(jitted: Callable, x: torch.Tensor) -> Any:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels that a test registers for the process are gone after it."""
-    kernels = list(hubex.kernels)
-    yield
-    hubex._known = kernels
-    hubex.add([])
+    with process_restored():
+        yield
 
 
 def test_kernels_of_the_process_serve_jit_and_torch_compiles_backend(

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 import forge
 from forge import cli
-from forge.executors.hubex import Verifier, gather, hubex, table_of, verifier
+from forge.executors.hubex import Verifier, gather, table_of, verifier
 from forge.hub import HubNotice
+from tests.hub.kernels import process_restored
 from tests.hub.repositories import GELU, Repository
 
 
@@ -23,10 +24,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _own_process() -> Iterator[None]:
     """The kernels of the process are as before."""
-    before = list(hubex.kernels)
-    yield
-    hubex._known = before
-    hubex.add([])
+    with process_restored():
+        yield
 
 
 def silu(input: torch.Tensor) -> torch.Tensor:

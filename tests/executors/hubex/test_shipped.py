@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.executors.hubex import HubExecutor, Kernel, Verifier, hubex, shipped
+from forge.executors.hubex import HubExecutor, Kernel, Verifier, shipped
 from forge.hub.manifest import ManifestError
 from forge.transforms import head
+from tests.hub.kernels import process_restored
 from tests.hub.repositories import GELU, Repository
 
 CUDA = torch.cuda.is_available()
@@ -23,10 +24,8 @@ CUDA = torch.cuda.is_available()
 @pytest.fixture(autouse=True)
 def _own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = list(hubex.kernels)
-    yield
-    hubex._known = before
-    hubex.add([])
+    with process_restored():
+        yield
 
 
 def silu(input: torch.Tensor) -> torch.Tensor:
