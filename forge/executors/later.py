@@ -16,21 +16,25 @@ from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import proxies
 
 CALLS = 16  # of a program, before it counts as called often
-_SHARE = 4  # a program is small if its work takes less than this many times what its calls cost
 _FEWEST = 4  # calls of which a larger region makes fewer
 
 _log = logging.getLogger("forge")
 
 
 class _Rates(NamedTuple):
-    """What a device does a second, roughly, and the seconds that one call of torch costs."""
+    """What a device does a second, roughly, and the seconds that one call of torch costs.
+
+    share: a program is small if its work takes less than this many times what its calls cost. A GPU works while the
+    next calls are made: what they cost is seen only where they are the longer.
+    """
 
     flops: float
     bytes: float
     call: float
+    share: float
 
 
-_RATES = {"cpu": _Rates(5e10, 2e10, 4e-6), "cuda": _Rates(2e14, 2e12, 1e-5)}
+_RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(2e14, 2e12, 1e-5, 1.5)}
 
 
 def is_small(trace: Trace, flops: int) -> bool:
@@ -55,7 +59,7 @@ def is_small(trace: Trace, flops: int) -> bool:
     threads = torch.get_num_threads() if rate is _RATES["cpu"] else 1
     moved = sum(proxy.numel() * proxy.element_size() for proxy in edges.values())
     work = flops / (rate.flops * threads) + moved / rate.bytes
-    return work < _SHARE * len(calls) * rate.call
+    return work < rate.share * len(calls) * rate.call
 
 
 def is_wanted() -> bool:
