@@ -50,7 +50,7 @@ class InductorExecutor(FusionExecutor):
 
     def prepare(self) -> None:
         if not torch.cuda.is_available() and _can_compile_for("cpu"):
-            ahead.build()
+            ahead.ask()
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         return self._decisions.get(bound)

@@ -90,16 +90,13 @@ class Compilation:
 
     def _load(self, artifact: bytes) -> None:
         try:
-            with _no_fork:
+            with processes.no_fork:
                 self._function = loaded(artifact, self._strides)
             self._state = True
         except Exception as error:
             _log.debug("a compiled graph cannot be loaded", exc_info=True)
             reason = f"what another process compiled cannot be loaded: {type(error).__name__}: {error}"
             self._state = decline(reason)
-
-
-_no_fork = threading.RLock()  # a child has no thread that would end what this one does
 
 
 class _Job:
@@ -191,8 +188,7 @@ atexit.register(lambda: _queue.stop())
 def _in_child() -> None:
     """After a fork: the processes are the parent's."""
     global _queue
-    _no_fork.release()
     _queue = _Queue()
 
 
-os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_in_child)
+os.register_at_fork(after_in_child=_in_child)

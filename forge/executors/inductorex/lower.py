@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import saved, waits
+from forge.executors.inductorex import ahead, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import describe
 from forge.executors.layout import ATTENTION, Layout, Layouts, paired
@@ -167,6 +167,7 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
         layouts = Layouts(region.inputs)
         with _alone():
             graph, given = _graph_of(region, layouts)
+            ahead.wait()
             with waits.gathered() as started:
                 compiled = compile_graph(graph, given, layouts.fake, whole=whole)
                 strides = _other_strides(graph, region)

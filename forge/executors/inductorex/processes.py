@@ -5,8 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import IO
+
+no_fork = threading.RLock()  # held by threads that a child would lack: a fork waits for them
+os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
 
 def start(*arguments: str, folder: Path | None = None, log: IO[bytes] | None = None) -> subprocess.Popen:

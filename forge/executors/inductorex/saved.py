@@ -23,6 +23,7 @@ from torch._inductor import utils as inductor_utils
 from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
 
 from forge.executors.executor import Declined, decline
+from forge.executors.inductorex import units
 from forge.executors.layout import restrided
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
@@ -131,28 +132,32 @@ def load(data: bytes) -> Callable:
     return with_strides(call, {place: tuple(wanted) for place, wanted in known["strides"]})
 
 
-def _shortly(text: str, kernels: Mapping[str, tuple[str, str]]) -> Callable | None:
+def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable | None:
     """The module's call with kernels that are there already; None where one is not."""
     found: dict[str, Any] = {}
-    for name, (path, wanted) in kernels.items():
+    for name, (path, wanted, function) in kernels.items():
         if _hash_of(path) != wanted:
             return None
-        found[name] = CppPythonBindingsCodeCache._load_library(path, wanted).kernel
+        found[name] = getattr(CppPythonBindingsCodeCache._load_library(path, wanted), function)
     scope = {"__name__": "forge.inductor_region", **found}
     exec(compile(text, "<forge region>", "exec"), scope)
     return scope["call"]
 
 
-def _kernels(scope: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The C++ kernels of a generated module: name → shared object and its hash."""
+def _kernels(scope: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
+    """The C++ kernels of a generated module: name → shared object, its hash, and its function's name."""
     found = {}
     for name, value in scope.items():
         path = getattr(getattr(value, "__self__", None), "__file__", None)
-        if type(value) is BuiltinFunctionType and value.__name__ == "kernel" and path is not None:
+        if type(value) is BuiltinFunctionType and _is_kernel(value.__name__) and path is not None:
             digest = _hash_of(path)
             if digest is not None:
-                found[name] = (path, digest)
+                found[name] = (path, digest, value.__name__)
     return found
+
+
+def _is_kernel(name: str) -> bool:
+    return name == "kernel" or name.startswith(units.PREFIX)
 
 
 def _hash_of(path: str) -> str | None:

@@ -1,32 +1,55 @@
 """The C++ kernels of several regions in one shared object.
 
 Each time that it runs, g++ takes most of a second for the header that all kernels include and for linking, and less
-than half a second for a region's kernels. Inductor runs it for each region; here, the kernels that are asked for while
-it runs are one translation unit of the next run, each in a namespace of its own. What cannot be one with others, or was
-in one that could not be built, Inductor builds by itself.
+than half a second for a region's kernel. Inductor runs it for each; here, the kernels that are asked for while it runs
+are one translation unit of the next run, each in a namespace of its own. What cannot be one with others, or was in one
+that could not be built, Inductor builds by itself.
 
 Source: torch._inductor.codecache.CppPythonBindingsCodeCache, by whose flags and in whose folder a unit is built.
 """
 
+import contextlib
+import contextvars
+import hashlib
+import json
+import os
 import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
+from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from forge.ir.locks import new_lock
+
+PREFIX = "kernel_"  # of the names of a unit's functions; Inductor calls its only one `kernel`
 
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+).*$", re.MULTILINE)
-_SIMPLE = frozenset({"include", "pragma"})
+_INCLUDE = "include"
+_MOVABLE = frozenset({_INCLUDE, "pragma"})
 
-# What a unit begins with: how its functions read what Python gives them. A tensor is its data's address, which a
-# function of torch's finds, whose own address Inductor leaves in this variable of the environment.
-_BINDING = """
+# How a unit's functions read what Python gives them. A tensor is where its data is, which a function of torch's tells;
+# Inductor leaves that function's address in a variable of the environment.
+_READING = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cstdlib>
 #include <stdexcept>
 #include <type_traits>
 
-static void* (*address_of)(PyObject*);
+static void* (*data_of)(PyObject*);
 
 template <typename T> static inline T read(PyObject* given) {
     if constexpr (std::is_pointer_v<T>) {
-        return static_cast<T>(address_of(given));
+        return static_cast<T>(data_of(given));
     } else if constexpr (std::is_floating_point_v<T>) {
         const double value = PyFloat_AsDouble(given);
         if (value == -1.0 && PyErr_Occurred()) [[unlikely]] throw std::invalid_argument("expected a float");
@@ -40,32 +63,204 @@ template <typename T> static inline T read(PyObject* given) {
 """
 
 _FUNCTION = """
-static PyObject* call_{name}(PyObject*, PyObject* const* given, Py_ssize_t count) {{
-    try {{
-        if (count != {count}) [[unlikely]] throw std::invalid_argument("expected {count} arguments");
-        {name}({arguments});
-    }} catch (const std::exception& error) {{
+#define kernel %(name)s
+namespace of_%(name)s {
+%(body)s
+static PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    try {
+        if (count != %(count)d) [[unlikely]] throw std::invalid_argument("expected %(count)d arguments");
+        kernel(%(arguments)s);
+    } catch (const std::exception& error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
         return nullptr;
-    }}
+    }
     Py_RETURN_NONE;
-}}
+}
+}
+#undef kernel
 """
+
+_ENTRY = (
+    '{"%(name)s", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(of_%(name)s::call)), METH_FASTCALL, ""},'
+)
 
 _MODULE = """
-static PyMethodDef functions[] = {{
-{functions}
-    {{nullptr, nullptr, 0, nullptr}}}};
+static PyMethodDef functions[] = {
+%(entries)s
+{nullptr, nullptr, 0, nullptr}};
 
-static PyModuleDef unit = {{PyModuleDef_HEAD_INIT, "kernel", nullptr, -1, functions}};
+static PyModuleDef unit = {PyModuleDef_HEAD_INIT, "kernel", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_kernel() {{
+PyMODINIT_FUNC PyInit_kernel() {
     const char* address = std::getenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR");
-    if (address == nullptr) {{
+    if (address == nullptr) {
         PyErr_SetString(PyExc_RuntimeError, "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR is not set");
         return nullptr;
-    }}
-    address_of = reinterpret_cast<void* (*)(PyObject*)>(std::strtoull(address, nullptr, 10));
+    }
+    data_of = reinterpret_cast<void* (*)(PyObject*)>(std::strtoull(address, nullptr, 10));
     return PyModule_Create(&unit);
-}}
+}
 """
+
+
+class _Kernel:
+    """A kernel that a generated module asked for. alone: gives it, built by itself."""
+
+    def __init__(self, argtypes: Sequence[str], source: str, alone: Callable[[], Callable]) -> None:
+        told = json.dumps([list(argtypes), source, _settings()])
+        self.name = PREFIX + hashlib.sha256(told.encode()).hexdigest()[:32]
+        self.argtypes = argtypes
+        self.source = source
+        self.unit: _Unit | _Built | None = None
+        self._alone = alone
+
+    def result(self) -> Callable:
+        """The function; waits until it is built."""
+        if self.unit is None:
+            start_rest()
+        try:
+            return getattr(self.unit.module(), self.name)
+        except Exception:  # it cannot be built, or another kernel of its unit
+            return self._alone()
+
+    @property
+    def includes(self) -> list[str]:
+        """The headers that it wants, as lines."""
+        return [found[0].strip() for found in _DIRECTIVE.finditer(self.source) if found[1] == _INCLUDE]
+
+    @property
+    def code(self) -> str:
+        """Its part of a unit."""
+        body = _DIRECTIVE.sub(lambda found: "" if found[1] == _INCLUDE else found[0], self.source)
+        types = [each.removeprefix("const ") for each in self.argtypes]
+        arguments = ", ".join(f"read<{each}>(given[{place}])" for place, each in enumerate(types))
+        return _FUNCTION % {"name": self.name, "body": body, "count": len(types), "arguments": arguments}
+
+
+class _Unit:
+    """Kernels that one run of g++ builds, beside the program: it may have to compile the header first."""
+
+    def __init__(self, kernels: Sequence[_Kernel]) -> None:
+        self._kernels = {kernel.name: kernel for kernel in kernels}  # no function twice
+        self._future: Future = AsyncCompile.submit(partial(contextvars.copy_context().run, self._build))
+        for kernel in kernels:
+            kernel.unit = self
+
+    @property
+    def is_running(self) -> bool:
+        """Whether g++ is at it."""
+        return not self._future.done()
+
+    def module(self) -> ModuleType:
+        """What has the functions; waits until it is built. Raises what kept it from that."""
+        return self._future.result()
+
+    def _build(self) -> ModuleType:
+        module = CppPythonBindingsCodeCache.load(self._text())
+        for name in self._kernels:
+            _note(name, module.__file__)
+        self._kernels = {}
+        return module
+
+    def _text(self) -> str:
+        kernels = self._kernels.values()
+        includes = dict.fromkeys(line for kernel in kernels for line in kernel.includes)
+        entries = "\n".join(_ENTRY % {"name": kernel.name} for kernel in kernels)
+        return "\n".join([*includes, _READING, *[kernel.code for kernel in kernels], _MODULE % {"entries": entries}])
+
+
+class _Built:
+    """A unit that was built before, maybe by another process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path.resolve())
+
+    def module(self) -> ModuleType:
+        """What has the functions. Raises OSError or ImportError where it cannot be loaded."""
+        return CppPythonBindingsCodeCache._load_library(self._path, Path(self._path).stem)
+
+
+class _Process:
+    """This process's kernels: those that are in no unit yet, the units that g++ is at, and those of all others."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._asked: list[_Kernel] = []
+        self._running: list[_Unit] = []
+        self._units: dict[str, _Unit] = {}
+
+    def ask(self, kernel: _Kernel) -> None:
+        """Has it built, now or with those that are asked for next. One core is left to who asks."""
+        with self._lock:
+            note = _folder() / kernel.name
+            if kernel.name in self._units:
+                kernel.unit = self._units[kernel.name]
+            elif note.exists():
+                kernel.unit = _Built(note)
+            else:
+                self._asked.append(kernel)
+                if self._free(get_compile_threads() - 1):
+                    self._start(1)
+
+    def start_rest(self) -> None:
+        """Has everything built that was asked for; nothing else is to be done meanwhile."""
+        with self._lock:
+            self._start(self._free(get_compile_threads()))
+
+    def _free(self, cores: int) -> int:
+        self._running = [unit for unit in self._running if unit.is_running]
+        return max(cores, 1) - len(self._running)
+
+    def _start(self, count: int) -> None:
+        parts: list[list[_Kernel]] = [[] for _ in range(min(max(count, 1), len(self._asked)))]
+        for kernel in sorted(self._asked, key=lambda kernel: -len(kernel.source)):
+            min(parts, key=lambda part: sum(len(each.source) for each in part)).append(kernel)
+        self._asked = []
+        for part in parts:
+            unit = _Unit(part)
+            self._running.append(unit)
+            self._units.update((kernel.name, unit) for kernel in part)
+
+
+_process = _Process()
+
+
+def ask(compiling: AsyncCompile, argtypes: Sequence[str], source: str, inductors: Callable) -> Any:
+    """What stands for a kernel in a generated module until that waits for it. `inductors` is Inductor's own function of
+    the other arguments, which builds it by itself."""
+    own = partial(inductors, compiling, argtypes, source)
+    if get_compile_threads() <= 1 or not _MOVABLE.issuperset(found[1] for found in _DIRECTIVE.finditer(source)):
+        return own()
+    kernel = _Kernel(argtypes, source, lambda: own().result())
+    _process.ask(kernel)
+    return LambdaFuture(kernel.result)
+
+
+def start_rest() -> None:
+    """Has everything built that was asked for."""
+    _process.start_rest()
+
+
+def forget() -> None:
+    """In a forked child: what is being built, its parent waits for."""
+    global _process
+    _process = _Process()
+
+
+def _settings() -> list[str]:
+    """What g++ is called with, as far as it can change."""
+    chosen = {name: value for name, value in inductor_config.save_config_portable().items() if name.startswith("cpp.")}
+    return [torch.__version__, os.environ.get("CXX", ""), str(pick_vec_isa()), repr(sorted(chosen.items()))]
+
+
+def _folder() -> Path:
+    """Where a link of a kernel's name leads to the unit that holds it."""
+    return Path(cache_dir()) / "forge-units"
+
+
+def _note(name: str, path: str) -> None:
+    link = _folder() / name
+    with contextlib.suppress(OSError):  # it is built again where it is needed again
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)  # it may lead to what was deleted
+        link.symlink_to(path)

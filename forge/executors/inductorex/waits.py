@@ -10,7 +10,7 @@ Source: torch._inductor.async_compile.AsyncCompile.wait; a torch that has none w
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from torch._inductor.codecache import PyCodeCache
 
 from forge.executors import progress
 from forge.executors.executor import Declined, decline
+from forge.executors.inductorex import units
 from forge.ir.checks import in_one_line
 
 
@@ -57,8 +58,8 @@ def gathered() -> Iterator[Started]:
     To be entered under a lock of the caller's: other threads' modules wait as ever, but the way back is one.
     """
     started = Started()
-    wait = getattr(AsyncCompile, "wait", None)
-    if wait is None:
+    wait, build = (getattr(AsyncCompile, name, None) for name in ("wait", "cpp_pybinding"))
+    if wait is None or build is None:
         yield started
         return
     thread = threading.get_ident()
@@ -69,17 +70,22 @@ def gathered() -> Iterator[Started]:
         else:
             wait(compiling, scope)
 
-    AsyncCompile.wait = kept
+    def asked(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
+        own = threading.get_ident() == thread
+        return units.ask(compiling, argtypes, source, build) if own else build(compiling, argtypes, source)
+
+    AsyncCompile.wait, AsyncCompile.cpp_pybinding = kept, asked
     try:
         yield started
     finally:
-        AsyncCompile.wait = wait
+        AsyncCompile.wait, AsyncCompile.cpp_pybinding = wait, build
         _started.append(started)
 
 
 def finish() -> dict[Callable, Declined]:
     """Waits until every artifact is complete; those of this process that cannot be called, and why."""
     with _finishing:
+        units.start_rest()
         progress.expect(len(_started))
         alone: list[Callable] = []
         errors: list[Exception] = []
@@ -124,6 +130,7 @@ def _in_child() -> None:
         for scope, _ in started.waits:
             PyCodeCache.modules_no_attr.pop(scope["__file__"], None)
     _started.clear()
+    units.forget()
     clear = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
     if clear is not None:  # torch makes the threads anew only if it does not think that they are there
         clear()

@@ -2,9 +2,6 @@
 
 It reads FOLDER/job, pickled (Described, Settings), and writes FOLDER/artifact or, where it fails, FOLDER/error: the
 first line of why. Each file appears whole. It steps aside for other processes.
-
-`python -m forge.executors.inductorex.worker --ahead FILE` compiles a kernel for the CPU, so that Inductor's cache has
-what all of them need, and makes the file.
 """
 
 import os
@@ -14,9 +11,6 @@ import traceback
 from pathlib import Path
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from forge.executors.executor import Declined
 from forge.executors.inductorex.graphs import rebuild
@@ -45,18 +39,6 @@ def main(folder: Path) -> int:
     return 0
 
 
-def build_ahead(built: Path) -> int:
-    """Has Inductor compile a kernel; the exit status. The file `built` says that it did."""
-    fake = FakeTensorMode(shape_env=ShapeEnv())
-    with torch.no_grad(), fake:
-        given = [torch.ones(64)]
-        graph = make_fx(lambda x: [x.exp() + 1])(*given)
-    with torch.no_grad():
-        compile_graph(graph, given, fake, whole=False)
-    built.touch()
-    return 0
-
-
 def write(path: Path, data: bytes) -> None:
     """A file that is there whole, or not at all."""
     unfinished = path.with_name(f"{path.name}.unfinished")
@@ -65,4 +47,4 @@ def write(path: Path, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(build_ahead(Path(sys.argv[2])) if sys.argv[1] == "--ahead" else main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1])))

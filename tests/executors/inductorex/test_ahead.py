@@ -1,81 +1,95 @@
-"""What Inductor builds once on a machine is built by another process while the first program is captured."""
+"""What Inductor asks of the machine is asked while the first program is captured."""
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import cpu_vec_isa
 
 import forge
 from forge.executors.inductorex import ahead
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    """The files that processes would make, with an empty cache of Inductor's."""
-    files: list[Path] = []
-    monkeypatch.setattr(ahead, "_start", lambda: files.append(ahead.built()))
+def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Of each time that somebody asks, whether the thread does; with an empty cache of Inductor's."""
+    asked: list[bool] = []
+    pick = cpu_vec_isa.pick_vec_isa
+
+    def noted() -> cpu_vec_isa.VecISA:
+        asked.append(threading.current_thread().name == "forge-ahead")
+        return pick()
+
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", noted)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FORGE_BACKGROUND", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    ahead.build.cache_clear()
-    yield files
-    ahead.build.cache_clear()
+    ahead.ask.cache_clear()
+    yield asked
+    ahead.wait()
+    ahead.ask.cache_clear()
 
 
-def compile_two(executors: list[str]) -> None:
+def compile_two(executors: list[bool]) -> None:
     for each in (torch.sin, torch.cos):
         forge.jit(lambda x, each=each: each(x) + 1, executors=executors)(torch.ones(3))
 
 
-def test_one_process_is_started_for_all_programs(started: list[Path]) -> None:
+def test_one_thread_asks_for_all_programs_and_they_wait_for_it(asking: list[bool]) -> None:
     compile_two(["inductor", "torch"])
-    assert started == [ahead.built()]
+    assert asking[0] and not any(asking[1:]) and ahead.known().exists()
 
 
-def test_none_is_started_where_it_was_built(started: list[Path]) -> None:
-    ahead.built().touch()
+def test_nobody_asks_what_is_known(asking: list[bool]) -> None:
+    ahead.known().touch()
     compile_two(["inductor", "torch"])
-    assert not started
+    assert not any(asking)
 
 
-def test_none_is_started_without_inductor(started: list[Path]) -> None:
+def test_nobody_asks_without_inductor(asking: list[bool]) -> None:
     compile_two(["torch"])
-    assert not started
+    ahead.wait()
+    assert not any(asking)
 
 
-def test_none_is_started_where_nothing_shall_run_in_the_background(
-    started: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_nobody_asks_where_nothing_shall_run_in_the_background(
+    asking: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORGE_BACKGROUND", "0")
     compile_two(["inductor", "torch"])
-    assert not started
+    assert not any(asking)
+
+
+def test_who_compiles_asks_again_after_a_failure(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("there is no room")
+
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", fail)
+    compile_two(["inductor", "torch"])
+    assert not ahead.known().exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_waits_for_the_answer(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", go.wait)
+    thread = ahead.ask()
+    threading.Timer(0.2, go.set).start()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if go.is_set() else 1)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.slow
-def test_the_process_builds_what_inductor_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where Inductor keeps its header
-    worker = [sys.executable, "-m", "forge.executors.inductorex.worker", "--ahead", str(ahead.built())]
-    subprocess.run(worker, check=True)
-    assert ahead.built().exists()
-    found = headers(tmp_path)
-    assert found
-    program = "import torch, forge\nforge.jit(lambda x: (x.exp() + 1).sum(), cache=False)(torch.ones(8))"
-    subprocess.run([sys.executable, "-c", program], check=True)
-    assert headers(tmp_path) == found
-
-
-def headers(folder: Path) -> dict[Path, int]:
-    """The compiled headers, and when they were written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.gch")}
-
-
-@pytest.mark.slow
-def test_a_process_that_ends_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     program = "import torch, forge\nforge.jit(lambda x: x + 1, cache=False)(torch.ones(8))"
     subprocess.run([sys.executable, "-c", program], check=True)

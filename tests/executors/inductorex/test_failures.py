@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import forge
 from forge.executors import claim, inductorex, resolve_executors
@@ -113,6 +114,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_a_full_disk_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: pytest.LogCaptureFixture
 ) -> None:
+    pick_vec_isa()  # Inductor remembers what the processor cannot do, if it is because nothing could be built
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # no file may grow, of g++ and its like neither
