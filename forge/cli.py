@@ -10,7 +10,7 @@ from forge import hub
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.executors.hubex.verification.verdicts import OK
-from forge.hub import cache, lockfile, variants
+from forge.hub import builder, cache, lockfile, variants
 from forge.hub.manifest import read_manifest
 from forge.ir.printing import counted, table
 
@@ -156,26 +156,62 @@ def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, 
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="a folder or YAML whose manifest has build:")
-    parser.add_argument("--force", action="store_true", help="compile anew what the cache has")
+    parser.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a folder with build.toml, or one whose manifest has build:"
+    )
+    parser.add_argument("--force", action="store_true", help="compile anew what is there")
+    parser.add_argument("--output", "-o", type=Path, help="where the variants of a build.toml go, instead of build/")
+    parser.add_argument("--jobs", "-j", type=int, help="compilers at once; one a core by default")
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    """Prints where each library is; what else there is to say goes to stderr."""
-    policy = hub.Policy(local=True)
+    """Prints where each library or variant is; what else there is to say goes to stderr."""
     for source in arguments.sources:
-        path = local_manifest(source)
-        if path is None:
-            raise ValueError(f"{source}: only a folder of this machine or a manifest's file has sources")
-        manifest = read_manifest(path, hubex.operators())
-        if not manifest.build.sources:
-            raise ValueError(f"{path}: there is nothing to build; build: {{cpp: [...]}} names sources")
-        built = hub.build_kernels(manifest, policy=policy, force=arguments.force)
-        print(built.path.parent)
-        if fits := variants_beside(path, policy=policy).choice.accepted:
-            print(f"forge: the prebuilt variant {fits[0]} is taken before it", file=sys.stderr)
-        if "cuda sources" in built.skipped:
-            print(f"forge: the CUDA sources are left out: {built.skipped['cuda sources']}", file=sys.stderr)
+        if (Path(source) / builder.FILE).exists():
+            _build_tree(source, arguments)
+        else:
+            _build_manifest(source, arguments)
+    return 0
+
+
+def _build_tree(source: str, arguments: argparse.Namespace) -> None:
+    tree = builder.build_tree(source, output=arguments.output, jobs=arguments.jobs, force=arguments.force)
+    for variant in tree.variants:
+        if not variant.fresh:
+            print(f"forge: {variant.path.name} is up to date", file=sys.stderr)
+        print(variant.path)
+    for backend, reason in tree.skipped.items():
+        print(f"forge: not built for {backend}: {reason}", file=sys.stderr)
+
+
+def _build_manifest(source: str, arguments: argparse.Namespace) -> None:
+    policy, path = hub.Policy(local=True), local_manifest(source)
+    if path is None:
+        raise ValueError(f"{source}: only a folder of this machine or a manifest's file has sources")
+    manifest = read_manifest(path, hubex.operators())
+    if not manifest.build.sources:
+        raise ValueError(
+            f"{path}: there is nothing to build; build: {{cpp: [...]}} names sources, and so does {builder.FILE}"
+        )
+    built = hub.build_kernels(manifest, policy=policy, force=arguments.force)
+    print(built.path.parent)
+    if fits := variants_beside(path, policy=policy).choice.accepted:
+        print(f"forge: the prebuilt variant {fits[0]} is taken before it", file=sys.stderr)
+    if "cuda sources" in built.skipped:
+        print(f"forge: the CUDA sources are left out: {built.skipped['cuda sources']}", file=sys.stderr)
+
+
+def _new_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="lower-case words between dashes, such as fast-gelu")
+    parser.add_argument("--kind", choices=builder.KINDS, default="cpp", help="C++ for CPUs, or Triton")
+    parser.add_argument("--folder", type=Path, help="where it goes; NAME below this folder by default")
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    folder = arguments.folder or Path(arguments.name)
+    for path in builder.write_new(arguments.name, folder, arguments.kind):
+        print(path)
+    print(f"forge: fill it in, then: forge kernels build {folder}", file=sys.stderr)
     return 0
 
 
@@ -197,6 +233,7 @@ KERNEL_COMMANDS = (
     Command("list", "what the cache or a lock file holds", _list_arguments, _list),
     Command("lock", "write the commit and the sha256 of every file to a lock file", _lock_arguments, _lock),
     Command("check", "which variant fits this system, and whether files are as locked", _check_arguments, _check),
+    Command("new", "write a source tree of a kernel, to be filled in", _new_arguments, _new),
     Command("build", "compile the sources of kernels, unless the cache has them", _build_arguments, _build),
     Command("verify", "run kernels on samples and compare them with torch", _verify_arguments, _verify),
 )

@@ -1,0 +1,270 @@
+"""Compiles a target's sources into one shared object.
+
+Every source and header is read once, and copied to a folder of its own, which is all that the compilers see of the
+tree. Objects are kept by what they were made of (the source, all headers, the command, the compiler, torch), so that
+what did not change is not compiled again.
+"""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from forge.hub import kept, toolchain
+from forge.hub.builder.config import Config
+from forge.hub.builder.targets import Target
+from forge.hub.compat import user_cache
+from forge.hub.errors import BuildError, MalformedError, Place
+from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
+
+REGISTRATION = "registration.h"
+CXX_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-DPy_LIMITED_API=0x03090000")
+CUDA_FLAGS = ("-std=c++20", "-O3", "--expt-relaxed-constexpr", "-DPy_LIMITED_API=0x03090000")
+KEPT = b"forge object 1\n"
+KEPT_BYTES = 2**30
+ERROR_LINES = 20
+
+# What sources of the Hub expect to include: macros that expand the library's name, which is a macro itself, and a
+# module that Python can import.
+_REGISTRATION = """\
+#pragma once
+
+#include <Python.h>
+
+#define TORCH_LIBRARY_EXPAND(name, library) TORCH_LIBRARY(name, library)
+#define TORCH_LIBRARY_IMPL_EXPAND(name, key, library) TORCH_LIBRARY_IMPL(name, key, library)
+#define STABLE_TORCH_LIBRARY_EXPAND(name, library) STABLE_TORCH_LIBRARY(name, library)
+#define STABLE_TORCH_LIBRARY_IMPL_EXPAND(name, key, library) STABLE_TORCH_LIBRARY_IMPL(name, key, library)
+
+#define FORGE_MODULE(name)                                                                          \\
+  PyMODINIT_FUNC PyInit_##name(void) {                                                              \\
+    static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, #name, nullptr, 0, nullptr};     \\
+    return PyModule_Create(&definition);                                                            \\
+  }
+#define REGISTER_EXTENSION(name) FORGE_MODULE(name)
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One object: `command` compiles `source`, a path in the copied tree, to the path that it is given."""
+
+    source: str
+    command: tuple[str, ...]
+    key: str
+
+
+class Compiling:
+    """A target's files, and what they are compiled to."""
+
+    def __init__(self, config: Config, target: Target) -> None:
+        self.config = config
+        self.target = target
+        self.files = _read(config, target)
+        self.compilers = _compilers(target)
+
+    def key(self, *more: bytes) -> str:
+        """A hash of all that decides what comes out, and of `more`."""
+        told = [repr((self.files_hash(), sorted(self.compilers.items()), _headers(), self.flags())).encode(), *more]
+        return _digest(*told)
+
+    def files_hash(self) -> str:
+        """A hash of all files."""
+        return _digest(*[part for path, content in self.files.items() for part in (path.encode(), content)])
+
+    def flags(self) -> list[tuple[str, ...]]:
+        """What the tree asks of the compilers."""
+        parts = [
+            (each.name, each.src, each.include, each.cxx_flags, each.flags, each.archs)
+            for each in self.target.components
+        ]
+        return [(self.target.variant, self.config.src, self.config.include, self.config.cxx_flags), *parts]
+
+    def run(self, id: str, work: Path, *, jobs: int, logs: Path) -> Path:
+        """The shared object, in `work`. Raises BuildError with the compiler's errors and its command."""
+        inside, objects = work / "in", work / "objects"
+        objects.mkdir(parents=True)
+        for path, content in {**self.files, REGISTRATION: _REGISTRATION.encode()}.items():
+            (inside / path).parent.mkdir(parents=True, exist_ok=True)
+            (inside / path).write_bytes(content)
+        steps = list(self._steps(id))
+        logs.mkdir(parents=True, exist_ok=True)
+        outputs = [objects / f"{place}.o" for place in range(len(steps))]
+        with _progress(self.target.variant, len(steps)) as done, ThreadPoolExecutor(jobs) as pool:
+            compile = partial(_compile, inside=inside, logs=logs, done=done)
+            results = [pool.submit(compile, step, output) for step, output in zip(steps, outputs, strict=True)]
+        failed = [error for each in results if (error := each.exception()) is not None]
+        if failed:
+            raise (
+                BuildError("\n".join(map(str, failed))) if all(isinstance(e, BuildError) for e in failed) else failed[0]
+            )
+        module = work / f"{id}.abi3.so"
+        linker = Step("linking", (toolchain.compiler(), *map(str, outputs), *_link_flags(self.target)), "")
+        _run(linker, module, inside, logs)
+        return module
+
+    def _steps(self, id: str) -> Iterator[Step]:
+        config, target = self.config, self.target
+        common = [f"-I{path}" for path in (".", *config.include)] + [f"-D{target.backend.upper()}_KERNEL"]
+        if target.stable_abi is not None:
+            major, minor = map(int, target.stable_abi.split("."))
+            common.append(f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000")
+        yield from self._compiled(config.src, [*common, *config.cxx_flags], [], id)
+        for part in target.components:
+            own = [*common, *[f"-I{path}" for path in part.include]]
+            yield from self._compiled(part.src, [*own, *part.cxx_flags], [*own, *part.flags, *_archs(part.archs)], id)
+
+    def _compiled(self, sources: Sequence[str], cxx: Sequence[str], cuda: Sequence[str], id: str) -> Iterator[Step]:
+        system = [f"-isystem{path}" for path in _include_paths()]
+        for source in sources:
+            if source.endswith(toolchain.HEADERS):
+                continue
+            named = b"TORCH_EXTENSION_NAME" in self.files[source] or REGISTRATION.encode() in self.files[source]
+            name = [f"-DTORCH_EXTENSION_NAME={id}"] if named else []
+            if source.endswith(".cu"):
+                program, flags = toolchain.nvcc(), [*CUDA_FLAGS, "-Xcompiler=-fPIC", *cuda]
+            else:
+                program, flags = toolchain.compiler(), [*CXX_FLAGS, *cxx]
+            command = (program, *flags, *name, *system, "-c", source)
+            headers = _digest(*[self.files[path] for path in self.files if path.endswith(toolchain.HEADERS)])
+            told = repr((command, self.compilers, _headers(), headers)).encode()
+            yield Step(source, command, _digest(told, self.files[source]))
+
+
+def _compilers(target: Target) -> dict[str, str]:
+    programs = [toolchain.compiler()] + ([toolchain.nvcc()] if target.backend == "cuda" else [])
+    return {program: toolchain.version(program) for program in programs}
+
+
+def _read(config: Config, target: Target) -> dict[str, bytes]:
+    """The sources, the headers beside them, and those in the folders that they include from; by path, in order."""
+    named = [*config.src, *[path for part in target.components for path in part.src]]
+    folders = {*config.include, *[path for part in target.components for path in part.include]}
+    found = {os.path.normpath(path) for path in named}
+    found |= {
+        os.path.normpath(os.path.join(os.path.dirname(path), name)) for path in named for name in _beside(config, path)
+    }
+    for folder in folders:
+        for base, inner, names in os.walk(config.folder / folder):
+            inner[:] = [name for name in inner if not name.startswith(".") and name != "build"]
+            below = os.path.relpath(base, config.folder)
+            found |= {os.path.normpath(os.path.join(below, name)) for name in names if name.endswith(toolchain.HEADERS)}
+    if len(found) > MAX_FILES:
+        raise MalformedError(f"{config.folder}: more than {MAX_FILES} files are sources or headers")
+    files = {}
+    for path in sorted(found):
+        place = Place(str(config.folder), file=path)
+        content = read_small(config.folder / path, place, MAX_SOURCE_BYTES, links_into=config.folder)
+        if content is None:
+            raise MalformedError(f"{place}: is no longer there")
+        files[path] = content
+    return files
+
+
+def _beside(config: Config, path: str) -> list[str]:
+    return [name for name in os.listdir((config.folder / path).parent) if name.endswith(toolchain.HEADERS)]
+
+
+def _headers() -> tuple[str, ...]:
+    """Whose headers are included."""
+    return torch.__version__, sysconfig.get_paths()["include"]
+
+
+def _include_paths() -> list[str]:
+    inside = Path(torch.__file__).parent / "include"
+    return [str(inside), str(inside / "torch/csrc/api/include"), sysconfig.get_paths()["include"]]
+
+
+def _archs(archs: Sequence[str]) -> list[str]:
+    """nvcc's options for capabilities such as 9.0; those of this machine's devices where a part names none."""
+    named = [each for entry in archs or toolchain.architectures() for each in entry.replace(";", " ").split()]
+    numbers = [each.removesuffix("+PTX").replace(".", "") for each in named]
+    return [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
+
+
+def _link_flags(target: Target) -> list[str]:
+    libraries = ["torch", "torch_cpu"] + (["torch_cuda"] if target.backend == "cuda" else [])
+    if target.stable_abi is None:
+        libraries += ["c10"] + (["c10_cuda"] if target.backend == "cuda" else [])
+    undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    return ["-shared", *undefined, f"-L{Path(torch.__file__).parent / 'lib'}", *[f"-l{name}" for name in libraries]]
+
+
+def _compile(step: Step, output: Path, *, inside: Path, logs: Path, done: Any) -> None:
+    place = user_cache() / "objects" / step.key
+    start = time.perf_counter()
+    how = "as it was compiled before"
+    try:
+        output.write_bytes(kept.read(place, KEPT))
+    except (OSError, kept.Refused):
+        _run(step, output, inside, logs)
+        how = f"{time.perf_counter() - start:.1f} s"
+        with suppress(OSError, kept.Refused):  # it is compiled again when it is needed again
+            kept.write(place, KEPT, output.read_bytes(), KEPT_BYTES)
+    done(step.source, how)
+
+
+def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
+    """Raises BuildError with the command and the first errors."""
+    command = [*step.command, "-o", str(output)]
+    try:
+        ran = subprocess.run(
+            command, cwd=inside, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except OSError as error:
+        raise BuildError(f"{step.source}: {command[0]} cannot be run: {error}") from error
+    text = ran.stdout.decode(errors="replace")
+    log = logs / f"{step.source.replace('/', '_')}.log"
+    log.write_text(f"$ {shlex.join(command)}\n{text}")
+    if ran.returncode:
+        how = f"was ended by signal {-ran.returncode}" if ran.returncode < 0 else "failed"
+        errors = toolchain.first_errors(text, ERROR_LINES)
+        raise BuildError(
+            "\n    ".join(
+                [f"{step.source}: the compiler {how}", *errors, f"$ {shlex.join(command)}", f"all of its output: {log}"]
+            )
+        )
+
+
+@contextmanager
+def _progress(name: str, count: int) -> Iterator[Any]:
+    """A bar on a terminal, a line for each object elsewhere; FORGE_PROGRESS=0 keeps both away."""
+    lock, finished = threading.Lock(), [0]
+    shown = os.environ.get("FORGE_PROGRESS") != "0"
+    bar = None
+    if shown and sys.stderr.isatty():
+        bar = Progress(console=Console(stderr=True), transient=True)
+        task = bar.add_task(name, total=count)
+
+    def done(source: str, how: str) -> None:
+        with lock:
+            finished[0] += 1
+            if bar is not None:
+                bar.update(task, advance=1, description=source)
+            elif shown:
+                print(f"forge: {name} [{finished[0]}/{count}] {source}: {how}", file=sys.stderr, flush=True)
+
+    with bar if bar is not None else nullcontext():
+        yield done
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()

@@ -1,0 +1,108 @@
+"""Which variants of a source tree this machine can build, and why not the others."""
+
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from forge.hub import toolchain
+from forge.hub.builder.config import Component, Config
+
+STABLE_ABI = "2.11"  # for trees that do not say which, and use no other headers of torch's
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]((?:torch|ATen|c10)/[^>"]*)', re.MULTILINE)
+_STABLE_HEADERS = (b"torch/csrc/stable/", b"torch/headeronly/", b"torch/csrc/inductor/aoti_torch/c/")
+_SYSTEMS = {"linux": "linux", "darwin": "darwin"}
+_MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A variant to be built: Python files alone where it has no components. stable_abi: the torch version that it is
+    made for and whose successors run it, or None where it is for this torch's minor version."""
+
+    variant: str
+    backend: str
+    components: tuple[Component, ...] = ()
+    stable_abi: str | None = None
+
+
+def targets(config: Config) -> tuple[list[Target], dict[str, str]]:
+    """What can be built here, and the reason for each backend that cannot."""
+    found, reasons = [], {}
+    for backend in config.backends:
+        reason = next(_problems(config, backend), None)
+        if reason is None:
+            found.append(_target(config, backend))
+        else:
+            reasons[backend] = reason
+    return found, reasons
+
+
+def _target(config: Config, backend: str) -> Target:
+    if config.framework == "torch-noarch":
+        return Target(f"torch-{backend}", backend)
+    components = tuple(each for each in config.components if each.backend == backend)
+    stable = config.stable_abi.get(backend) or _as_sources_allow(config, components)
+    name = backend if backend != "cuda" else f"cu{torch.version.cuda.replace('.', '')}"
+    system = f"{name}-{_machine()}-{_SYSTEMS[sys.platform]}"
+    if stable is not None:
+        return Target(f"torch-stable-abi{stable.replace('.', '')}-{system}", backend, components, stable)
+    abi = "-cxx11" if sys.platform == "linux" else ""
+    return Target(f"torch{''.join(map(str, torch_version()))}{abi}-{system}", backend, components)
+
+
+def torch_version() -> tuple[int, int]:
+    """Major and minor of the torch that is installed."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _problems(config: Config, backend: str) -> Iterator[str]:
+    if config.framework == "torch-noarch":
+        return
+    if config.framework == "tvm-ffi":
+        yield "it is compiled against tvm-ffi, and forge builds for torch alone"
+    if backend not in ("cpu", "cuda"):
+        yield f"forge has no compiler for {backend}; the Hub's kernel-builder has"
+    if sys.platform not in _SYSTEMS:
+        yield f"native kernels are built on Linux and macOS, and this is {sys.platform}"
+    components = [each for each in config.components if each.backend == backend]
+    if not components:
+        yield f'no [kernel.NAME] has backend = "{backend}"'
+    others = sorted({name for each in components for name in each.depends if name != "torch"})
+    if others:
+        yield f"it depends on {', '.join(others)}, which forge does not fetch; the Hub's kernel-builder does"
+    yield from _of_versions(config, backend)
+    if backend == "cuda" and (problem := toolchain.cuda_problem()) is not None:
+        yield problem
+
+
+def _of_versions(config: Config, backend: str) -> Iterator[str]:
+    here = torch_version()
+    wanted = {"needs torch": config.minver, "is made for torch's stable ABI of": config.stable_abi.get(backend)}
+    for what, version in wanted.items():
+        if version is not None and here < _parsed(version):
+            yield f"it {what} {version}, and {torch.__version__} is installed"
+    if config.maxver is not None and here > _parsed(config.maxver):
+        yield f"it takes torch up to {config.maxver}, and {torch.__version__} is installed"
+
+
+def _parsed(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")
+    return int(major), int(minor)
+
+
+def _as_sources_allow(config: Config, components: tuple[Component, ...]) -> str | None:
+    """The stable ABI, where no source or header names a header of torch's that is not part of it."""
+    if torch_version() < _parsed(STABLE_ABI):
+        return None
+    paths = [*config.src, *[path for each in components for path in each.src]]
+    named = [name for path in paths for name in _INCLUDE.findall((config.folder / path).read_bytes())]
+    return STABLE_ABI if named and all(name.startswith(_STABLE_HEADERS) for name in named) else None
+
+
+def _machine() -> str:
+    return _MACHINES.get(platform.machine(), platform.machine())

@@ -1,0 +1,183 @@
+"""The folder of a variant: the Python side of a source tree, its shared object, the manifest, and metadata."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge.hub import build, toolchain
+from forge.hub.builder.compiling import Compiling
+from forge.hub.builder.config import Config, read_config
+from forge.hub.builder.targets import Target, targets
+from forge.hub.compat import user_cache
+from forge.hub.errors import BuildError, MalformedError, Place
+from forge.hub.files import MAX_SOURCE_BYTES, read_small
+
+MANIFEST = "forge_kernels.yaml"
+NO_LICENSE = "NOASSERTION"  # SPDX's word where nothing is said
+
+_OPS = """\
+import torch
+{imported}
+ops = torch.ops.{id}
+
+
+def add_op_namespace_prefix(op_name: str) -> str:
+    return f"{id}::{{op_name}}"
+"""
+_LOADS = "import importlib.util as u, sys, torch; s = u.spec_from_file_location(*sys.argv[1:]); u.module_from_spec(s)"
+
+
+@dataclass(frozen=True)
+class BuiltVariant:
+    """A variant's folder. fresh: it was built now; else it was there, of the same files, flags and compilers."""
+
+    path: Path
+    backend: str
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class BuiltTree:
+    """What was built of a source tree, and the reason for each backend that was not."""
+
+    variants: tuple[BuiltVariant, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_tree(
+    folder: str | Path, *, output: Path | None = None, jobs: int | None = None, force: bool = False
+) -> BuiltTree:
+    """Builds the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
+
+    output: folder/build by default. jobs: compilers at once, one a core by default. force: builds what is there anew.
+    Raises: MalformedError for a build.toml that cannot be read, or a file that it names; BuildError where nothing can
+    be built here, with the reason for each backend, or where a compiler fails, with its errors and command.
+    """
+    config = read_config(Path(folder).resolve())
+    output = config.folder / "build" if output is None else Path(output).resolve()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with build._lock(output / ".lock", config.name):
+            for left in output.glob(".unfinished-*"):  # of builders that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            found, skipped = targets(config)
+            if not found:
+                reasons = "".join(f"\n  {backend}: {reason}" for backend, reason in skipped.items())
+                raise BuildError(f"{config.folder}: nothing of it can be built here:{reasons}")
+            jobs = jobs or os.cpu_count() or 1
+            return BuiltTree(tuple(_build(config, target, output, jobs, force) for target in found), skipped)
+    except (OSError, NotImplementedError, toolchain.NoCompilerError) as error:
+        raise BuildError(f"{config.folder}: {error}") from error
+
+
+def _build(config: Config, target: Target, output: Path, jobs: int, force: bool) -> BuiltVariant:
+    native = Compiling(config, target) if target.components else None
+    python = _python_files(config)
+    told = [part for path, content in python.items() for part in (path.encode(), content)]
+    described = repr((target.variant, _described(config, target))).encode()
+    key = hashlib.sha256(b"\0".join([described, *told])).hexdigest() if native is None else native.key(described, *told)
+    id = f"_{config.module}_{key[:12]}"
+    place = output / target.variant
+    if not force and _is_whole(place, id):
+        return BuiltVariant(place, target.backend, fresh=False)
+    with _unfinished(output) as work:
+        fresh = work / target.variant
+        fresh.mkdir()
+        for path, content in python.items():
+            (fresh / path).parent.mkdir(parents=True, exist_ok=True)
+            (fresh / path).write_bytes(content)
+        if native is not None:
+            module = native.run(id, work / "native", jobs=jobs, logs=user_cache() / "logs" / id)
+            _check_loads(module, id)
+            shutil.copy(module, fresh)
+        imported = f"\nfrom . import {id}\n" if native is not None else ""
+        (fresh / "_ops.py").write_text(_OPS.format(imported=imported, id=id))
+        metadata = {"id": id, **_described(config, target), "digest": _digest(fresh)}
+        (fresh / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+        if place.exists():
+            place.rename(work / "before")
+        fresh.rename(place)
+    return BuiltVariant(place, target.backend, fresh=True)
+
+
+@contextlib.contextmanager
+def _unfinished(output: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=output, ignore_cleanup_errors=True) as work:
+        yield Path(work)
+
+
+def _python_files(config: Config) -> dict[str, bytes]:
+    """The package's files of the extensions that are shipped, and forge's manifest, by path in the variant."""
+    paths = {
+        path.relative_to(config.package): path for path in sorted(config.package.rglob("*")) if _ships(config, path)
+    }
+    manifest = config.folder / MANIFEST
+    paths |= {Path(MANIFEST): manifest} if manifest.exists() else {}
+    if Path("__init__.py") not in paths:
+        raise MalformedError(f"{config.package}: there is no __init__.py")
+    found = {}
+    for path, file in paths.items():
+        place = Place(str(config.folder), file=str(path))
+        found[str(path)] = read_small(file, place, MAX_SOURCE_BYTES, links_into=config.folder) or b""
+    return found
+
+
+def _ships(config: Config, path: Path) -> bool:
+    hidden = any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(config.package).parts)
+    return path.is_file() and not hidden and path.suffix.removeprefix(".") in config.pyext and path.name != "_ops.py"
+
+
+def _described(config: Config, target: Target) -> dict[str, Any]:
+    """metadata.json without what depends on the files."""
+    depends = dict.fromkeys([*config.python_depends.get("", ()), *config.python_depends.get(target.backend, ())])
+    archs = list(config.archs.get(target.backend, ()))
+    if target.backend == "cuda" and target.components:
+        archs = sorted({arch for part in target.components for arch in part.archs or toolchain.architectures()})
+    values = {
+        "name": config.name,
+        "version": config.version,
+        "license": config.license or NO_LICENSE,
+        "upstream": config.upstream,
+        "source": config.source,
+        "python-depends": list(depends),
+        "backend": {"type": target.backend, **({"archs": archs} if archs else {})},
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _digest(folder: Path) -> dict[str, Any]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).digest() for path in files}
+    return {"algorithm": "sha256", "files": {path: base64.b64encode(each).decode() for path, each in digests.items()}}
+
+
+def _is_whole(place: Path, id: str) -> bool:
+    """Whether the folder is of this build, and as it was written."""
+    try:
+        metadata = json.loads((place / "metadata.json").read_bytes())
+        said = metadata.pop("digest")
+        written = {**_digest(place)["files"]}
+        written.pop("metadata.json", None)
+        return metadata.get("id") == id and said["files"] == written
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _check_loads(module: Path, id: str) -> None:
+    """Loads it in another process. Raises BuildError with what the system says."""
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", _LOADS, id, str(module)], capture_output=True, text=True, errors="replace", cwd="/"
+    )
+    if ran.returncode:
+        said = ran.stderr.strip().splitlines()[-1:] or [f"its process ended with {ran.returncode}"]
+        raise BuildError(f"{module.name}: was built, but cannot be loaded: {said[0]}")

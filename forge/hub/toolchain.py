@@ -1,0 +1,76 @@
+"""The compilers of this machine: which they are, what they compile for, and how their errors are read."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+
+import torch
+
+from forge.hub.compat import library
+from forge.hub.errors import HubError
+
+HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".ipp", ".tpp")
+ERROR = re.compile(r"error:|undefined (reference|symbol)")
+
+
+class NoCompilerError(HubError):
+    """There is no compiler for what is to be compiled."""
+
+
+def compiler() -> str:
+    """The C++ compiler that torch calls. Raises NoCompilerError."""
+    name = os.environ.get("CXX", "cl" if os.name == "nt" else "c++")
+    found = shutil.which(name)
+    if found is None:
+        raise NoCompilerError(f"there is no C++ compiler {name!r}: install one, or name a program in CXX")
+    return found
+
+
+@cache
+def version(program: str) -> str:
+    """A compiler, and what it says that it is."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace")
+    return f"{program}: {done.stdout}"
+
+
+@cache
+def cpu_features() -> str:
+    """What code for the very CPU of this machine (-march=native) may use."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def nvcc() -> str | None:
+    """The CUDA compiler, or None."""
+    home = library("torch.utils.cpp_extension").CUDA_HOME
+    return None if home is None else shutil.which("nvcc", path=os.path.join(home, "bin"))
+
+
+def architectures() -> list[str]:
+    """The capabilities that torch compiles for: those asked for, else those of the devices that are here."""
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
+    if asked not in ("", "native"):
+        return [asked]
+    return sorted({".".join(map(str, torch.cuda.get_device_capability(n))) for n in range(torch.cuda.device_count())})
+
+
+def cuda_problem() -> str | None:
+    """Why CUDA sources cannot be compiled here, or None."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if nvcc() is None:
+        return "there is no nvcc: install the CUDA toolkit, or name its folder in CUDA_HOME"
+    if not architectures():
+        return "there is no GPU to compile for: name capabilities in TORCH_CUDA_ARCH_LIST, such as 8.0;9.0"
+    return None
+
+
+def first_errors(output: str, count: int) -> list[str]:
+    """The lines from a compiler's first error on, or the last ones where none is marked so."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith("ninja: build stopped")]
+    first = next((index for index, line in enumerate(lines) if ERROR.search(line)), max(0, len(lines) - 4))
+    return lines[first : first + count]
