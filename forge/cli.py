@@ -179,7 +179,7 @@ def _build_tree(source: str, arguments: argparse.Namespace) -> None:
     for variant in tree.variants:
         if not variant.fresh:
             print(f"forge: {variant.path.name} is up to date", file=sys.stderr)
-        print(variant.path)
+        print((arguments.output or Path(source, "build")) / variant.path.name)
     for backend, reason in tree.skipped.items():
         print(f"forge: not built for {backend}: {reason}", file=sys.stderr)
 
