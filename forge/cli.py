@@ -1,12 +1,13 @@
-"""The command `forge`: `forge kernels list | lock | check | build | verify`."""
+"""The command `forge`: `forge doctor`, `forge kernels list | lock | check | new | build | verify`."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge import hub
+from forge import doctor, hub
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.executors.hubex.verification.verdicts import OK
@@ -40,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     groups = parser.add_subparsers(metavar="COMMAND", required=True)
     kernels = groups.add_parser("kernels", help="kernels of the Hugging Face Kernel Hub")
     commands = kernels.add_subparsers(metavar="COMMAND", required=True)
-    for command in KERNEL_COMMANDS:
-        each = commands.add_parser(command.name, help=command.help, description=command.help)
+    for parsers, command in [*((commands, each) for each in KERNEL_COMMANDS), *((groups, each) for each in COMMANDS)]:
+        each = parsers.add_parser(command.name, help=command.help, description=command.help)
         command.arguments(each)
         each.set_defaults(run=command.run)
     return parser
@@ -237,3 +238,17 @@ KERNEL_COMMANDS = (
     Command("build", "compile the sources of kernels, unless the cache has them", _build_arguments, _build),
     Command("verify", "run kernels on samples and compare them with torch", _verify_arguments, _verify),
 )
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON, for a bug report")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    """Prints what forge finds here; the status is 1 where something of it costs the user something."""
+    findings = doctor.examine()
+    print(json.dumps(doctor.as_json(findings), indent=1) if arguments.json else doctor.show(findings))
+    return 1 if any(each.state == "problem" for each in findings) else 0
+
+
+COMMANDS = (Command("doctor", "what forge finds on this machine, and what is wrong", _doctor_arguments, _doctor),)
