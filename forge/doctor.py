@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 
-import forge
 from forge import hub
 from forge.executors import hubex
 from forge.executors.executor import Declined, known_executors, resolve_executors
@@ -27,7 +26,7 @@ from forge.ir.checks import in_one_line
 from forge.ir.printing import counted
 
 State = Literal["ok", "absent", "problem"]
-PACKAGES = ("triton", "nvfuser_direct", "kernels", "huggingface_hub", "transformers", "ninja", "cloudpickle")
+PACKAGES = ("forge-jit", "triton", "nvfuser_direct", "kernels", "huggingface_hub", "transformers", "ninja", "cloudpickle")
 VARIABLES = ("FORGE_", "TORCH_LOGS", "TORCHINDUCTOR_", "HF_", "KERNELS_CACHE", "CXX", "CUDA_HOME", "OMP_NUM_THREADS")
 MARKS = {"ok": " ", "absent": "-", "problem": "!"}
 WIDTH = 16  # of the items
@@ -75,7 +74,6 @@ Row = tuple[str, State, str]
 
 
 def _versions() -> Iterator[Row]:
-    yield "forge", "ok", forge.__version__
     yield "torch", "ok", torch.__version__
     yield "Python", "ok", f"{platform.python_version()}, {sys.executable}"
     yield "system", "ok", f"{platform.platform()}, {counted(os.cpu_count() or 1, 'core')}"
@@ -83,7 +81,7 @@ def _versions() -> Iterator[Row]:
         try:
             yield name, "ok", importlib.metadata.version(name.replace("_", "-"))
         except importlib.metadata.PackageNotFoundError:
-            present = importlib.util.find_spec(name) is not None
+            present = importlib.util.find_spec(name.replace("-", "_")) is not None
             yield name, "ok" if present else "absent", "" if present else "is not installed"
 
 
