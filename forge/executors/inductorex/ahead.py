@@ -22,7 +22,7 @@ from forge.executors.later import is_wanted
 @functools.cache
 def ask() -> threading.Thread | None:
     """The thread, where there is one: Inductor's cache has not seen the answer yet, and FORGE_BACKGROUND is not 0."""
-    with contextlib.suppress(OSError):  # no room, no threads: who compiles asks
+    with contextlib.suppress(OSError, RuntimeError):  # no room, no threads: who compiles asks
         if is_wanted() and not known().exists():
             thread = threading.Thread(target=_ask, name="forge-ahead")
             thread.start()

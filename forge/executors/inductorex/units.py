@@ -142,7 +142,7 @@ class _Unit:
 
     def __init__(self, kernels: Sequence[_Kernel]) -> None:
         self._kernels = {kernel.name: kernel for kernel in kernels}  # no function twice
-        self._future: Future = AsyncCompile.submit(partial(contextvars.copy_context().run, self._build))
+        self._future = _submitted(partial(contextvars.copy_context().run, self._build))
         for kernel in kernels:
             kernel.unit = self
 
@@ -245,6 +245,19 @@ def forget() -> None:
     """In a forked child: what is being built, its parent waits for."""
     global _process
     _process = _Process()
+
+
+def _submitted(task: Callable[[], ModuleType]) -> Future:
+    """What a thread of Inductor's pool makes of the task; this thread, if there is to be no other."""
+    future: Future = Future()
+    try:
+        made = AsyncCompile.submit(task)
+        if isinstance(made, Future):
+            return made
+        future.set_result(made)
+    except Exception as error:  # no thread can be started, as at the end of the process
+        future.set_exception(error)
+    return future
 
 
 def _settings() -> list[str]:

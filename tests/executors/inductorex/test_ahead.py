@@ -75,6 +75,19 @@ def test_who_compiles_asks_again_after_a_failure(asking: list[bool], monkeypatch
     assert not ahead.known().exists()
 
 
+def test_who_compiles_asks_where_no_thread_can_be_started(
+    asking: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert ahead.ask() is None
+    compile_two(["inductor", "torch"])
+    assert asking and not any(asking)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_fork_waits_for_the_answer(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()

@@ -150,3 +150,24 @@ def test_a_unit_that_was_deleted_is_built_again(built: list[str], tmp_path: Path
     CppPythonBindingsCodeCache.cache_clear()
     (kernel,) = asked(ADD % 1)
     assert added(kernel()) == 1.0
+
+
+def test_a_unit_for_which_no_thread_can_be_started_takes_nobody_along(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(task: Callable) -> None:
+        raise RuntimeError("can't start new thread")
+
+    one, two = asked(ADD % 1, ADD % 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncCompile, "submit", refuse)
+        units.start_rest()
+    assert [added(kernel()) for kernel in (one, two)] == [1.0, 2.0]
+
+
+def test_kernels_that_were_asked_for_are_built_though_no_threads_may_be_used_meanwhile(built: list[str]) -> None:
+    one, two = asked(ADD % 1, ADD % 2)
+    with inductor_config.patch(compile_threads=1):
+        units.start_rest()
+        units.start_rest()
+    assert [added(kernel()) for kernel in (one, two)] == [1.0, 2.0]
