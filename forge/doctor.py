@@ -26,7 +26,7 @@ from forge.ir.checks import in_one_line
 from forge.ir.printing import counted
 
 State = Literal["ok", "absent", "problem"]
-PACKAGES = ("forge-jit", "triton", "nvfuser_direct", "kernels", "huggingface_hub", "transformers", "ninja", "cloudpickle")
+PACKAGES = ("forge-jit", "triton", "nvfuser_direct", "kernels", "huggingface_hub", "transformers", "ninja")
 VARIABLES = ("FORGE_", "TORCH_LOGS", "TORCHINDUCTOR_", "HF_", "KERNELS_CACHE", "CXX", "CUDA_HOME", "OMP_NUM_THREADS")
 MARKS = {"ok": " ", "absent": "-", "problem": "!"}
 WIDTH = 16  # of the items

@@ -1,6 +1,8 @@
 """forge doctor says what it finds on the machine, and what is wrong."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import torch
 
 from forge import cli, doctor
 from forge.executors.executor import known_executors
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +75,9 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> No
     cli.main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "versions" and any("torch " in line for line in lines)
+
+
+def test_who_reads_may_stop_reading() -> None:
+    command = f"{sys.executable} -m forge doctor | head -1"
+    ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert ran.stdout == "versions\n" and not ran.stderr
