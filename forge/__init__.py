@@ -1,5 +1,6 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
+from forge import startup  # before all that imports torch
 from forge.bundle import bundle
 from forge.executors.hubex import kernel, use_kernels
 from forge.executors.hubex.registry import kernels

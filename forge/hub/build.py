@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from forge.hub import compiler
+from forge.hub import children, compiler
 from forge.hub.compat import library, user_cache
 from forge.hub.errors import BuildError, HubNotice, MalformedError, Place, RefusedError
 from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
@@ -209,7 +209,7 @@ def _system(cuda: bool) -> dict[str, Any]:
 def _compiler() -> str:
     """The C++ compiler that torch calls. Raises _Failed where there is none."""
     name = os.environ.get("CXX", "cl" if os.name == "nt" else "c++")
-    found = shutil.which(name)
+    found = shutil.which(name, path=_programs())
     if found is None:
         raise _Failed(f"there is no C++ compiler {name!r}: install one, or name a program in CXX")
     return found
@@ -342,13 +342,13 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
         "build_directory": str(out),
         "with_cuda": bool(plan.build.cuda),
     }
-    # -P: the modules beside that file are not for `import lock` to find
     done = subprocess.run(
-        [sys.executable, "-P", compiler.__file__],
+        children.run_file(compiler.__file__),
         input=json.dumps(request),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=_environment(),
+        cwd=work,
         text=True,
         errors="replace",
     )
@@ -360,9 +360,13 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
 
 def _environment() -> dict[str, str]:
     """For a process that finds the torch of this one, and ninja where pip put it."""
-    tools = os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
-    modules = os.pathsep.join(each or os.getcwd() for each in sys.path)
-    return {**os.environ, "PATH": tools, "PYTHONPATH": modules}
+    inherited = children.environment()
+    return {**inherited, "PATH": os.pathsep.join([_programs(), sysconfig.get_path("scripts")])}
+
+
+def _programs() -> str:
+    """Where programs are found: not in the current folder, which a relative entry would be."""
+    return children.environment().get("PATH", os.defpath)
 
 
 def _first_errors(output: str, status: int) -> str:

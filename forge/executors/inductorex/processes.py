@@ -4,10 +4,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import IO
+
+from forge.hub import children
 
 no_fork = threading.RLock()  # held by threads that a child would lack: a fork waits for them
 os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
@@ -16,9 +17,9 @@ os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, aft
 def start(*arguments: str, folder: Path | None = None, log: IO[bytes] | None = None) -> subprocess.Popen:
     """A worker with these arguments, in a folder; what it prints goes to `log`. Raises OSError."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "forge.executors.inductorex.worker", *arguments],
+        children.run_module("forge.executors.inductorex.worker", *arguments),
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))},
+        env=children.environment(),
         stdin=subprocess.DEVNULL,
         stdout=log or subprocess.DEVNULL,
         stderr=log or subprocess.DEVNULL,

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Answer, Ended, Question, Request, Silent, receive, send
+from forge.hub import children
 from forge.hub.compat import library
 
 try:
@@ -136,13 +137,12 @@ class Worker:
         self.stop()
         self.starts += 1
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
-        path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "forge.executors.hubex.verification.worker"],
+            children.run_module("forge.executors.hubex.verification.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": path, **ENVIRONMENT},
+            env={**children.environment(), **ENVIRONMENT},
         )
         self._receive("ready")
 
@@ -195,8 +195,9 @@ class Worker:
 def _request(
     kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
 ) -> Request:
-    path, environment = tuple(sys.path), {**os.environ, **ENVIRONMENT}
-    place = (os.getcwd(), path, environment)
+    path, environment = children.search_path(), {**os.environ, **ENVIRONMENT}
+    relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
+    place = (os.getcwd(), (*path, *relative), environment)  # what is there shadows no module that is installed
     return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, digest, declared)
 
 

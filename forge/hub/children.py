@@ -1,0 +1,44 @@
+"""Python processes that forge starts: what they import is what this process would, and nothing that lies where it runs.
+
+Neither the current folder nor a relative entry of a path is searched, no folder of this process's path runs its
+sitecustomize.py at their start, and forge is the one that started them.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+_FORGE = str(Path(__file__).parents[2])
+_BOOT = "import sys; import json; sys.path[:] = json.loads(sys.argv.pop(1)); import runpy; "
+_MODULE = _BOOT + "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+_FILE = _BOOT + "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def run_module(name: str, *arguments: str) -> list[str]:
+    """The command that runs a module as a program."""
+    return [*_python(_MODULE), name, *arguments]
+
+
+def run_file(path: str) -> list[str]:
+    """The command that runs a file as a program; what lies beside it is not imported."""
+    return [*_python(_FILE), path]
+
+
+def _python(boot: str) -> list[str]:
+    return [sys.executable, "-P", "-c", boot, json.dumps(search_path())]
+
+
+def search_path() -> list[str]:
+    """Where this process searches, without what depends on the current folder; forge's own place is among them."""
+    found = [each for each in sys.path if os.path.isabs(each)]
+    return found if _FORGE in found else [*found, _FORGE]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, without the relative entries of the paths in which programs and modules are found."""
+    kept = dict(os.environ)
+    for name in ("PATH", "PYTHONPATH"):
+        if name in kept:
+            kept[name] = os.pathsep.join(filter(os.path.isabs, kept[name].split(os.pathsep)))
+    return kept

@@ -1,0 +1,27 @@
+"""Imported before all else of forge: `python -m forge` searches no module in the current folder.
+
+Python puts that folder first, so that a torch.py in a folder that was cloned would run where its kernels are only to be
+checked. The command `forge` never did; forge itself is found by its own place.
+"""
+
+import os
+import sys
+
+
+def leave_current_folder() -> None:
+    """Where forge is run as a program by -m, which is being found while this is imported."""
+    as_program = sys.argv[:1] == ["-m"] and _module().partition(".")[0] == "forge"
+    if as_program and not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+
+
+def _module() -> str:
+    """What stands behind -m on the command line."""
+    options = sys.orig_argv[1:]
+    for place, option in enumerate(options):
+        if option.startswith("-") and not option.startswith(("--", "-W", "-X")) and "m" in option:
+            return option.partition("m")[2] or "".join(options[place + 1 : place + 2])
+    return ""
+
+
+leave_current_folder()

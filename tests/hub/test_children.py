@@ -1,0 +1,106 @@
+"""What runs because forge started a process: never what lies in the folder that it is used in."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forge.executors.hubex import gather, operators
+from forge.executors.hubex.verification import verdicts
+from forge.hub import Policy, build_kernels, children
+from forge.hub.manifest import read_manifest
+
+FORGE = Path(__file__).parents[2]
+MODULES = ("torch", "json", "sitecustomize", "usercustomize", "filelock", "ninja", "setuptools", "numpy", "expecttest")
+
+
+@pytest.fixture
+def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in which modules lie that say when they run."""
+    folder = tmp_path / "cloned"
+    folder.mkdir()
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path)!r} + '/ran-{name}', 'w')\nraise SystemExit('ran {name}')\n"
+        )
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def ran(cloned: Path) -> list[str]:
+    return sorted(path.name for path in cloned.parent.glob("ran-*"))
+
+
+@pytest.mark.parametrize("entry", ["", ".", "../cloned"])
+def test_a_python_process_finds_nothing_in_the_current_folder(
+    cloned: Path, entry: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [entry, *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([entry, "/nowhere"]))
+    program = tmp_path / "program.py"
+    program.write_text("import sys, json, filelock\nprint(*sys.argv[1:])\n")
+    done = subprocess.run(
+        children.run_file(str(program)), env=children.environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, ran(cloned)) == (0, []), done.stderr
+
+
+def test_a_folder_on_the_path_does_not_customize_the_start_of_a_process(
+    cloned: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in set(MODULES) - {"sitecustomize", "usercustomize"}:
+        (cloned / f"{name}.py").unlink()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(cloned)])
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nassert sys.argv[1:] == []\n")
+    subprocess.run(children.run_file(str(program)), env=children.environment(), check=True)
+    assert ran(cloned) == []
+
+
+def test_the_worker_runs_nothing_of_the_current_folder(
+    cloned: Path, monkeypatch: pytest.MonkeyPatch, repository: Callable
+) -> None:
+    made = repository("right", "def f(x):\n    return F.gelu(x)\n", op="torch.nn.functional.gelu", args="{x: input}")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(verdicts, "worker", verdicts.Worker())
+    try:
+        [kernel] = gather([made.folder])
+        row = next(verdicts.verify_all(kernel, verdicts.Verifier()))
+        assert (row[-1], ran(cloned)) == ("ok", [])
+    finally:
+        verdicts.worker.stop()
+
+
+def test_forge_as_a_program_runs_nothing_of_the_current_folder(cloned: Path) -> None:
+    (cloned / "json.py").unlink()  # Python's own start imports what it wants before forge
+    environment = {**os.environ, "PYTHONPATH": str(FORGE)}
+    done = subprocess.run(
+        [sys.executable, "-X", "frozen_modules=on", "-Bm", "forge", "kernels", "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, ran(cloned)) == (0, []), done.stderr
+
+
+def test_a_build_runs_nothing_of_the_current_folder(
+    cloned: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    (kernels / "forge_kernels.yaml").write_text(
+        "forge_kernels: 1\nlibrary: {name: acme}\nbuild: {cpp: [a.cpp]}\nops: []\n"
+    )
+    (kernels / "a.cpp").write_text("int a;\n")
+    for name in ("c++", "ninja"):
+        (cloned / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran-{name}\nexit 1\n")
+        (cloned / name).chmod(0o755)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "built"))
+    monkeypatch.setenv("PATH", os.pathsep.join(["", ".", os.environ["PATH"]]))
+    build_kernels(read_manifest(kernels / "forge_kernels.yaml", operators()), policy=Policy(local=True))
+    assert ran(cloned) == []
