@@ -291,6 +291,11 @@ def _kernel(
     return Kernel(entry, signature, target, find(entry.kernel_name), backward, forward, pattern, origin)
 
 
+def kernel_of(entry: KernelEntry, find: Callable[[str], Any], origin: Origin) -> Kernel:
+    """The kernel of an entry that is of torch's or forge's own operators and patterns; nothing is imported."""
+    return _kernel(entry, find, origin, Declarations())
+
+
 _patterns: dict[Any, Pattern] = {}
 
 

@@ -12,6 +12,7 @@ import torch
 
 from forge.executors.hubex.calls import Call
 from forge.executors.hubex.kernels import Origin
+from forge.hub.manifest import KernelEntry
 
 HEADER = struct.Struct("!Q")
 
@@ -41,7 +42,8 @@ class Answer:
 @dataclass(frozen=True)
 class Request:
     """A question to a process that must find the kernel first: gather() of its origin, then its operator and name; or
-    what forge.kernel was given, pickled. digest: of the kernel that is meant (verification/fingerprint.py)."""
+    what forge.kernel was given, pickled. digest: of the kernel that is meant (verification/fingerprint.py). entry: what
+    the kernel's manifest says, where that is all that who judges it has to know of it."""
 
     origin: Origin
     op: str
@@ -53,6 +55,7 @@ class Request:
     question: Question
     digest: str
     declared: bytes | None = None
+    entry: KernelEntry | None = None
 
 
 class Silent(Exception):
@@ -74,12 +77,13 @@ def send(fd: int, message: Any) -> None:
 def receive(fd: int, seconds: float | None = None) -> Any:
     """The next message. Raises Silent when it does not come within `seconds`, Ended when there will be none."""
     until = None if seconds is None else time.monotonic() + seconds
-    (length,) = HEADER.unpack(_read(fd, HEADER.size, until))
-    return pickle.loads(_read(fd, length, until))
+    (length,) = HEADER.unpack(read(fd, HEADER.size, until))
+    return pickle.loads(read(fd, length, until))
 
 
-def _read(fd: int, length: int, until: float | None) -> bytes:
-    data = b""
+def read(fd: int, length: int, until: float | None = None) -> bytes:
+    """So many bytes. Raises as `receive` does."""
+    data = bytearray()
     while len(data) < length:
         left = None if until is None else max(0.0, until - time.monotonic())
         if not select.select([fd], [], [], left)[0]:
@@ -88,4 +92,4 @@ def _read(fd: int, length: int, until: float | None) -> bytes:
         if not part:
             raise Ended
         data += part
-    return data
+    return bytes(data)

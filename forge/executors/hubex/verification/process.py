@@ -26,6 +26,7 @@ from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Answer, Ended, Question, Request, Silent, receive, send
 from forge.hub import children
 from forge.hub.compat import library
+from forge.hub.manifest import KernelEntry
 
 try:
     import resource
@@ -198,7 +199,16 @@ def _request(
     path, environment = children.search_path(), {**os.environ, **ENVIRONMENT}
     relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
     place = (os.getcwd(), (*path, *relative), environment)  # what is there shadows no module that is installed
-    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, digest, declared)
+    about = (digest, declared, _entry(kernel))
+    return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, *about)
+
+
+def _entry(kernel: Kernel) -> KernelEntry | None:
+    """The entry of a kernel that is compared with torch or forge, and with nothing of its own repository."""
+    entry, grad = kernel.entry, kernel.entry.grad
+    is_theirs = kernel.target.function is None and (kernel.pattern is None or not entry.op.startswith("python:"))
+    given = (entry.fn, grad.fn, grad.forward_fn)
+    return entry if kernel.origin.source is not None and is_theirs and given == (None, None, None) else None
 
 
 def pickled(kernel: Kernel) -> bytes | None:

@@ -1,8 +1,10 @@
 """The process that verifies kernels: python -m forge.executors.hubex.verification.worker, started by process.py.
 
-It never runs a kernel itself: it forks a child that does, and says when the child died, so that another one takes its
+It never runs a kernel itself: it forks a child that judges, and says when the child died, so that another one takes its
 place at once. The child reads questions from standard input and answers to what was standard output; what a kernel
-prints goes to standard error.
+prints goes to standard error. The child has a child of its own, the runner (runner.py), which imports the kernel and
+has none of these channels: the judge makes the samples, knows the right results, and hears of the kernel what it
+computes. Only a kernel that is compared with code of its own repository is imported by the judge.
 """
 
 import os
@@ -16,12 +18,15 @@ from typing import Any
 
 from forge import hub
 from forge.executors.hubex.declared import kernel
-from forge.executors.hubex.gather import gather
+from forge.executors.hubex.gather import gather, kernel_of
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.messages import Answer, Ended, Request, receive, send
 from forge.executors.hubex.verification.process import become_expendable
+from forge.executors.hubex.verification.runner import Called, Died, Runner
 from forge.executors.hubex.verification.verify import verify
+
+DIFFERS = "differs"
 
 
 def main() -> None:
@@ -51,6 +56,7 @@ def _is_over() -> bool:
 
 
 def _serve(answers: int) -> None:
+    runner = Runner(_found, keep_out=(0, answers)) if hasattr(os, "fork") else None
     send(answers, ("ready", os.getpid()))
     while True:
         try:
@@ -58,7 +64,13 @@ def _serve(answers: int) -> None:
         except Ended:
             return
         _end_after(100 * request.seconds + 600)
-        send(answers, _answer(request, lambda text: send(answers, ("sample", text))))
+        report = lambda text: send(answers, ("sample", text))
+        try:
+            apart = runner is not None and request.entry is not None
+            answer = _judged(request, runner, report) if apart else _answer(request, report)
+        except Died:
+            runner.die_alike()
+        send(answers, answer)
         _end_after(0)
 
 
@@ -68,12 +80,42 @@ def _end_after(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _answer(request: Request, report: Callable[[str], None]) -> tuple[str, Answer | None]:
-    """("answer", Answer), or ("differs", None) where what is found here is not the kernel that was asked about."""
-    os.chdir(request.folder)
-    sys.path[:] = request.path
+def _judged(request: Request, runner: Runner, report: Callable[[str], None]) -> tuple[str, Answer | None]:
+    """As _answer, of a kernel that the runner runs; nothing of it is imported here."""
+    _take_environment(request)
+    problem = runner.find(request)
+    if problem is not None:
+        return ("differs", None) if problem == DIFFERS else ("answer", Answer(problem, lasting=False))
+    entry = request.entry
+    functions = {entry.grad.forward: "forward", entry.grad.kernel_name: "backward", entry.kernel_name: "function"}
+    kernel = kernel_of(entry, lambda name: Called(runner, functions[name]), request.origin)
+    return "answer", verify(kernel, request.question, report)
+
+
+def _found(request: Request) -> tuple[Kernel | None, str | None]:
+    """The kernel, or why it is not there: in the runner."""
+    _take_place(request)
+    try:
+        kernel = find(request)
+    except Exception as error:
+        return None, f"cannot be verified: {type(error).__name__}: {error}"
+    return (kernel, None) if fingerprint(kernel).digest == request.digest else (None, DIFFERS)
+
+
+def _take_environment(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
+
+
+def _take_place(request: Request) -> None:
+    os.chdir(request.folder)
+    sys.path[:] = request.path
+    _take_environment(request)
+
+
+def _answer(request: Request, report: Callable[[str], None]) -> tuple[str, Answer | None]:
+    """("answer", Answer), or ("differs", None) where what is found here is not the kernel that was asked about."""
+    _take_place(request)
     try:
         kernel = find(request)
     except Exception as error:
