@@ -114,7 +114,7 @@ def _lock(arguments: argparse.Namespace) -> int:
         policy=policy_of(arguments),
         backend=arguments.backend,
     )
-    count = sum(len(files) for kernel in lock.kernels for files in kernel.variants.values())
+    count = sum(len(files) for kernel in lock.kernels for files in (*kernel.variants.values(), kernel.files))
     print(f"{arguments.output}: {counted(len(lock.kernels), 'kernel')}, {counted(count, 'file')}")
     return 0
 
@@ -156,8 +156,8 @@ def _check_source(source: str, policy: hub.Policy, backend: str | None) -> None:
 
 def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, backend: str | None) -> None:
     """Every check before an import; what is not in the cache is fetched."""
-    verified = hub.verify(hub.resolve_locked(kernel, lock, policy=policy, backend=backend))
-    print(f"ok      {verified.resolved.place()}: {len(verified.files)} files are as locked")
+    place, count = hub.check_locked(kernel, lock, policy=policy, backend=backend)
+    print(f"ok      {place}: {counted(count, 'file')} {'is' if count == 1 else 'are'} as locked")
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from forge.hub.errors import (
     UnreachableError,
 )
 from forge.hub.loader import Loaded, Verified, content_of, load, loaded, verify
-from forge.hub.lock_kernels import lock_kernels
+from forge.hub.lock_kernels import check_locked, lock_kernels, named_repositories
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.metadata import Metadata
 from forge.hub.policy import Policy
@@ -49,12 +49,14 @@ __all__ = [
     "Verified",
     "available",
     "build_kernels",
+    "check_locked",
     "content_of",
     "fetch",
     "load",
     "load_built",
     "loaded",
     "lock_kernels",
+    "named_repositories",
     "read_bundle",
     "read_lock",
     "resolve",

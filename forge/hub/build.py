@@ -31,9 +31,9 @@ from typing import Any
 
 import torch
 
-from forge.hub import children, compiler
+from forge.hub import children, compiler, kept, private
 from forge.hub.compat import library, user_cache
-from forge.hub.errors import BuildError, HubNotice, MalformedError, Place, RefusedError
+from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, Place, RefusedError
 from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
 from forge.hub.manifest.model import Build, Manifest
 from forge.hub.policy import Policy
@@ -53,7 +53,7 @@ class Built:
 
     key: the hash of all that decides what it is. seconds: how long it took to build; None where the cache had it.
     operators: what it registers in torch.ops. namespaces: those that it defines. skipped: the ways that come before,
-    and why none of them was taken.
+    and why none of them was taken. sha256: of the library.
     """
 
     manifest: str
@@ -63,6 +63,7 @@ class Built:
     namespaces: tuple[str, ...]
     seconds: float | None
     skipped: Mapping[str, str]
+    sha256: str = ""
 
 
 class _Failed(Exception):
@@ -260,13 +261,18 @@ def _cuda_problem() -> str | None:
 def _cached(plan: _Plan) -> tuple[Built | None, str]:
     """What was built before, or why nothing of it can be used."""
     try:
-        values = json.loads((plan.target / RECORD).read_bytes())
+        with kept.open_own(plan.target / RECORD) as file:
+            values = json.load(file)
         path = plan.target / values["file"]
-        if values["key"] == plan.key and values["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest():
+        with kept.open_own(path) as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if (values["key"], values["sha256"], path.parent) == (plan.key, sha256, plan.target):
             operators, namespaces = tuple(values["operators"]), tuple(values["namespaces"])
-            return Built(plan.manifest, plan.key, path, operators, namespaces, None, {}), ""
+            return Built(plan.manifest, plan.key, path, operators, namespaces, None, {}, sha256), ""
     except FileNotFoundError:
         return None, f"{builds()} has none of these sources, flags, compilers and torch"
+    except kept.Refused as reason:
+        return None, f"{plan.target} is not used: {reason}"
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None, f"{plan.target} is not as it was written"
@@ -276,7 +282,7 @@ def _build_once(plan: _Plan, force: bool) -> Built:
     """Compiles unless another process just did. What builders that were killed left behind is removed."""
     target = plan.target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        kept.make_folder(target.parent)
         with _lock(target.with_name(f"{target.name}.lock"), plan.library):
             built, _ = (None, "") if force else _cached(plan)
             if built is not None:
@@ -286,7 +292,7 @@ def _build_once(plan: _Plan, force: bool) -> Built:
             prefix = f".{target.name}-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as work:
                 return _build(plan, Path(work))
-    except (OSError, NotImplementedError) as error:  # the latter: of a file system without locks
+    except (kept.Refused, OSError, NotImplementedError) as error:  # the last: of a file system without locks
         raise _Failed(f"{target.parent}: {error}") from error
 
 
@@ -314,15 +320,18 @@ def _build(plan: _Plan, work: Path) -> Built:
     seconds = time.perf_counter() - start
     record = {**output, "key": plan.key, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "of": plan.parts}
     result = work / "result"
-    result.mkdir()
+    result.mkdir(mode=0o700)
+    path.chmod(0o700)
     path.rename(result / path.name)
     (result / RECORD).write_text(json.dumps(record, indent=1))
+    (result / RECORD).chmod(0o600)
     if plan.target.exists():
         plan.target.rename(work / "before")
     result.rename(plan.target)
     _say(f"built {plan.library} in {seconds:.1f} s: {plan.target}")
     path = plan.target / output["file"]
-    return Built(plan.manifest, plan.key, path, tuple(output["operators"]), tuple(output["namespaces"]), seconds, {})
+    operators, namespaces = tuple(output["operators"]), tuple(output["namespaces"])
+    return Built(plan.manifest, plan.key, path, operators, namespaces, seconds, {}, record["sha256"])
 
 
 def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
@@ -383,6 +392,17 @@ def _say(text: str) -> None:
 
 # loading
 
+
+def _copied(built: Built) -> Path:
+    """This process's copy of a library. Raises IntegrityError where it is not what was built."""
+    target = private.new_folder() / built.path.name
+    with built.path.open("rb") as file:
+        _, sha256 = private.copy(file, target)
+    if sha256 != built.sha256:
+        raise IntegrityError(f"{built.path}: changed since it was built")
+    return target
+
+
 _loading = threading.Lock()
 _loaded: dict[str, Built] = {}
 
@@ -405,7 +425,7 @@ def load_built(built: Built) -> None:
                 "sources or by another library; a process takes it once: start a new one"
             )
         try:
-            torch.ops.load_library(str(built.path))
+            torch.ops.load_library(str(_copied(built)))
         except (OSError, RuntimeError) as error:
             raise BuildError(f"{built.path}: was built, but cannot be loaded: {error.__cause__ or error}") from error
         _loaded[built.key] = built

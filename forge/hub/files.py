@@ -2,13 +2,17 @@
 
 import base64
 import binascii
+import functools
 import hashlib
+import operator
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
+from forge.hub import private
 from forge.hub.errors import IntegrityError, MalformedError, Place
 
 MAX_FILES = 20_000
@@ -19,17 +23,19 @@ UNPINNED = ("metadata.json", "metadata.json.sigstore")
 
 @dataclass(frozen=True)
 class File:
-    """One file of a variant. content: the bytes that were hashed, kept for Python sources only."""
+    """One file of a variant. content: the bytes that were hashed, of Python sources. copy: where those of other files
+    are, for this process alone, where they are to be loaded."""
 
     path: str
     location: Path
     size: int
     sha256: str
     content: bytes | None = None
+    copy: Path | None = field(default=None, compare=False)
 
     def read(self) -> bytes:
         """The bytes that will be imported, where they are kept; else what is in the file now."""
-        return self.location.read_bytes() if self.content is None else self.content
+        return (self.copy or self.location).read_bytes() if self.content is None else self.content
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,10 @@ def unsafe_path(path: str) -> str | None:
     return None
 
 
-def read_files(folder: Path, place: Place, *, max_file_bytes: int, links_into: Path | None = None) -> dict[str, File]:
-    """Every file of a variant by its path, hashed.
+def read_files(
+    folder: Path, place: Place, *, max_file_bytes: int, links_into: Path | None = None, copy_to: Path | None = None
+) -> dict[str, File]:
+    """Every file of a variant by its path, hashed, opened once. copy_to: an empty folder for the hashed bytes.
 
     A link may lead to a file in the folder or in `links_into` (the blobs of huggingface_hub's cache).
     Raises: MalformedError for other links, files that are no regular files, and too many or too large ones.
@@ -69,7 +77,7 @@ def read_files(folder: Path, place: Place, *, max_file_bytes: int, links_into: P
             path = entry.relative_to(folder).as_posix()
             if len(found) >= MAX_FILES:
                 raise MalformedError(f"{place}: has more than {MAX_FILES} files")
-            found[path] = _read(path, entry, roots, place.at(path), max_file_bytes)
+            found[path] = _read(path, entry, roots, place.at(path), max_file_bytes, copy_to)
     except OSError as error:
         raise MalformedError(f"{place}: cannot be read: {error}") from error
     return dict(sorted(found.items()))
@@ -90,34 +98,46 @@ def read_small(location: Path, place: Place, limit: int, links_into: Path | None
     if not os.path.lexists(location):
         return None
     try:
-        _check(location, roots, place, limit)
-        return location.read_bytes()
+        file, _ = _open(location, roots, place, limit)
+        with file:
+            return file.read(limit + 1)
     except OSError as error:
         raise MalformedError(f"{place}: cannot be read: {error}") from error
 
 
-def _check(location: Path, roots: list[Path], place: Place, limit: int) -> int:
-    """The size of a regular file that lies in one of the roots."""
+def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[BinaryIO, int]:
+    """A regular file that lies in one of the roots, and its size."""
     if location.is_symlink():
         target = location.resolve()
         if not any(target.is_relative_to(root) for root in roots):
             raise MalformedError(f"{place}: is a link to {target}, which is outside of the kernel's folder")
-    status = location.stat()
+        location = target
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]  # a pipe is not waited for
+    if not stat.S_ISREG(location.lstat().st_mode):
+        raise MalformedError(f"{place}: is not a regular file")
+    file = open(os.open(location, functools.reduce(operator.or_, flags, os.O_RDONLY)), "rb")  # noqa: SIM115
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+        return file, status.st_size
+    file.close()
     if not stat.S_ISREG(status.st_mode):
         raise MalformedError(f"{place}: is not a regular file")
-    if status.st_size > limit:
-        raise MalformedError(f"{place}: has {status.st_size} bytes, but at most {limit} are allowed")
-    return status.st_size
+    raise MalformedError(f"{place}: has {status.st_size} bytes, but at most {limit} are allowed")
 
 
-def _read(path: str, location: Path, roots: list[Path], place: Place, max_file_bytes: int) -> File:
+def _read(
+    path: str, location: Path, roots: list[Path], place: Place, max_file_bytes: int, copy_to: Path | None
+) -> File:
     is_source = path.endswith(".py")
-    size = _check(location, roots, place, min(max_file_bytes, MAX_SOURCE_BYTES) if is_source else max_file_bytes)
-    if is_source:
-        content = location.read_bytes()
-        return File(path, location, len(content), hashlib.sha256(content).hexdigest(), content)
-    with location.open("rb") as stream:
-        return File(path, location, size, hashlib.file_digest(stream, "sha256").hexdigest())
+    file, size = _open(location, roots, place, min(max_file_bytes, MAX_SOURCE_BYTES) if is_source else max_file_bytes)
+    with file:
+        if is_source:
+            content = file.read()
+            return File(path, location, len(content), hashlib.sha256(content).hexdigest(), content)
+        if copy_to is None:
+            return File(path, location, size, hashlib.file_digest(file, "sha256").hexdigest())
+        size, sha256 = private.copy(file, copy_to / path)
+        return File(path, location, size, sha256, copy=copy_to / path)
 
 
 def content_hash(files: Mapping[str, File]) -> str:

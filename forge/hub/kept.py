@@ -13,6 +13,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 
 class Refused(Exception):
@@ -42,10 +43,23 @@ def read(path: Path, head: bytes) -> bytes:
 def write(path: Path, head: bytes, body: bytes, size: int) -> None:
     """Keeps a file; of its folder, `size` bytes of those that were used last. Raises Refused or OSError where it cannot
     be kept."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_folder(path.parent)
+    make_folder(path.parent)
     _write_whole(path, b"".join([head, hashlib.sha256(body).hexdigest().encode(), b"\n", body]))
     _trim(path.parent, size)
+
+
+def make_folder(path: Path) -> None:
+    """A folder for what is kept. Raises Refused or OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(path)
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Opens a file of a folder of its own among those that are kept. Raises Refused where it, or either folder, is
+    another user's or open to other users; FileNotFoundError, OSError."""
+    _check_folder(path.parent.parent)
+    _check_folder(path.parent)
+    return _opened(path)
 
 
 def _check_folder(path: Path) -> None:
@@ -56,15 +70,25 @@ def _check_folder(path: Path) -> None:
 
 
 def _own_bytes(path: Path) -> bytes:
-    """What an own file holds. Raises Refused for another's, or one that others may write to; OSError."""
+    """What an own file holds. Raises as _opened."""
+    with _opened(path) as file:
+        return file.read()
+
+
+def _opened(path: Path) -> BinaryIO:
+    """An own file. Raises Refused for another's, or one that others may write to; OSError."""
     flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]  # a pipe is not waited for
     handle = os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY))
-    with open(handle, "rb") as file:
+    file = open(handle, "rb")  # noqa: SIM115  the caller's
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise Refused("it is not a file")
         _check_owner(found, "it")
-        return file.read()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _check_owner(found: os.stat_result, what: str) -> None:

@@ -10,15 +10,17 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
+import io
+import os
 import re
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forge.hub import compat
+from forge.hub import compat, private
 from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
 from forge.hub.files import File, check_pins, content_hash, read_files
 from forge.hub.imports import check_id, check_imports
@@ -36,7 +38,7 @@ class Verified:
     """A kernel whose files passed every check.
 
     content: the hash of them all. root: the folder of its package. trees: its Python as it was parsed for the checks,
-    until it is imported.
+    until it is imported. copies: where this process has its files, where native ones are among them.
     """
 
     resolved: Resolved
@@ -45,6 +47,7 @@ class Verified:
     root: str
     depends: tuple["Verified", ...] = ()
     trees: dict[str, ast.Module] = field(default_factory=dict, repr=False, compare=False)
+    copies: Path | None = field(default=None, compare=False)
 
     @property
     def module_name(self) -> str:
@@ -66,14 +69,20 @@ _packages: dict[str, Verified] = {}
 _import_checks: set[tuple[str, str, frozenset[str], frozenset[str]]] = set()
 
 
-def load(resolved: Resolved) -> types.ModuleType:
-    """Verifies a kernel, every time, and imports it, once.
+def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda verified: None) -> types.ModuleType:
+    """Verifies a kernel, every time, and imports it, once. `before_import` may refuse what was verified.
 
     Raises: HubError, whose subclass says which check failed; before any code of the kernel or of those that it
     depends on ran, except for KernelImportError.
     """
     with paused_gc():
-        verified = verify(resolved)
+        if any(each.verified.resolved.folder == resolved.folder for each in loaded()):
+            verified = verify(resolved)
+            before_import(verified)
+            if verified.content in _loaded:
+                return _loaded[verified.content].module
+        verified = verify(resolved, to_load=True)
+        before_import(verified)
         with _lock:
             return _load(verified)
 
@@ -89,12 +98,30 @@ def content_of(module: str) -> str | None:
     return None if verified is None else verified.content
 
 
-def verify(resolved: Resolved) -> Verified:
-    """Every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id."""
+def verify(resolved: Resolved, *, to_load: bool = False) -> Verified:
+    """Every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
+
+    to_load: what is hashed of a kernel with native libraries is copied for this process, and loaded from there.
+    """
+    copy_to = private.new_folder() if to_load and has_native(resolved.folder) else None
+    try:
+        return _verify(resolved, to_load, copy_to)
+    except BaseException:
+        if copy_to is not None:
+            private.drop(copy_to)
+        raise
+
+
+def has_native(folder: Path) -> bool:
+    """Whether a variant has libraries that the system loads."""
+    return any(name.endswith(NATIVE) or ".so." in name for _, _, names in os.walk(folder) for name in names)
+
+
+def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified:
     place, metadata = resolved.place(), resolved.metadata
-    depends = tuple(verify(each) for each in resolved.depends)
+    depends = tuple(verify(each, to_load=to_load) for each in resolved.depends)
     limit = resolved.policy.max_file_bytes
-    files = read_files(resolved.folder, place, max_file_bytes=limit, links_into=resolved.blobs)
+    files = read_files(resolved.folder, place, max_file_bytes=limit, links_into=resolved.blobs, copy_to=copy_to)
     for pins in (resolved.pins, metadata.digest):
         if pins is not None:
             check_pins(files, pins, place)
@@ -107,7 +134,7 @@ def verify(resolved: Resolved) -> Verified:
     if (content, root, names, allowed) not in _import_checks:
         trees = check_imports(files, root=root, names=names, allowed=allowed, place=place)
         _import_checks.add((content, root, names, allowed))
-    verified = Verified(resolved, files, content, root, depends, trees)
+    verified = Verified(resolved, files, content, root, depends, trees, copy_to)
     if metadata.id is not None:
         check_id(metadata.id, resolved.folder, place)
         _check_id_is_free(verified)
@@ -156,9 +183,32 @@ def _load(verified: Verified) -> types.ModuleType:
     depends = {each.resolved.source: _load(each) for each in verified.depends}
     if verified.content not in _loaded:
         _check_natives_are_free(verified)
+        verified = _copied(verified)
         with compat.kernel_dependencies(depends) if depends else contextlib.nullcontext():
             _loaded[verified.content] = Loaded(verified, _import(verified))
     return _loaded[verified.content].module
+
+
+def _copied(verified: Verified) -> Verified:
+    """With all its files beside each other in this process's copies: what code opens by a path from its own is what was
+    hashed. Raises IntegrityError for a file that changed since."""
+    natives = [path for path in verified.files if path.endswith(NATIVE)]
+    if verified.copies is None and not natives:
+        return verified
+    folder = verified.copies or private.new_folder()
+    files = {path: _copy_of(file, folder, verified.resolved.place()) for path, file in verified.files.items()}
+    return replace(verified, files=files, copies=folder)
+
+
+def _copy_of(file: File, folder: Path, place: Place) -> File:
+    if file.copy is not None:
+        return file
+    target = folder / file.path
+    with io.BytesIO(file.content) if file.content is not None else file.location.open("rb") as source:
+        _, sha256 = private.copy(source, target)
+    if sha256 != file.sha256:
+        raise IntegrityError(f"{place.at(file.path)}: changed after it was hashed")
+    return replace(file, copy=target)
 
 
 def _check_natives_are_free(verified: Verified) -> None:
@@ -215,12 +265,12 @@ class _Source(importlib.machinery.SourceFileLoader):
     """Compiles the bytes that were verified, or what they were parsed to; no bytecode is read or written."""
 
     def __init__(self, name: str, file: File, trees: dict[str, ast.Module]) -> None:
-        super().__init__(name, str(file.location))
+        super().__init__(name, str(file.copy or file.location))
         self._file = file
         self._trees = trees
 
     def get_code(self, fullname: str) -> types.CodeType:
-        return self.source_to_code(self._trees.pop(self._file.path, self._file.content), self.path)
+        return self.source_to_code(self._trees.pop(self._file.path, self._file.content), str(self._file.location))
 
     def get_data(self, path: str) -> bytes:
         return self._file.content if path == self.path else super().get_data(path)
@@ -247,10 +297,10 @@ _finder = _Finder()
 
 def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.ModuleSpec | None:
     stem = "/".join(part for part in (verified.root, inner) if part)
-    folder = str(verified.resolved.folder / stem)
+    folder = str((verified.copies or verified.resolved.folder) / stem)
     package = verified.files.get(f"{stem}/__init__.py" if stem else "__init__.py")
     if package is not None:
-        return _spec(_Source(fullname, package, verified.trees), package.location, folder)
+        return _spec(_Source(fullname, package, verified.trees), package.copy or package.location, folder)
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         native = verified.files.get(f"{stem}{suffix}")
         if native is not None:
@@ -258,7 +308,7 @@ def _find(verified: Verified, fullname: str, inner: str) -> importlib.machinery.
             return _spec(importlib.machinery.ExtensionFileLoader(fullname, str(location)), location, None)
     source = verified.files.get(f"{stem}.py")
     if source is not None:
-        return _spec(_Source(fullname, source, verified.trees), source.location, None)
+        return _spec(_Source(fullname, source, verified.trees), source.copy or source.location, None)
     if any(path.startswith(f"{stem}/") for path in verified.files):
         namespace = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
         namespace.submodule_search_locations = [folder]

@@ -1,15 +1,20 @@
 """Making a lock file: each kernel is resolved, fetched, and every file of the wanted variants hashed."""
 
+import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from forge.hub.errors import NotFoundError
-from forge.hub.files import check_pins, is_bytecode, read_files
-from forge.hub.lockfile import Lock, LockedKernel, read_lock
+from forge.hub.errors import IntegrityError, NotFoundError, Place
+from forge.hub.files import check_pins, is_bytecode, read_files, read_small
+from forge.hub.loader import verify
+from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
+from forge.hub.manifest.parse import MAX_BYTES, MappingNode, Node, ScalarNode, parse
 from forge.hub.policy import Policy
-from forge.hub.resolver import Resolved, Selection, fetch, select
+from forge.hub.resolver import Resolved, Selection, fetch, resolve_locked, select
 from forge.hub.source import Source, parse_source
+
+MANIFEST = "forge_kernels.yaml"
 
 
 def lock_kernels(
@@ -24,7 +29,8 @@ def lock_kernels(
     """Writes the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
 
     sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
-    lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it.
+    lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it, and what a
+    manifest (.yaml) that stands alone names.
     """
     path = Path(path)
     lock = read_lock(path) if path.exists() else Lock(path)
@@ -35,6 +41,11 @@ def lock_kernels(
         if source in done:
             continue
         done.add(source)
+        if source.path is not None and source.path.name.endswith(ALONE):
+            kernel, named = _locked_manifest(lock, source)
+            lock = lock.with_kernel(kernel)
+            pending += named
+            continue
         options = {} if source.path is not None else {"version": source.version, "revision": source.revision}
         selection = select(source.path or source.repository, policy=policy, backend=backend, **options)
         resolved = [fetch(selection, name) for name in _wanted(selection, variants, all_variants)]
@@ -63,7 +74,63 @@ def _wanted(selection: Selection, variants: Sequence[str], all_variants: bool) -
 def _locked(lock: Lock, selection: Selection, resolved: Sequence[Resolved]) -> LockedKernel:
     files = {each.variant: _hashes(each) for each in resolved}
     source = selection.source
-    return LockedKernel(lock.name_of(source), source.version, source.revision, selection.commit, files)
+    beside = {} if source.path is None else _beside(source.path)
+    return LockedKernel(lock.name_of(source), source.version, source.revision, selection.commit, files, beside)
+
+
+def _beside(folder: Path) -> dict[str, str]:
+    """The manifest at the root of a folder, from which a build copies it into the variants."""
+    content = read_small(folder / MANIFEST, Place(str(folder), file=MANIFEST), MAX_BYTES, links_into=folder)
+    return {} if content is None else {MANIFEST: hashlib.sha256(content).hexdigest()}
+
+
+def _locked_manifest(lock: Lock, source: Source) -> tuple[LockedKernel, list[Source]]:
+    """A manifest that stands alone, and the repositories that it names. Raises NotFoundError, MalformedError."""
+    content = read_small(source.path, Place(str(source.path)), MAX_BYTES)
+    if content is None:
+        raise NotFoundError(f"{source}: there is no such file")
+    files = {source.path.name: hashlib.sha256(content).hexdigest()}
+    named = [parse_source(each) for each in named_repositories(content, str(source.path))]
+    return LockedKernel(lock.name_of(source), None, None, None, {}, files), named
+
+
+def named_repositories(content: bytes, file: str) -> list[str]:
+    """What the kernels of a manifest are asked from: "org/name@v1" of each hub:org/name@v1:function."""
+    names = [text for text in _texts(parse(content, file).root) if text.startswith("hub:")]
+    return list(dict.fromkeys(name.removeprefix("hub:").rpartition(":")[0] for name in names))
+
+
+def _texts(node: Node | None) -> Iterator[str]:
+    if isinstance(node, ScalarNode) and isinstance(node.value, str):
+        yield node.value
+    items = [each for _, _, each in node.items] if isinstance(node, MappingNode) else getattr(node, "items", ())
+    for each in items:
+        yield from _texts(each)
+
+
+def check_locked(
+    kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
+) -> tuple[Place, int]:
+    """Every check of what a lock file holds, before an import: where it is, and how many files it has."""
+    folder = lock.path.parent / kernel.source
+    if kernel.is_manifest:
+        check_beside(kernel, lock, folder.parent)
+        return Place(str(folder)), len(kernel.files)
+    verified = verify(resolve_locked(kernel, lock, policy=policy, backend=backend))
+    if kernel.commit is None:
+        check_beside(kernel, lock, folder)
+    return verified.resolved.place(), len(verified.files) + len(kernel.files)
+
+
+def check_beside(kernel: LockedKernel, lock: Lock, folder: Path) -> None:
+    """Raises IntegrityError unless what lies beside the variants is as it was locked."""
+    names = dict.fromkeys([*kernel.files, *([] if kernel.is_manifest else [MANIFEST])])
+    for name in names:
+        content = read_small(folder / name, Place(str(folder), file=name), MAX_BYTES, links_into=folder)
+        if content is not None:
+            kernel.check(name, content, lock.path)
+        elif name in kernel.files:
+            raise IntegrityError(f"{kernel.source}: {name} is missing, which {lock.path} holds")
 
 
 def _hashes(resolved: Resolved) -> dict[str, str]:

@@ -1,14 +1,15 @@
 """The lock file: which commit of each kernel, and the sha256 of every file of its variants."""
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.hub.errors import MalformedError, NotFoundError
+from forge.hub.errors import IntegrityError, MalformedError, NotFoundError
 from forge.hub.files import Pins, unsafe_path
 from forge.hub.source import COMMIT, Source
 
@@ -16,17 +17,37 @@ VERSION = 1
 DEFAULT_NAME = "forge-kernels.lock"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 KEYS = {"source", "version", "revision", "commit", "variants"}
+ALONE = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
 class LockedKernel:
-    """One kernel: what was asked for, the commit that it was (None for a folder), and variant → path → sha256."""
+    """One kernel: what was asked for, the commit that it was (None for a folder), and variant → path → sha256.
+
+    files: path → sha256 of what lies beside the variants: a folder's own manifest; a manifest that stands alone, which
+    has no variants.
+    """
 
     source: str
     version: int | None
     revision: str | None
     commit: str | None
     variants: Mapping[str, Mapping[str, str]]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_manifest(self) -> bool:
+        """Whether it is a manifest that stands alone."""
+        return self.commit is None and self.source.endswith(ALONE)
+
+    def check(self, name: str, content: bytes, origin: Path) -> None:
+        """Raises IntegrityError unless a file beside the variants is as it was locked."""
+        wanted, came = self.files.get(name), hashlib.sha256(content).hexdigest()
+        if wanted is None:
+            again = f"forge kernels lock {self.source} -o {origin}"
+            raise IntegrityError(f"{self.source}: {name} is not in {origin}; lock it again: {again}")
+        if wanted != came:
+            raise IntegrityError(f"{self.source}: {name} is sha256:{came}, but {origin} holds sha256:{wanted}")
 
     def pins(self, variant: str, origin: Path) -> Pins:
         files = {path: f"sha256:{sha}" for path, sha in self.variants[variant].items()}
@@ -63,6 +84,11 @@ class Lock:
         same = (kernel.version, kernel.revision) == (source.version, source.revision)
         return kernel.source == source.repository and (same or not asked or kernel.commit == source.revision)
 
+    def manifest(self, path: Path) -> LockedKernel | None:
+        """The entry of a manifest that stands alone."""
+        held = [each for each in self.kernels if each.is_manifest]
+        return next((each for each in held if (self.path.parent / each.source).resolve() == path.resolve()), None)
+
     def name_of(self, source: Source) -> str:
         """How an entry of this lock names the source."""
         if source.path is None:
@@ -86,6 +112,7 @@ class Lock:
                 "revision": kernel.revision,
                 "commit": kernel.commit,
                 "variants": {name: dict(sorted(files.items())) for name, files in sorted(kernel.variants.items())},
+                **({"files": dict(sorted(kernel.files.items()))} if kernel.files else {}),
             }
             for kernel in self.kernels
         ]
@@ -119,7 +146,8 @@ def read_lock(path: Path | str) -> Lock:
 
 
 def _kernel(values: Any, path: Path) -> LockedKernel:
-    _expect(isinstance(values, dict) and set(values) == KEYS, path, f"each kernel needs the keys {sorted(KEYS)}")
+    has_keys = isinstance(values, dict) and set(values) - {"files"} == KEYS
+    _expect(has_keys, path, f"each kernel needs the keys {sorted(KEYS)}")
     source, version, revision, commit, variants = (
         values[key] for key in ("source", "version", "revision", "commit", "variants")
     )
@@ -129,15 +157,23 @@ def _kernel(values: Any, path: Path) -> LockedKernel:
     is_commit = commit is None or (isinstance(commit, str) and COMMIT.fullmatch(commit) is not None)
     _expect(is_commit, path, f"{source}: commit is {commit!r}, but must be 40 hexadecimal digits")
     _expect((commit is None) == source.startswith("."), path, f"{source}: a repository has a commit and a folder none")
-    _expect(isinstance(variants, dict) and variants, path, f"{source}: has no variants")
+    beside = values.get("files", {})
+    _expect(isinstance(variants, dict), path, f"{source}: variants must be an object")
+    is_manifest = commit is None and source.endswith(ALONE)
+    _expect(variants or (is_manifest and beside), path, f"{source}: has no variants")
+    _check_files(beside, path, f"{source}: files")
     for variant, files in variants.items():
         _expect(unsafe_path(variant) is None and "/" not in variant, path, f"{source}: {variant!r} names no variant")
-        _expect(isinstance(files, dict), path, f"{source}: {variant} must be an object of path → sha256")
-        for name, sha in files.items():
-            _expect(unsafe_path(name) is None, path, f"{source}: {variant}: the path {name!r} {unsafe_path(name)}")
-            is_sha = isinstance(sha, str) and SHA256.fullmatch(sha) is not None
-            _expect(is_sha, path, f"{source}: {variant}: {name} is {sha!r}, but must be a sha256 in hexadecimal digits")
-    return LockedKernel(source, version, revision, commit, variants)
+        _check_files(files, path, f"{source}: {variant}")
+    return LockedKernel(source, version, revision, commit, variants, beside)
+
+
+def _check_files(files: Any, path: Path, what: str) -> None:
+    _expect(isinstance(files, dict), path, f"{what} must be an object of path → sha256")
+    for name, sha in files.items():
+        _expect(unsafe_path(name) is None, path, f"{what}: the path {name!r} {unsafe_path(name)}")
+        is_sha = isinstance(sha, str) and SHA256.fullmatch(sha) is not None
+        _expect(is_sha, path, f"{what}: {name} is {sha!r}, but must be a sha256 in hexadecimal digits")
 
 
 def _expect(ok: Any, path: Path, problem: str) -> None:

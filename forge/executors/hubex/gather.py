@@ -1,10 +1,11 @@
 """From what a user names to kernels: repositories, folders, manifests, entries declared in Python."""
 
+import hashlib
 import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,13 +18,32 @@ from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
 from forge.hub.imports import ALWAYS
-from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Problem, from_function, read_manifest, unmet
+from forge.hub.lockfile import as_lock
+from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
+from forge.hub.manifest.parse import MAX_BYTES
 from forge.hub.source import parse_source
 from forge.ir import check
 from forge.patterns import Pattern, builtin
 
 MANIFEST = "forge_kernels.yaml"
 ALONE = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """A manifest as it was read, once."""
+
+    path: Path
+    content: bytes
+
+    def read(self, **options: Any) -> Manifest:
+        """As read_manifest, of these bytes."""
+        return read_manifest(self.path, content=self.content, **options)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
 
 Source = str | os.PathLike[str] | KernelEntry | Kernel
 
@@ -90,12 +110,13 @@ def _from_files(
     if path is not None and path.is_file():
         if not text.endswith(ALONE):
             _check_within(path, path.parent)
-        manifest = read_manifest(path, operators())
+        file = _read(path)
+        manifest = file.read(resolver=operators())
         if manifest.build.sources:
             found = os.path.abspath(path if text.endswith(ALONE) else path.parent)
-            return _from_sources(manifest, found, lock, policy, backend)
+            return _from_sources(manifest, file, found, lock, policy, backend)
     if text.endswith(ALONE):
-        return _from_manifest(path, None, Origin(os.path.abspath(path), _file_hash(path), backend, policy, lock))
+        return _from_alone(_read(path), lock, policy, backend)
     return _from_repository(hub.resolve(source, lock=lock, policy=policy, backend=backend), path is not None, lock)
 
 
@@ -107,8 +128,28 @@ def local_manifest(source: str | os.PathLike[str]) -> Path | None:
     return None if folder is None else folder / MANIFEST
 
 
+def _read(path: Path) -> ManifestFile:
+    """Raises ManifestError for a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return ManifestFile(path, file.read(MAX_BYTES + 1))
+    except OSError as error:
+        problem = Problem(Mark(str(path), 1, 1), f"cannot be read: {error.strerror or error}")
+        raise ManifestError([problem]) from error
+
+
+def _from_alone(file: ManifestFile, lock: Any, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
+    """A manifest that stands alone: as it is in the lock, where that holds it; else the user's own, whoever wrote what
+    it names."""
+    held = as_lock(lock)
+    entry = None if held is None else held.manifest(file.path)
+    if entry is not None:
+        entry.check(file.path.name, file.content, held.path)
+    return _from_manifest(file, None, Origin(os.path.abspath(file.path), file.sha256, backend, policy, lock))
+
+
 def _from_sources(
-    manifest: Manifest, found: str, lock: Any, policy: hub.Policy | None, backend: str | None
+    manifest: Manifest, file: ManifestFile, found: str, lock: Any, policy: hub.Policy | None, backend: str | None
 ) -> list[Kernel]:
     """The prebuilt variant beside the sources that fits; else, where no lock says what the files must be, the library
     that the sources are compiled to."""
@@ -117,7 +158,7 @@ def _from_sources(
     reasons = [f"{name}: {reason}" for name, reason in selection.choice.rejected]
     if lock is not None or selection.choice.accepted:
         resolved = hub.fetch(selection, selection.variant)
-        chosen = _manifest_of(resolved, path.parent) if path.name == MANIFEST else path
+        chosen = _manifest_of(resolved, file) if path.name == MANIFEST else file
         try:
             return _from_variant(resolved, chosen, found, lock)
         except hub.KernelImportError as error:
@@ -129,7 +170,7 @@ def _from_sources(
     prebuilt = "; ".join(reasons) or f"there is no variant in {path.parent / 'build'}"
     built = hub.build_kernels(manifest, policy=policy, prebuilt=prebuilt)
     hub.load_built(built)
-    return _from_manifest(path, None, Origin(found, built.key, backend, policy, lock))
+    return _from_manifest(file, None, Origin(found, built.key, backend, policy, lock))
 
 
 def variants_beside(path: Path, **options: Any) -> hub.Selection:
@@ -143,14 +184,23 @@ def variants_beside(path: Path, **options: Any) -> hub.Selection:
 def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
     """All that a lock file holds; what another kernel of it asks for needs no manifest."""
     policy = policy or hub.Policy(trust="locked", local=True)
+    alone = [_read(lock.path.parent / each.source) for each in lock.kernels if each.is_manifest]
     resolved = [
-        (hub.resolve_locked(each, lock, policy=policy, backend=backend), each.commit is None) for each in lock.kernels
+        (hub.resolve_locked(each, lock, policy=policy, backend=backend), each.commit is None)
+        for each in lock.kernels
+        if not each.is_manifest
     ]
     asked_for = {each.source for one, _ in resolved for each in one.depends}
+    asked_for |= {parse_source(name).repository for file in alone for name in _named(file)}
     kernels = [
         (one, local) for one, local in resolved if one.source not in asked_for or (one.folder / MANIFEST).exists()
     ]
-    return [kernel for one, local in kernels for kernel in _from_repository(one, local, lock)]
+    found = [kernel for one, local in kernels for kernel in _from_repository(one, local, lock)]
+    return [*found, *(kernel for file in alone for kernel in _from_alone(file, lock, policy, backend))]
+
+
+def _named(file: ManifestFile) -> list[str]:
+    return hub.named_repositories(file.content, str(file.path))
 
 
 def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
@@ -162,7 +212,7 @@ def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -
         try:
             if part.repository:
                 resolved = hub.resolve(path.parent, policy=policy, backend=backend)
-                kernels = _from_variant(resolved, path, os.path.abspath(folder))
+                kernels = _from_variant(resolved, _read(path), os.path.abspath(folder))
             else:
                 kernels = _from_files(path, lock=None, policy=policy, backend=backend)
         except hub.HubError as error:
@@ -177,44 +227,51 @@ def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -
 
 
 def _from_repository(resolved: hub.Resolved, local: bool, lock: Any) -> list[Kernel]:
-    path = _manifest_of(resolved, Path(resolved.source) if local else None)
+    outside = Path(resolved.source) / MANIFEST if local else None
+    file = _manifest_of(resolved, _read(outside) if outside is not None and outside.is_file() else None)
     found = os.path.abspath(resolved.source) if local else f"{resolved.source}@{resolved.commit}"
-    return _from_variant(resolved, path, found, lock)
+    return _from_variant(resolved, file, found, lock)
 
 
-def _from_variant(resolved: hub.Resolved, path: Path, found: str, lock: Any = None) -> list[Kernel]:
-    read_manifest(path, operators(), with_sources=False)  # what is wrong is reported before anything is imported
-    module = hub.load(resolved)
+def _from_variant(resolved: hub.Resolved, file: ManifestFile, found: str, lock: Any = None) -> list[Kernel]:
+    file.read(resolver=operators(), with_sources=False)  # what is wrong is reported before anything is imported
+    held = as_lock(lock)
+
+    def as_it_was_read(verified: hub.Verified) -> None:
+        inside = verified.files.get(MANIFEST)
+        if file.path == resolved.folder / MANIFEST and (inside is None or inside.sha256 != file.sha256):
+            raise hub.IntegrityError(f"{file.path}: changed after it was read")
+        if file.path != resolved.folder / MANIFEST and held is not None:
+            held.find(parse_source(file.path.parent)).check(file.path.name, file.content, held.path)
+
+    module = hub.load(resolved, as_it_was_read)
     origin = Origin(found, _content(module), resolved.backend, resolved.policy, lock)
-    return _from_manifest(path, module, origin)
+    return _from_manifest(file, module, origin)
 
 
 def _content(module: ModuleType) -> str:
     return next(each.verified.content for each in hub.loaded() if each.module is module)
 
 
-def _file_hash(path: Path) -> str:
-    return f"{path.resolve()}:{path.stat().st_mtime_ns}" if path.is_file() else ""
-
-
-def _manifest_of(resolved: hub.Resolved, root: Path | None) -> Path:
+def _manifest_of(resolved: hub.Resolved, outside: ManifestFile | None) -> ManifestFile:
     """In the variant that was chosen: it is all that is fetched, locked and hashed. A folder of this machine may have
     its source at the root, from which a build copies it. Raises NotFoundError where there is none, MalformedError
     where the copy is not as its source."""
-    inside = resolved.folder / MANIFEST
-    outside = inside if root is None else root / MANIFEST
-    for place in (inside, outside):
-        _check_within(place, root or resolved.folder, resolved.blobs)
-    if inside.is_file() and outside.is_file() and inside.read_bytes() != outside.read_bytes():
-        raise hub.MalformedError(f"{inside} is not as {outside}, of which it is a copy; build the repository again")
-    for place in (inside, outside):
-        if place.is_file():
-            return place
-    raise hub.NotFoundError(
-        f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels implement; "
-        f"its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a manifest on "
-        'this machine whose kernel_name is "hub:org/name:function", and pass that file'
-    )
+    place = resolved.folder / MANIFEST
+    _check_within(place, resolved.folder if outside is None else outside.path.parent, resolved.blobs)
+    if outside is not None:
+        _check_within(outside.path, outside.path.parent, resolved.blobs)
+    inside = _read(place) if place.is_file() else None
+    if inside is not None and outside is not None and inside.content != outside.content:
+        raise hub.MalformedError(f"{place} is not as {outside.path}, of which it is a copy; build the repository again")
+    found = inside or outside
+    if found is None:
+        raise hub.NotFoundError(
+            f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels "
+            f"implement; its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a "
+            'manifest on this machine whose kernel_name is "hub:org/name:function", and pass that file'
+        )
+    return found
 
 
 def _check_within(place: Path, *folders: Path | None) -> None:
@@ -224,7 +281,7 @@ def _check_within(place: Path, *folders: Path | None) -> None:
         raise hub.MalformedError(f"{place}: is a link to {real}, which is outside of the repository")
 
 
-def _from_manifest(path: Path, module: ModuleType | None, origin: Origin) -> list[Kernel]:
+def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin) -> list[Kernel]:
     others: dict[str, ModuleType] = {}
 
     def load(repository: str) -> ModuleType:
@@ -234,9 +291,9 @@ def _from_manifest(path: Path, module: ModuleType | None, origin: Origin) -> lis
         return others[repository]
 
     def find(name: str) -> Any:
-        return _find(name, module, path, load)
+        return _find(name, module, file.path, load)
 
-    manifest = read_manifest(path, operators(), find=find, with_sources=module is None)
+    manifest = file.read(resolver=operators(), find=find, with_sources=module is None)
     _check_requirements(manifest)
     origin = replace(origin, content=" ".join([origin.content, *map(_content, others.values())]))
     declared = Declarations()

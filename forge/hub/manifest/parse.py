@@ -70,7 +70,7 @@ def read_document(path: Path) -> Document:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-        return _parsed(data, str(path))
+        return parsed(data, str(path))
     except OSError as error:
         problems.add(start, f"cannot be read: {error.strerror or error}")
     return Document(str(path), None, tuple(problems.found))
@@ -95,7 +95,7 @@ def parse(source: str | bytes, file: str) -> Document:
     return Document(file, root, tuple(problems.found))
 
 
-_parsed = lru_cache(maxsize=16)(parse)  # a manifest is read before its kernels are imported, and with them
+parsed = lru_cache(maxsize=16)(parse)  # a manifest is read before its kernels are imported, and with them
 
 
 def _build(text: str, file: str, problems: Problems) -> Node | None:

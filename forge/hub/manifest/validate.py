@@ -26,7 +26,7 @@ from forge.hub.manifest.model import (
     Signature,
 )
 from forge.hub.manifest.ordering import duplicates
-from forge.hub.manifest.parse import Document, ListNode, MappingNode, Node, parse, read_document
+from forge.hub.manifest.parse import Document, ListNode, MappingNode, Node, parse, parsed, read_document
 
 VERSION = 1
 KEYS = ("forge_kernels", "library", "requires", "build", "ops")
@@ -79,14 +79,21 @@ Find = Callable[[str], Any]
 
 
 def read_manifest(
-    path: Path | str, resolver: Resolver, *, find: Find | None = None, with_sources: bool = True
+    path: Path | str,
+    resolver: Resolver,
+    *,
+    find: Find | None = None,
+    with_sources: bool = True,
+    content: bytes | None = None,
 ) -> Manifest:
     """The manifest in a file. Raises ManifestError with every problem; see validate.
 
+    content: what was read of the file before.
     with_sources: whether the sources of `build` lie beside it; beside a prebuilt variant they do not.
     """
     path = Path(path)
-    return validate(read_document(path), resolver, find=find, folder=path.parent if with_sources else None)
+    document = read_document(path) if content is None else parsed(content, str(path))
+    return validate(document, resolver, find=find, folder=path.parent if with_sources else None)
 
 
 def parse_manifest(

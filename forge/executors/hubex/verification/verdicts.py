@@ -6,11 +6,11 @@ know that it has the same kernel, on disk.
 """
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
 import platform
-import tempfile
 import threading
 import warnings
 import weakref
@@ -28,11 +28,14 @@ from forge.executors.hubex.verification.fingerprint import Fingerprint, fingerpr
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.owners import here
 from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
+from forge.hub import kept
 from forge.hub.compat import user_cache
 from forge.hub.errors import HubNotice
 from forge.hub.manifest.dtypes import dtype_name
 
-FORMAT = 2
+FORMAT = 3
+HEAD = b"forge verdict 3\n"
+SIZE = 64 << 20  # bytes of all that are kept
 SECONDS = 60.0
 OK = "ok"
 NO_VALUES = "its values were not compared: the operator has no reference"
@@ -138,12 +141,12 @@ class Verifier:
 
     def _known(self, subject: Fingerprint, key: str) -> Answer | None:
         """From memory or from disk."""
-        kept = self._answers.get(key)
-        if kept is None and subject.is_lasting:
-            kept = _read(key)
-            if kept is not None:
-                self._answers[key] = kept
-        return kept
+        known = self._answers.get(key)
+        if known is None and subject.is_lasting:
+            known = _read(key)
+            if known is not None:
+                self._answers[key] = known
+        return known
 
     def _ask(self, kernel: Kernel, question: Question, digest: str) -> Answer:
         """Of a kernel of files, the worker; else a fork, the worker by pickle, or this process: the first that can."""
@@ -234,23 +237,25 @@ def _folder() -> Path:
 
 
 def _read(key: str) -> Answer | None:
+    """What was kept for exactly this question; None where it is not to be believed, with a notice that says why."""
+    path = _folder() / f"{key}.verdict"
     try:
-        return Answer(**json.loads((_folder() / f"{key}.json").read_text())["answer"])
-    except (OSError, ValueError, TypeError, KeyError):  # none, or one that something else wrote
+        values = json.loads(kept.read(path, HEAD))
+        return Answer(**values["answer"]) if values["key"] == key else None
+    except FileNotFoundError:
         return None
+    except kept.Refused as reason:
+        _notice(f"what was found of a kernel before is not believed, and asked for again: {path}: {reason}")
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    return None
 
 
 def _write(key: str, kernel: Kernel, answer: Answer) -> None:
     """Whole or not at all; a cache that cannot be written is no error."""
-    folder = _folder()
-    data: dict[str, Any] = {"kernel": kernel.name, "op": kernel.entry.op, "answer": asdict(answer)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            json.dump(data, file)
-        os.replace(file.name, folder / f"{key}.json")
-    except OSError:
-        return
+    data: dict[str, Any] = {"key": key, "kernel": kernel.name, "op": kernel.entry.op, "answer": asdict(answer)}
+    with contextlib.suppress(kept.Refused, OSError):
+        kept.write(_folder() / f"{key}.verdict", HEAD, json.dumps(data).encode(), SIZE)
 
 
 verifier = Verifier()

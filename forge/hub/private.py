@@ -1,0 +1,114 @@
+"""Copies that belong to this process: native libraries are loaded from bytes that were hashed while they were copied.
+
+A folder that only its owner can enter, gone with the process: what a process that was killed left is removed by the
+next one. It is locked as long as the process, or a fork of it, is there.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from forge.hub.compat import user_cache
+from forge.ir.locks import new_lock
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None
+
+PREFIX = "forge-kernels-"
+LOCK = "lock"
+YOUNG = 60.0  # seconds in which a folder may not be locked yet
+_BLOCK = 1 << 20
+
+_making = new_lock()
+_root: Path | None = None
+
+
+def new_folder() -> Path:
+    """An empty folder that only this user can enter."""
+    with _making:
+        return Path(tempfile.mkdtemp(dir=_own_root()))
+
+
+def drop(folder: Path) -> None:
+    """Removes one."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
+    """Writes what is read to a new file; its size and sha256."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500), "wb") as file:
+        while block := source.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+            file.write(block)
+    return size, digest.hexdigest()
+
+
+def _own_root() -> Path:
+    global _root
+    if _root is None or not _root.is_dir():
+        place = _place()
+        _sweep(place)
+        _root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        held = _locked(_root / LOCK, shared=True)
+        atexit.register(_leave, _root, held, os.getpid())
+    return _root
+
+
+def _place() -> Path:
+    """Where files may be executed: the system's folder for what is temporary, else the user's cache."""
+    temporary = Path(tempfile.gettempdir())
+    if not hasattr(os, "statvfs") or not os.statvfs(temporary).f_flag & getattr(os, "ST_NOEXEC", 0):
+        return temporary
+    place = user_cache() / "loaded"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place
+
+
+def _locked(path: Path, *, shared: bool) -> int | None:
+    """A lock that the system frees when all who have it are gone; None where another one has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if fcntl is not None:
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _leave(root: Path, held: int | None, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    if held is not None:
+        os.close(held)
+    _remove(root)
+
+
+def _remove(root: Path) -> None:
+    """Removes a folder that nobody has any more."""
+    with contextlib.suppress(OSError):
+        handle = _locked(root / LOCK, shared=False)
+        if handle is not None:
+            drop(root)
+            os.close(handle)
+
+
+def _sweep(place: Path) -> None:
+    if fcntl is None:
+        return
+    for each in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = each.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > YOUNG and (each / LOCK).is_file():
+                _remove(each)
