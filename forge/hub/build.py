@@ -25,13 +25,13 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forge.hub import children, compiler, kept, private
+from forge.hub import children, compiler, kept, private, toolchain
 from forge.hub.compat import library, user_cache
 from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, Place, RefusedError
 from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
@@ -40,10 +40,8 @@ from forge.hub.policy import Policy
 
 FORMAT = 1
 RECORD = "build.json"
-HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".ipp", ".tpp")
 # what compilers read of the environment
 VARIABLES = ("CC", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
-ERROR = re.compile(r"error:|undefined (reference|symbol)")
 ERROR_LINES = 12
 
 
@@ -90,7 +88,7 @@ def build_kernels(
             if not policy.build:
                 raise _Failed("the policy does not allow it (build=False)")
             built = _build_once(plan, force)
-    except _Failed as reason:
+    except (_Failed, toolchain.NoCompilerError) as reason:
         skipped.setdefault("cached", "not looked for: what compiles a library is a part of its key")
         raise _error(manifest, {**skipped, "build": str(reason)}) from None
     return replace(built, skipped=skipped)
@@ -143,7 +141,7 @@ def builds() -> Path:
 def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
     """What is to be built here: the CUDA sources are left out, with a warning, where they cannot be compiled."""
     wanted = manifest.build
-    problem = _cuda_problem() if wanted.cuda else None
+    problem = toolchain.cuda_problem() if wanted.cuda else None
     if problem is not None:
         if not wanted.cpp:
             raise _Failed(problem)
@@ -184,7 +182,7 @@ def _paths(folder: Path, wanted: Build) -> Iterator[str]:
         yield path
         beside = os.path.dirname(path)
         names = os.listdir(folder / beside)
-        yield from (os.path.join(beside, name) for name in names if name.endswith(HEADERS))
+        yield from (os.path.join(beside, name) for name in names if name.endswith(toolchain.HEADERS))
     for include in wanted.include:
         for base, folders, names in os.walk(folder / os.path.normpath(include)):
             folders[:] = [name for name in folders if not name.startswith(".")]
@@ -197,62 +195,16 @@ def _paths(folder: Path, wanted: Build) -> Iterator[str]:
 
 def _system(cuda: bool) -> dict[str, Any]:
     values = {
-        "compiler": _version(_compiler()),
+        "compiler": toolchain.version(toolchain.compiler()),
         "torch": torch.__version__,
         "cxx11_abi": torch.compiled_with_cxx11_abi(),
         "python": sysconfig.get_config_var("EXT_SUFFIX"),
-        "cpu": [platform.machine(), _cpu_features()],
+        "cpu": [platform.machine(), toolchain.cpu_features()],
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-    return values | ({"nvcc": _version(_nvcc()), "architectures": _architectures()} if cuda else {})
-
-
-def _compiler() -> str:
-    """The C++ compiler that torch calls. Raises _Failed where there is none."""
-    name = os.environ.get("CXX", "cl" if os.name == "nt" else "c++")
-    found = shutil.which(name, path=_programs())
-    if found is None:
-        raise _Failed(f"there is no C++ compiler {name!r}: install one, or name a program in CXX")
-    return found
-
-
-@cache
-def _version(program: str) -> str:
-    """A compiler, and what it says that it is."""
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace")
-    return f"{program}: {done.stdout}"
-
-
-@cache
-def _cpu_features() -> str:
-    """What code for the very CPU of this machine (-march=native) may use."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
-        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return torch.backends.cpu.get_cpu_capability()
-
-
-def _nvcc() -> str | None:
-    home = library("torch.utils.cpp_extension").CUDA_HOME
-    return None if home is None else shutil.which("nvcc", path=os.path.join(home, "bin"))
-
-
-def _architectures() -> list[str]:
-    """The capabilities that torch compiles for: those asked for, else those of the devices that are here."""
-    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
-    if asked not in ("", "native"):
-        return [asked]
-    return sorted({str(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())})
-
-
-def _cuda_problem() -> str | None:
-    """Why CUDA sources cannot be compiled here, or None."""
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA"
-    if _nvcc() is None:
-        return "there is no nvcc: install the CUDA toolkit, or name its folder in CUDA_HOME"
-    if not _architectures():
-        return "there is no GPU to compile for: name capabilities in TORCH_CUDA_ARCH_LIST, such as 8.0;9.0"
-    return None
+    if cuda:
+        values |= {"nvcc": toolchain.version(toolchain.nvcc()), "architectures": toolchain.architectures()}
+    return values
 
 
 # the cache
@@ -283,7 +235,7 @@ def _build_once(plan: _Plan, force: bool) -> Built:
     target = plan.target
     try:
         kept.make_folder(target.parent)
-        with _lock(target.with_name(f"{target.name}.lock"), plan.library):
+        with lock(target.with_name(f"{target.name}.lock"), plan.library):
             built, _ = (None, "") if force else _cached(plan)
             if built is not None:
                 return built
@@ -297,18 +249,20 @@ def _build_once(plan: _Plan, force: bool) -> Built:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, name: str) -> Iterator[None]:
+def lock(path: Path, name: str) -> Iterator[None]:
+    """While it is entered, nobody else builds to this place; says so where it has to wait. The system frees it however
+    its holder ends."""
     filelock = library("filelock")
-    lock = filelock.FileLock(path)
+    held = filelock.FileLock(path)
     try:
-        lock.acquire(blocking=False)
+        held.acquire(blocking=False)
     except filelock.Timeout:
         _say(f"waiting for another process that builds {name}")
-        lock.acquire()
+        held.acquire()
     try:
         yield
     finally:
-        lock.release()
+        held.release()
 
 
 def _build(plan: _Plan, work: Path) -> Built:
@@ -370,20 +324,13 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
 def _environment() -> dict[str, str]:
     """For a process that finds the torch of this one, and ninja where pip put it."""
     inherited = children.environment()
-    return {**inherited, "PATH": os.pathsep.join([_programs(), sysconfig.get_path("scripts")])}
-
-
-def _programs() -> str:
-    """Where programs are found: not in the current folder, which a relative entry would be."""
-    return children.environment().get("PATH", os.defpath)
+    return {**inherited, "PATH": os.pathsep.join([toolchain.programs(), sysconfig.get_path("scripts")])}
 
 
 def _first_errors(output: str, status: int) -> str:
-    """The lines from the compiler's first error on, or the last ones where none is marked so."""
-    lines = [line for line in output.strip().splitlines() if not line.startswith("ninja: build stopped")]
-    first = next((index for index, line in enumerate(lines) if ERROR.search(line)), max(0, len(lines) - 4))
+    lines = toolchain.first_errors(output, ERROR_LINES)
     how = f"loading it ended its process (signal {-status})" if status < 0 else "it failed"
-    return "\n    ".join([f"{how}:" if lines else how, *lines[first : first + ERROR_LINES]])
+    return "\n    ".join([f"{how}:" if lines else how, *lines])
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ from functools import cache
 
 import torch
 
+from forge.hub import children
 from forge.hub.compat import library
 from forge.hub.errors import HubError
 
@@ -23,10 +24,15 @@ class NoCompilerError(HubError):
 def compiler() -> str:
     """The C++ compiler that torch calls. Raises NoCompilerError."""
     name = os.environ.get("CXX", "cl" if os.name == "nt" else "c++")
-    found = shutil.which(name)
+    found = shutil.which(name, path=programs())
     if found is None:
         raise NoCompilerError(f"there is no C++ compiler {name!r}: install one, or name a program in CXX")
     return found
+
+
+def programs() -> str:
+    """Where programs are found: not in the current folder, which a relative entry would be."""
+    return children.environment().get("PATH", os.defpath)
 
 
 @cache

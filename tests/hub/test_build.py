@@ -27,7 +27,7 @@ from forge import cli, hub
 from forge.executors.hubex import gather, operators
 from forge.executors.hubex.verification import process, worker
 from forge.executors.hubex.verification.messages import Question
-from forge.hub import HubNotice, Policy, build
+from forge.hub import HubNotice, Policy, build, toolchain
 from forge.hub.manifest import Manifest, read_manifest
 from tests.hub.kernels import kernel, write
 
@@ -226,8 +226,8 @@ def test_what_was_hashed_is_what_is_compiled(answer: Sources, monkeypatch: pytes
         lambda made, patch: patch.setattr(torch, "compiled_with_cxx11_abi", lambda: None),
         lambda made, patch: patch.setattr(sysconfig, "get_config_var", lambda name: ".other.so"),
         lambda made, patch: patch.setattr(platform, "machine", lambda: "other"),
-        lambda made, patch: patch.setattr(build, "_version", lambda program: f"{program} 99"),
-        lambda made, patch: patch.setattr(build, "_cpu_features", lambda: "flags: none"),
+        lambda made, patch: patch.setattr(toolchain, "version", lambda program: f"{program} 99"),
+        lambda made, patch: patch.setattr(toolchain, "cpu_features", lambda: "flags: none"),
         lambda made, patch: patch.setenv("CPLUS_INCLUDE_PATH", "/elsewhere"),
     ],
     ids="source beside header new-header flag kind-of-flag torch abi python machine compiler cpu environment".split(),
@@ -360,11 +360,11 @@ def test_cuda_sources_are_left_out_where_they_cannot_be_compiled(
     with pytest.raises(hub.BuildError, match=r"build: torch .* is built without CUDA"):
         alone.build()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(build, "_nvcc", lambda: None)
+    monkeypatch.setattr(toolchain, "nvcc", lambda: None)
     with pytest.warns(HubNotice, match="its CUDA sources are left out: there is no nvcc: install the CUDA toolkit"):
         assert build._plan(both.read(), {}).build.cuda == ()
-    monkeypatch.setattr(build, "_nvcc", lambda: "/usr/bin/true")
-    monkeypatch.setattr(build, "_architectures", list)
+    monkeypatch.setattr(toolchain, "nvcc", lambda: "/usr/bin/true")
+    monkeypatch.setattr(toolchain, "architectures", list)
     with pytest.raises(hub.BuildError, match=r"build: there is no GPU to compile for: name .* TORCH_CUDA_ARCH_LIST"):
         alone.build()
 

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from forge.hub import kept, toolchain
+from forge.hub import children, kept, toolchain
 from forge.hub.builder.config import Config
 from forge.hub.builder.targets import Target
 from forge.hub.compat import user_cache
@@ -224,7 +224,12 @@ def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
     command = [*step.command, "-o", str(output)]
     try:
         ran = subprocess.run(
-            command, cwd=inside, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=inside,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=children.environment(),
         )
     except OSError as error:
         raise BuildError(f"{step.source}: {command[0]} cannot be run: {error}") from error

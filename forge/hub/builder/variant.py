@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.hub import build, toolchain
+from forge.hub import build, children, toolchain
 from forge.hub.builder.compiling import Compiling
 from forge.hub.builder.config import Config, read_config
 from forge.hub.builder.targets import Target, targets
@@ -34,7 +34,12 @@ ops = torch.ops.{id}
 def add_op_namespace_prefix(op_name: str) -> str:
     return f"{id}::{{op_name}}"
 """
-_LOADS = "import importlib.util as u, sys, torch; s = u.spec_from_file_location(*sys.argv[1:]); u.module_from_spec(s)"
+_LOADS = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import importlib.util, torch
+importlib.util.module_from_spec(importlib.util.spec_from_file_location(*sys.argv[2:]))
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def build_tree(
     output = config.folder / "build" if output is None else Path(output).resolve()
     try:
         output.mkdir(parents=True, exist_ok=True)
-        with build._lock(output / ".lock", config.name):
+        with build.lock(output / ".lock", config.name):
             for left in output.glob(".unfinished-*"):  # of builders that were killed
                 shutil.rmtree(left, ignore_errors=True)
             found, skipped = targets(config)
@@ -175,9 +180,8 @@ def _is_whole(place: Path, id: str) -> bool:
 
 def _check_loads(module: Path, id: str) -> None:
     """Loads it in another process. Raises BuildError with what the system says."""
-    ran = subprocess.run(
-        [sys.executable, "-P", "-c", _LOADS, id, str(module)], capture_output=True, text=True, errors="replace", cwd="/"
-    )
+    command = [sys.executable, "-P", "-c", _LOADS, json.dumps(children.search_path()), id, str(module)]
+    ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=children.environment())
     if ran.returncode:
         said = ran.stderr.strip().splitlines()[-1:] or [f"its process ended with {ran.returncode}"]
         raise BuildError(f"{module.name}: was built, but cannot be loaded: {said[0]}")
