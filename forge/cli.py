@@ -58,6 +58,9 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         "--trust", choices=["locked", "publisher", "any"], default="publisher", help="whom to take from"
     )
     parser.add_argument("--allow", action="append", default=[], metavar="ORG[/NAME]", help="trust this one too")
+    parser.add_argument(
+        "--allow-import", action="append", default=[], metavar="NAME", help="kernels may import this module too"
+    )
     parser.add_argument("--signatures", choices=["off", "warn", "enforce"], default="off", help="what a bad one does")
     parser.add_argument("--backend", help="choose variants for this backend, such as cpu")
 
@@ -69,6 +72,7 @@ def policy_of(arguments: argparse.Namespace) -> hub.Policy:
         repositories=tuple(name for name in arguments.allow if "/" in name),
         publishers=tuple(name for name in arguments.allow if "/" not in name),
         signatures=arguments.signatures,
+        imports=tuple(arguments.allow_import),
         local=True,
     )
 

@@ -72,6 +72,7 @@ def jit(
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
     kernels: Sequence[Source] = (),
+    allow_imports: Sequence[str] = (),
     memory: str = "balanced",
     cache: bool = True,
     cuda_graphs: bool = False,
@@ -89,6 +90,8 @@ def jit(
         found on disk that the same transforms made.
     kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels declared in Python; their
         kernels are asked before all executors. forge.use_kernels does the same for the process.
+    allow_imports: modules that these kernels may import beyond the standard library, torch and what they declare, which
+        is all that the Hub's rules allow.
     memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes
         ("balanced"), or wherever it saves bytes ("smallest", slower).
     cache: programs are kept on disk, where another process that captures the same one, under the same options and
@@ -115,6 +118,7 @@ def jit(
         executors=executors,
         transforms=transforms,
         kernels=kernels,
+        allow_imports=allow_imports,
         memory=memory,
         cache=cache,
         cuda_graphs=cuda_graphs,
@@ -127,7 +131,7 @@ def jit(
     if target is None:
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
-    first = [kernel_executor(kernels)] if kernels else []
+    first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
     options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, select, first)
     record = Record(_parameters(target))
     backend = _Backend(options, record)

@@ -59,15 +59,17 @@ def load_kernel(
     *,
     force: bool = False,
     kernels: Sequence[Source] | None = None,
+    allow_imports: Sequence[str] = (),
 ) -> LoadedKernel:
     """The kernels of an operator, to be called directly with the operator's own arguments.
 
     op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; the
     best that takes a call otherwise. force: neither constraints nor verification are asked. kernels: sources, as
-    forge.jit takes them; those of the process (forge.use_kernels) otherwise.
+    forge.jit takes them; those of the process (forge.use_kernels) otherwise. allow_imports: modules that these may import
+    beyond those that the Hub's rules allow.
     Raises ValueError for an operator or a name that there is not.
     """
-    known = list(hubex.kernels) if kernels is None else gather(kernels)
+    known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
     wanted = operation(op, known)
     found = [kernel for kernel in known if kernel.operation == wanted]
     ops = {kernel.operation for kernel in known}

@@ -1,104 +1,96 @@
 """What a kernel's code may import and what it may be called, found before any of it runs.
 
-This is a check of the Hub's rules and not a sandbox: code that means harm is kept out by trust and locks.
+The Hub's rule is about every import of every file. What keeps a kernel from being loaded is less: an import that runs,
+and that nothing catches, while the kernel's `__init__` does. This is a check of rules and not a sandbox: code that
+means harm is kept out by trust and locks.
 """
 
 import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from forge.hub import reach
 from forge.hub.errors import MalformedError, Place, RefusedError
 from forge.hub.files import File
 
 # triton comes with torch wherever it can run.
 ALWAYS = frozenset({"torch", "triton", *sys.stdlib_module_names})
 ID = re.compile(r"_?[A-Za-z0-9_]+")
-DYNAMIC = (b"import_module", b"__import__")
+MANIFEST = "forge_kernels.yaml"
+NAMED = re.compile(rb"python:\.([\w.]+):")
+
+
+@dataclass(frozen=True)
+class ImportProblem:
+    """An import that the Hub's rules do not allow. module: what a policy may allow, None for what none may."""
+
+    path: str
+    line: int
+    text: str
+    module: str | None = None
 
 
 def check_imports(
     files: Mapping[str, File], *, root: str, names: Collection[str], allowed: Collection[str], place: Place
 ) -> dict[str, ast.Module]:
-    """Every import of every Python file of a kernel, held against the Hub's rules; gives what each was parsed to.
+    """The imports of a kernel that loading it runs, held against the Hub's rules; gives what each file was parsed to.
 
-    root: the folder of the kernel's package below the variant's, "" for the flat layout. names: what the kernel is
-    called, which only a relative import may mean. allowed: top-level modules beside the standard library and torch.
-    Raises: MalformedError for a file that is no Python; RefusedError with every import that is not allowed.
+    What its manifest names runs too. root, names and allowed are as `problem_of` has them.
+    Raises: MalformedError for a file that is no Python; RefusedError with every such import that is not allowed.
     """
-    problems: list[str] = []
-    sources = {path: file.content for path, file in files.items() if file.content is not None}
-    trees = {path: _parse(content, place.at(path)) for path, content in sources.items()}
-    for path, content in sources.items():
-        depth = len((path.removeprefix(f"{root}/") if root else path).split("/"))
-        imports = _imports(trees[path], any(name in content for name in DYNAMIC))
-        problems += [f"{path}:{line}: {problem}" for line, problem in _problems(imports, depth, names, allowed)]
-    if problems:
-        raise RefusedError(f"{place}: imports what a kernel may not:" + "".join(f"\n  {each}" for each in problems))
+    trees = {path: parse(file.content, place.at(path)) for path, file in files.items() if file.content is not None}
+    manifest = files.get(MANIFEST)
+    named = [each.decode() for each in NAMED.findall(manifest.read())] if manifest is not None else []
+    try:
+        runs = reach.runs_at_import(trees, root, named)
+    except RecursionError as error:
+        raise MalformedError(f"{place}: is nested too deeply to be read") from error
+    blocking = []
+    for path, found in sorted(runs, key=lambda each: (each[0], each[1].line)):
+        problem = problem_of(found, path, root=root, names=names, allowed=allowed)
+        if problem is not None and (runs[path, found] == "always" or problem.module is None):
+            blocking.append(problem)
+    if blocking:
+        modules = list(dict.fromkeys(each.module for each in blocking if each.module is not None))
+        advice = f"\nif you trust it, allow these: allow_imports={modules}" if modules else ""
+        lines = "".join(f"\n  {each.path}:{each.line}: {each.text}" for each in blocking)
+        raise RefusedError(f"{place}: imports what a kernel may not:{lines}{advice}")
     return trees
 
 
-def _parse(content: bytes, place: Place) -> ast.Module:
+def parse(content: bytes, place: Place) -> ast.Module:
+    """Raises: MalformedError for what is no Python."""
     try:
         return ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedError(f"{place}: is not Python: {error or type(error).__name__}") from error
 
 
-def _problems(
-    imports: Iterable[tuple[int, str, int]], depth: int, names: Collection[str], allowed: Collection[str]
-) -> Iterator[tuple[int, str]]:
-    for line, module, level in imports:
-        if level > depth:
-            yield line, f"from {'.' * level}{module}: leads out of the kernel"
-        elif level == 0:
-            top = module.split(".")[0]
-            if top in names:
-                yield line, f"import {module}: is the kernel itself; write it as a relative import"
-            elif top not in ALWAYS and top not in allowed:
-                yield line, f"import {module}: is neither the standard library, torch nor declared in metadata.json"
+def problem_of(
+    found: reach.Import, path: str, *, root: str, names: Collection[str], allowed: Collection[str]
+) -> ImportProblem | None:
+    """What is wrong with an import of a kernel's file, or None.
 
-
-def _imports(tree: ast.Module, has_calls: bool) -> Iterator[tuple[int, str, int]]:
-    """(line, module, level) of each import that can run; those under `if TYPE_CHECKING` cannot.
-
-    Without has_calls only statements are walked, which is most of the time saved.
+    root: the folder of the kernel's package below the variant's, "" for the flat layout. names: what the kernel is
+    called, which only a relative import may mean. allowed: top-level modules beside the standard library and torch.
     """
-    pending: list[ast.AST] = list(reversed(tree.body))
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name, 0) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.lineno, node.module or "", node.level
-        elif isinstance(node, ast.Call) and (module := _dynamic(node)):
-            yield node.lineno, module, 0
-        if isinstance(node, ast.If) and _is_type_checking(node.test):
-            pending += reversed(node.orelse)
-        else:
-            pending += reversed(list(ast.iter_child_nodes(node) if has_calls else _statements(node)))
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    for block in ("body", "handlers", "cases", "orelse", "finalbody"):
-        inner = getattr(node, block, ())
-        if isinstance(inner, list):
-            yield from inner
-
-
-def _dynamic(node: ast.Call) -> str | None:
-    """The absolute name in `importlib.import_module("name")` or `__import__("name")`."""
-    function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-    if str(function).encode() not in DYNAMIC or not node.args or not isinstance(node.args[0], ast.Constant):
+    depth = len((path.removeprefix(f"{root}/") if root else path).split("/"))
+    if found.level > depth:
+        return ImportProblem(path, found.line, f"from {'.' * found.level}{found.module}: leads out of the kernel")
+    top = found.module.split(".")[0]
+    if found.level or not top:
         return None
-    name = node.args[0].value
-    return name if isinstance(name, str) and name and not name.startswith(".") else None
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    return (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)) == "TYPE_CHECKING"
+    if top in names:
+        text = f"import {found.module}: is the kernel itself; write it as a relative import"
+        return ImportProblem(path, found.line, text)
+    if top in ALWAYS or top in allowed:
+        return None
+    text = f"import {found.module}: is neither the standard library, torch nor declared in metadata.json"
+    return ImportProblem(path, found.line, text, top)
 
 
 def check_id(kernel_id: str, folder: Path, place: Place) -> None:

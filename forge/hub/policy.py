@@ -1,7 +1,8 @@
 """What the user allows: from whom, how well proved, and how large."""
 
 import difflib
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from forge.ir import check
@@ -18,8 +19,8 @@ class Policy:
     `publishers` ("org") or, with `hub_publishers`, an organization that the Hub marks as trusted gives; "any" all.
     local: whether folders of this machine may be used without a lock. build: whether their sources may be compiled,
     where no prebuilt variant fits and the cache has nothing. signatures: what a missing or bad signature does. imports:
-    modules that kernels may import beyond the standard library, torch, triton and what they declare. max_file_bytes: no
-    file of a kernel is larger.
+    modules that kernels may import beyond the standard library, torch, triton and what they declare (`allow_imports` of
+    forge.jit and forge.use_kernels, `--allow-import` of the command line). max_file_bytes: no file of a kernel is larger.
     Raises: ValueError and TypeError for values that mean nothing.
     """
 
@@ -48,6 +49,15 @@ class Policy:
                     TypeError,
                 )
                 object.__setattr__(self, field.name, tuple(value))
+
+    def allowing(self, imports: Sequence[str]) -> "Policy":
+        """This policy, by which kernels may import these modules too. Raises TypeError for one string."""
+        check(
+            not isinstance(imports, str),
+            lambda: f"allow_imports={imports!r} is one string, but must be a list of the names of modules",
+            TypeError,
+        )
+        return replace(self, imports=(*self.imports, *imports)) if imports else self
 
     def names(self, repository: str) -> bool:
         """Whether the repository needs nobody's word but the user's."""

@@ -4,7 +4,7 @@ import hashlib
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -49,13 +49,19 @@ Source = str | os.PathLike[str] | KernelEntry | Kernel
 
 
 def gather(
-    sources: Iterable[Source], *, lock: Any = None, policy: hub.Policy | None = None, backend: str | None = None
+    sources: Iterable[Source],
+    *,
+    lock: Any = None,
+    policy: hub.Policy | None = None,
+    backend: str | None = None,
+    allow_imports: Sequence[str] = (),
 ) -> list[Kernel]:
     """The kernels that `sources` name, in order: "org/name@v1", a folder of a repository, a manifest (.yaml), a lock
     file (.lock) with all that it holds, an entry.
 
     A folder or file that is named is thereby allowed; a repository needs the policy's or the lock's word. Nothing of a
-    source is imported before it passed every check (forge/hub).
+    source is imported before it passed every check (forge/hub). allow_imports: modules that kernels may import beyond
+    those that the Hub's rules allow, and the policy.
     Raises HubError, ManifestError or TypeError saying what is wrong with which source.
     """
     check(
@@ -70,8 +76,15 @@ def gather(
         elif isinstance(source, KernelEntry):
             found.append(from_entry(source))
         else:
-            found += _from_files(source, lock=lock, policy=policy, backend=backend)
+            found += _from_files(source, lock=lock, policy=policy, backend=backend, allow_imports=allow_imports)
     return found
+
+
+def _default_policy(source: str | os.PathLike[str]) -> hub.Policy:
+    """What naming a source allows."""
+    if os.fspath(source).endswith(".lock"):
+        return hub.Policy(trust="locked", local=True)
+    return hub.Policy(local=local_manifest(source) is not None)
 
 
 def operators(declared: Declarations | None = None) -> Operators:
@@ -92,19 +105,23 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
 
 
 def _from_files(
-    source: str | os.PathLike[str], *, lock: Any, policy: hub.Policy | None, backend: str | None
+    source: str | os.PathLike[str],
+    *,
+    lock: Any,
+    policy: hub.Policy | None,
+    backend: str | None,
+    allow_imports: Sequence[str] = (),
 ) -> list[Kernel]:
     check(
         isinstance(source, (str, os.PathLike)),
         lambda: f"kernels: {source!r} is no repository, folder, manifest, lock file or kernel",
         TypeError,
     )
+    policy = (policy or _default_policy(source)).allowing(allow_imports)
     text = os.fspath(source)
     if text.endswith(".lock"):
         return _from_lock(hub.read_lock(text), policy, backend)
     path = local_manifest(source)
-    if path is not None and policy is None:
-        policy = hub.Policy(local=True)
     if os.path.isfile(os.path.join(text, hub.BUNDLE)):
         return _from_bundle(Path(text), policy, backend)
     if path is not None and path.is_file():
@@ -181,9 +198,8 @@ def variants_beside(path: Path, **options: Any) -> hub.Selection:
     return replace(selection, choice=replace(selection.choice, accepted=())) if is_package else selection
 
 
-def _from_lock(lock: hub.Lock, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
+def _from_lock(lock: hub.Lock, policy: hub.Policy, backend: str | None) -> list[Kernel]:
     """All that a lock file holds; what another kernel of it asks for needs no manifest."""
-    policy = policy or hub.Policy(trust="locked", local=True)
     alone = [_read(lock.path.parent / each.source) for each in lock.kernels if each.is_manifest]
     resolved = [
         (hub.resolve_locked(each, lock, policy=policy, backend=backend), each.commit is None)
@@ -203,7 +219,7 @@ def _named(file: ManifestFile) -> list[str]:
     return hub.named_repositories(file.content, str(file.path))
 
 
-def _from_bundle(folder: Path, policy: hub.Policy | None, backend: str | None) -> list[Kernel]:
+def _from_bundle(folder: Path, policy: hub.Policy, backend: str | None) -> list[Kernel]:
     """What forge.bundle wrote. Raises NotFoundError naming the kernels that are needed and cannot be used."""
     found: list[Kernel] = []
     for part in hub.read_bundle(folder, policy):

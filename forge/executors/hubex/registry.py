@@ -26,14 +26,16 @@ def use_kernels(
     *,
     lock: Lock | str | None = None,
     policy: Policy | None = None,
+    allow_imports: Sequence[str] = (),
     verify: bool = True,
 ) -> None:
     """Makes kernels known to the process: whatever is jitted from now on uses them where they fit.
 
     sources: as forge.jit(kernels=…). verify: whether each is compared with its reference before it is used; False
-    trusts it. Raises HubError, ManifestError or TypeError; then none of them was added.
+    trusts it. allow_imports: modules that these kernels may import beyond those that the Hub's rules allow.
+    Raises HubError, ManifestError or TypeError; then none of them was added.
     """
-    kernels = gather(sources, lock=lock, policy=policy)
+    kernels = gather(sources, lock=lock, policy=policy, allow_imports=allow_imports)
     hubex.add(kernels)
     if not verify:
         verifier.trust(kernels)
@@ -44,12 +46,13 @@ def kernel_executor(
     *,
     lock: Lock | str | None = None,
     policy: Policy | None = None,
+    allow_imports: Sequence[str] = (),
     verify: bool | Verifier = True,
 ) -> HubExecutor:
     """An executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
     asked = verifier if verify is True else verify or None
     executor = HubExecutor("kernels", asked and asked.verdict)
-    executor.add(gather(sources, lock=lock, policy=policy))
+    executor.add(gather(sources, lock=lock, policy=policy, allow_imports=allow_imports))
     return executor
 
 

@@ -1,0 +1,235 @@
+"""Which imports of a package run while it is imported: from `__init__`, along relative imports, at module level.
+
+What stands in a function runs when it is called; what the code itself guards (`try: … except ImportError`) may fail.
+"""
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+# How an import runs: without a guard, or where the code goes on if it fails.
+Runs = Literal["always", "guarded"]
+CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+DYNAMIC = {"import_module", "__import__"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """One module that one statement imports. names: what is taken from it, which may be modules too.
+
+    line and column: where the statement stands. module: empty, with level 0, where a call computes its name.
+    """
+
+    line: int
+    column: int
+    module: str
+    level: int
+    names: tuple[str, ...] = ()
+
+
+def imports(tree: ast.Module) -> Iterator[Import]:
+    """Each import that can run, wherever it stands; those under `if TYPE_CHECKING` cannot."""
+    pending: list[ast.AST] = list(reversed(tree.body))
+    while pending:
+        node = pending.pop()
+        yield from (each for each in _imported(node) if each.module or each.level)
+        pending += reversed(node.orelse if _never(node) else list(ast.iter_child_nodes(node)))
+
+
+def runs_at_import(
+    trees: Mapping[str, ast.Module], root: str, named: Collection[str] = ()
+) -> dict[tuple[str, Import], Runs]:
+    """How each import runs that does while the package in `root` is imported, and the modules `named` in it.
+
+    A file that is imported under a guard runs under it. One that computes what it imports may import every file.
+    """
+    package = tuple(part for part in root.split("/") if part)
+    found: dict[tuple[str, Import], Runs] = {}
+    done: set[tuple[str, Runs]] = set()
+    pending: list[tuple[str, Runs]] = []
+    for module in ("", *named):
+        pending += [(path, "always") for path in _files(trees, (*package, *module.split(".")))]
+    while pending:
+        path, how = pending.pop()
+        if (path, how) in done or (path, "always") in done:
+            continue
+        done.add((path, how))
+        for each, guarded in _Module(trees[path]).runs():
+            runs: Runs = "guarded" if guarded or how == "guarded" else "always"
+            if found.get((path, each)) != "always":
+                found[path, each] = runs
+            reached = _reached(trees, path, each) if each.module or each.level else list(trees)
+            pending += [(other, runs) for other in reached]
+    return found
+
+
+def _reached(trees: Mapping[str, ast.Module], path: str, found: Import) -> list[str]:
+    """The files of the kernel that a relative import runs."""
+    parents = tuple(path.split("/")[:-1])
+    if not found.level or found.level - 1 > len(parents):
+        return []
+    base = parents[: len(parents) - (found.level - 1)]
+    module = (*base, *(part for part in found.module.split(".") if part))
+    reached = _files(trees, module)
+    for name in found.names:
+        reached += _files(trees, (*module, name))
+    return reached
+
+
+def _files(trees: Mapping[str, ast.Module], parts: tuple[str, ...]) -> list[str]:
+    """The module of these parts, and each package that is imported on the way to it."""
+    parts = tuple(part for part in parts if part)
+    stems = ["/".join(parts[:count]) for count in range(len(parts) + 1)]
+    ways = [f"{stem}/__init__.py" if stem else "__init__.py" for stem in stems]
+    return [path for path in (*ways, f"{stems[-1]}.py") if path in trees]
+
+
+class _Module:
+    """A file's module level, followed into the functions that it calls itself."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._functions = {each.name: each for each in _functions(tree)}
+        self._classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+        self._asked: set[str] = set()  # modules of which the code asks whether they are there
+        self._entered: set[tuple[str, bool]] = set()
+        self._found: list[tuple[Import, bool]] = []
+
+    def runs(self) -> list[tuple[Import, bool]]:
+        """(import, whether it is guarded) of each that runs."""
+        self._block(self._tree.body, False, False)
+        return self._found
+
+    def _block(self, statements: Collection[ast.stmt], guarded: bool, conditional: bool) -> None:
+        for statement in statements:
+            self._statement(statement, guarded, conditional)
+
+    def _statement(self, node: ast.stmt, guarded: bool, conditional: bool) -> None:
+        """conditional: whether the code decides if it gets here, so that what it asked about is there."""
+        if isinstance(node, Function):
+            arguments = node.args
+            for each in (*node.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)):
+                self._expression(each, guarded, conditional)
+            for each in node.decorator_list:
+                self._enter(each, guarded, conditional)
+            return
+        if isinstance(node, ast.Try | ast.TryStar):
+            self._try(node, guarded, conditional)
+            return
+        if _never(node):
+            self._block(node.orelse, guarded, conditional)
+            return
+        self._take(_imported(node), guarded, conditional)
+        inner_guarded = guarded or (isinstance(node, ast.With | ast.AsyncWith) and _suppresses(node))
+        inner_conditional = conditional or isinstance(node, ast.If | ast.Match)
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, ast.stmt):
+                self._statement(each, inner_guarded, inner_conditional)
+            elif isinstance(each, ast.match_case):
+                self._block(each.body, inner_guarded, inner_conditional)
+            else:
+                self._expression(each, guarded, conditional)
+
+    def _try(self, node: ast.Try | ast.TryStar, guarded: bool, conditional: bool) -> None:
+        """A handler that ends by raising guards nothing: what it says instead is that the module is needed."""
+        catching = [each for each in node.handlers if _catches(each) and not _raises(each.body)]
+        self._block(node.body, guarded or bool(catching), conditional)
+        for handler in node.handlers:
+            self._block(handler.body, guarded, conditional)
+        self._block(node.orelse, guarded, True)
+        self._block(node.finalbody, guarded, conditional)
+
+    def _expression(self, node: ast.AST, guarded: bool, conditional: bool) -> None:
+        pending = [node]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, ast.Call):
+                self._take(_imported(each), guarded, conditional)
+                self._enter(each.func, guarded, conditional)
+                name = getattr(each.func, "attr", getattr(each.func, "id", None))
+                if name == "find_spec" and (module := _constant(each)):
+                    self._asked.add(module.split(".")[0])
+            if not isinstance(each, ast.Lambda):
+                pending += ast.iter_child_nodes(each)
+
+    def _enter(self, called: ast.expr, guarded: bool, conditional: bool) -> None:
+        """Follows a call of a function of this file, or the making of an object of a class of it."""
+        name = getattr(called, "id", None)
+        functions = [self._functions[name]] if name in self._functions else []
+        if name in self._classes:
+            functions = [
+                each for each in self._classes[name].body if isinstance(each, Function) and each.name == "__init__"
+            ]
+        if (name, guarded) not in self._entered:
+            self._entered.add((name, guarded))
+            for function in functions:
+                self._block(function.body, guarded, conditional)
+
+    def _take(self, found: Collection[Import], guarded: bool, conditional: bool) -> None:
+        for each in found:
+            top = each.module.split(".")[0]
+            self._found.append((each, guarded or (conditional and not each.level and top in self._asked)))
+            if guarded and not each.level:
+                self._asked.add(top)
+
+
+def _functions(tree: ast.Module) -> Iterator[Function]:
+    """Every function of a file but the methods of its classes."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Function):
+            yield node
+        if isinstance(node, ast.stmt | ast.Module | ast.ExceptHandler) and not isinstance(node, ast.ClassDef):
+            pending += ast.iter_child_nodes(node)
+
+
+def _imported(node: ast.AST) -> list[Import]:
+    if isinstance(node, ast.Import):
+        return [Import(node.lineno, node.col_offset, alias.name, 0) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        names = tuple(alias.name for alias in node.names)
+        return [Import(node.lineno, node.col_offset, node.module or "", node.level, names)]
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) in DYNAMIC:
+        name = _constant(node) or ""
+        level = len(name) - len(name.lstrip("."))
+        return [Import(node.lineno, node.col_offset, name[level:], level)]
+    return []
+
+
+def _constant(call: ast.Call) -> str | None:
+    """The first argument of a call, where it is a string."""
+    first = call.args[0] if call.args else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+
+
+def _never(node: ast.AST) -> bool:
+    """Whether the body of this statement does not run when the file is imported: `if TYPE_CHECKING`, `__main__`."""
+    if not isinstance(node, ast.If):
+        return False
+    test = node.test
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        sides = (test.left, test.comparators[0])
+        return {getattr(each, "id", getattr(each, "value", None)) for each in sides} == {"__name__", "__main__"}
+    return (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)) == "TYPE_CHECKING"
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(getattr(each, "attr", getattr(each, "id", None)) in CAUGHT for each in types)
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], ast.Raise)
+
+
+def _suppresses(node: ast.With | ast.AsyncWith) -> bool:
+    for item in node.items:
+        call = item.context_expr
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", getattr(call.func, "id", None)) == "suppress":
+            return any(getattr(each, "attr", getattr(each, "id", None)) in CAUGHT for each in call.args)
+    return False
