@@ -65,8 +65,8 @@ def load_kernel(
 
     op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; the
     best that takes a call otherwise. force: neither constraints nor verification are asked. kernels: sources, as
-    forge.jit takes them; those of the process (forge.use_kernels) otherwise. allow_imports: modules that these may import
-    beyond those that the Hub's rules allow.
+    forge.jit takes them; those of the process (forge.use_kernels) otherwise. allow_imports: modules that these may
+    import beyond those that the Hub's rules allow.
     Raises ValueError for an operator or a name that there is not.
     """
     known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)

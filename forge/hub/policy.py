@@ -20,7 +20,8 @@ class Policy:
     local: whether folders of this machine may be used without a lock. build: whether their sources may be compiled,
     where no prebuilt variant fits and the cache has nothing. signatures: what a missing or bad signature does. imports:
     modules that kernels may import beyond the standard library, torch, triton and what they declare (`allow_imports` of
-    forge.jit and forge.use_kernels, `--allow-import` of the command line). max_file_bytes: no file of a kernel is larger.
+    forge.jit and forge.use_kernels, `--allow-import` of the command line). max_file_bytes: no file is
+    larger.
     Raises: ValueError and TypeError for values that mean nothing.
     """
 

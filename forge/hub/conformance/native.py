@@ -1,0 +1,118 @@
+"""Requirements on native modules: their processor, the limited API of Python 3.9, old systems, libraries."""
+
+import importlib
+import re
+import types
+from collections.abc import Iterator
+
+from forge.hub.conformance.elf import Library, NotElf, read_library
+from forge.hub.conformance.finding import Finding
+from forge.hub.conformance.python_abi import LATER, PRIVATE
+from forge.hub.conformance.repository import Repository, Variant
+
+# manylinux_2_28: no symbol is of a later version than these.
+LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+VERSION = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)*)")
+PLATFORM_TAG = re.compile(r"\.(cpython|cp)-?\d+[^.]*\.|\.pypy\d")
+# The system's, torch's, and what the CUDA, ROCm and XPU builds of torch depend on.
+SYSTEM = r"lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|atomic|gomp)\.so(\.\d+)*|ld-linux-[\w-]+\.so\.\d+"
+TORCH = r"lib(torch|c10|shm)(_\w+)?\.so"
+DEVICE = {
+    "cuda": r"lib(cuda|cudart|cublas|cublasLt|cudnn\w*|cufft|curand|cusolver|cusparse|cusparseLt|nccl|nvrtc[\w-]*"
+    r"|nvJitLink|nvToolsExt|cupti|cufile|nvshmem_host)\.so(\.[\d.]+)?",
+    "rocm": r"lib(amdhip64|hsa-runtime64|hipblas|hipblaslt|hipfft|hiprand|hipsolver|hipsparse|hipsparselt|rocblas"
+    r"|rocfft|rocrand|rocsolver|rocsparse|MIOpen|rccl|roctx64|roctracer64|amd_comgr|hiprtc[\w-]*)\.so(\.[\d.]+)?",
+    "xpu": r"lib(sycl|ze_loader|dnnl|mkl_\w+|svml|irng|imf|intlc|OpenCL|ur_loader|iomp5)\.so(\.[\d.]+)?",
+}
+FFI = r"libtvm_ffi\.so"
+
+
+def _libraries(repository: Repository) -> Iterator[tuple[Variant, str, Library | NotElf]]:
+    for variant in repository.variants:
+        for path in variant.native if not variant.is_noarch and variant.name.endswith("-linux") else ():
+            try:
+                yield variant, path, read_library(variant.files[path].read())
+            except NotElf as error:
+                yield variant, path, error
+
+
+def native_modules(repository: Repository) -> Iterator[Finding]:
+    """A native module is a library for the variant's processor, and stands in no variant that has none."""
+    for variant in repository.variants:
+        for path in variant.native if variant.is_noarch and not variant.is_source else ():
+            yield variant.finding("native", "is native code, in a variant for every processor and torch", path)
+    for variant, path, library in _libraries(repository):
+        wanted = variant.name.split("-")[-2]
+        if isinstance(library, NotElf):
+            yield variant.finding("native", str(library), path)
+        elif library.machine != wanted:
+            yield variant.finding("native", f"is for {library.machine}, but the variant for {wanted}", path)
+
+
+def limited_api(repository: Repository) -> Iterator[Finding]:
+    """Native modules use no more of Python than the limited API of 3.9, so that one build serves all versions."""
+    for variant in repository.variants:
+        for path in variant.native if not variant.is_noarch else ():
+            if PLATFORM_TAG.search(path.rpartition("/")[2]):
+                yield variant.finding("abi3", "is for one version of Python; build it for the limited API", path)
+    checker = _checker()
+    for variant, path, library in _libraries(repository):
+        if isinstance(library, NotElf) or PLATFORM_TAG.search(path.rpartition("/")[2]):
+            continue
+        problems = _by_checker(checker, variant, path) if checker is not None else None
+        if problems is None:
+            taken = [name for name in library.undefined if name in LATER or name in PRIVATE]
+            problems = [f"{name} (since {LATER[name]})" if name in LATER else name for name in taken]
+        if problems:
+            text = f"takes what the limited API of Python 3.9 has not: {', '.join(problems[:6])}"
+            yield variant.finding("abi3", text, path)
+
+
+def _checker() -> types.ModuleType | None:
+    """kernel-abi-check, where it is installed: it knows every symbol of Python's."""
+    try:
+        return importlib.import_module("kernel_abi_check")
+    except ImportError:
+        return None
+
+
+def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[str] | None:
+    """Its findings, or None where it cannot read the file."""
+    try:
+        found = checker.ObjectFile(variant.files[path].location).check_python_abi("3.9")
+    except (OSError, ValueError):
+        return None
+    return [str(each.name) for each in found]
+
+
+def manylinux(repository: Repository) -> Iterator[Finding]:
+    """Native modules take no symbol of a version that systems of manylinux_2_28 do not have."""
+    for variant, path, library in _libraries(repository):
+        if isinstance(library, NotElf):
+            continue
+        late = []
+        for _, version in library.versions:
+            known = VERSION.fullmatch(version)
+            limit = LIMITS.get(known[1]) if known else None
+            if limit is not None and tuple(map(int, known[2].split("."))) > limit:
+                late.append(version)
+        if late:
+            limits = ", ".join(f"{name} {'.'.join(map(str, each))}" for name, each in LIMITS.items())
+            text = f"takes symbols of {', '.join(sorted(set(late)))}; manylinux_2_28 ends with {limits}"
+            yield variant.finding("manylinux", text, path)
+
+
+def dynamic_libraries(repository: Repository) -> Iterator[Finding]:
+    """Native modules depend on the system, torch, and the libraries that come with torch for the backend."""
+    for variant, path, library in _libraries(repository):
+        if isinstance(library, NotElf):
+            continue
+        allowed = [SYSTEM, TORCH, FFI, *([DEVICE[variant.backend]] if variant.backend in DEVICE else [])]
+        own = {each.rpartition("/")[2] for each in variant.files}
+        for name in library.needed:
+            if name not in own and not any(re.fullmatch(each, name) for each in allowed):
+                text = f"depends on {name}, which does not come with torch for {variant.backend or 'this backend'}"
+                yield variant.finding("dynamic-libraries", text, path)
+
+
+REQUIREMENTS = (native_modules, limited_api, manylinux, dynamic_libraries)

@@ -1,0 +1,74 @@
+"""Requirements on Python code: Python 3.9 reads it, and it imports what a kernel may."""
+
+import ast
+import warnings
+from collections.abc import Iterator
+
+from forge.hub import compat, reach
+from forge.hub.conformance.finding import Finding
+from forge.hub.conformance.repository import Repository, Variant
+from forge.hub.imports import problem_of
+
+FLOOR = (3, 9)
+# What the standard library has since, and 3.9 has not.
+LATER = {"tomllib": "3.11"}
+
+
+def python_floor(repository: Repository) -> Iterator[Finding]:
+    """Every file is Python that 3.9 parses, and imports no module that the standard library got later."""
+    for variant in repository.variants:
+        for each in variant.python.values():
+            if each.problem is not None:
+                line, text = each.problem
+                yield variant.finding("python-floor", text, each.path, line)
+                continue
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    ast.parse(each.text, feature_version=FLOOR)
+            except SyntaxError as error:
+                text = f"Python 3.9 does not read it: {error.msg}"
+                yield variant.finding("python-floor", text, each.path, error.lineno or 1)
+            except (ValueError, RecursionError, MemoryError):
+                continue  # read by today's Python alone: an encoding other than UTF-8
+            for found in reach.imports(each.tree):
+                if not found.level and (since := LATER.get(found.module.split(".")[0])):
+                    text = f"{found.module} is in the standard library since Python {since}"
+                    yield variant.finding("python-floor", text, each.path, found.line)
+
+
+def imports(repository: Repository) -> Iterator[Finding]:
+    """Every import of every file is relative, of the standard library, of torch or of a declared dependency."""
+    for variant in repository.variants:
+        names = {str(each) for key in ("name", "id") if (each := variant.value(key, str))}
+        names = {name.replace("-", "_") for name in names} | ({variant.path.split("/")[-1]} & _package(variant))
+        allowed = {*_declared(variant), *repository.policy.imports}
+        allowed |= {"kernels"} if variant.value("kernel-depends", list) else set()
+        for each in variant.python.values():
+            for found in reach.imports(each.tree) if each.tree is not None else ():
+                problem = problem_of(found, each.path, root=variant.root or "", names=names, allowed=allowed)
+                if problem is not None:
+                    yield variant.finding("imports", problem.text, each.path, problem.line)
+
+
+def _package(variant: Variant) -> set[str]:
+    """What sources that are not built yet are called: their folder."""
+    return {variant.path.split("/")[-1]} if variant.is_source else set()
+
+
+def _declared(variant: Variant) -> Iterator[str]:
+    """The modules that the declared dependencies give, allowed or not: another requirement is about that."""
+    names = list(variant.value("python-depends", list) or ())
+    by_backend = variant.value("python-depends-backends", dict) or {}
+    for each in by_backend.values():
+        names += each if isinstance(each, list) else []
+    tables = [compat.python_dependencies(kind) for kind in {variant.backend or "cpu", *map(str, by_backend)}]
+    for name in names:
+        given = next((table[name] for table in tables if isinstance(name, str) and name in table), None)
+        if given is not None:
+            yield from (module for _, module in given if module is not None)
+        elif isinstance(name, str):
+            yield name.replace("-", "_")
+
+
+REQUIREMENTS = (python_floor, imports)

@@ -1,0 +1,221 @@
+"""A repository as it is checked: its variants, their files and metadata, and their Python as it was parsed."""
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forge.hub import compat
+from forge.hub.conformance.finding import Finding
+from forge.hub.errors import HubError, Place
+from forge.hub.files import File, read_files
+from forge.hub.policy import Policy
+
+SOURCES = "torch-ext"
+NOARCH = ("cpu", "cuda", "metal", "npu", "neuron", "rocm", "tpu", "xpu", "universal")
+BACKENDS = ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu")
+PLATFORMS = ("x86_64", "aarch64", "arm64")
+SYSTEMS = ("linux", "darwin", "windows")
+NATIVE = (".so", ".pyd", ".dylib")
+
+
+@dataclass(frozen=True)
+class Python:
+    """A Python file. tree: what it was parsed to, or None where it cannot be; problem: why, with the line."""
+
+    path: str
+    text: str
+    tree: ast.Module | None
+    problem: tuple[int, str] | None = None
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree)) if self.tree is not None else []
+
+
+@dataclass
+class Variant:
+    """One folder below build/, or the Python sources of a repository that is not built (is_source).
+
+    path: the folder below the repository. values: the object in metadata.json, None where there is none to be read.
+    """
+
+    name: str
+    path: str
+    files: Mapping[str, File]
+    is_source: bool = False
+    metadata_text: str | None = None
+    values: dict[str, Any] | None = None
+    metadata_problem: tuple[int, str] | None = None
+    python: dict[str, Python] = field(default_factory=dict)
+
+    def finding(self, requirement: str, text: str, file: str = "", line: int = 0, advice: bool = False) -> Finding:
+        path = "/".join(part for part in (self.path, file) if part)
+        return Finding(path, line, requirement, text, advice)
+
+    def of_metadata(self, requirement: str, text: str, key: str | None = None) -> Finding:
+        """A finding in metadata.json, at the line of a key."""
+        lines = (self.metadata_text or "").splitlines()
+        found = [number for number, line in enumerate(lines, 1) if key is not None and f'"{key}"' in line]
+        return self.finding(requirement, text, "metadata.json", found[0] if found else 1)
+
+    def value(self, key: str, kind: type) -> Any:
+        """A value of metadata.json where it has its type, else None."""
+        came = (self.values or {}).get(key)
+        return came if isinstance(came, kind) and not (kind is int and isinstance(came, bool)) else None
+
+    @property
+    def backend(self) -> str | None:
+        """The backend that the metadata gives, or the folder's name."""
+        given = self.value("backend", dict) or {}
+        given = given.get("type")
+        return given if isinstance(given, str) and given in BACKENDS else self.named_backend
+
+    @property
+    def named_backend(self) -> str | None:
+        """The backend in the folder's name; None for a universal one, and for a name that is none."""
+        parts = self.name.split("-")
+        part = parts[1] if self.is_noarch and len(parts) == 2 else parts[-3] if len(parts) > 3 else ""
+        stem = {"cu": "cuda", "npu": "cann"}.get(re.sub(r"\d+$", "", part), re.sub(r"\d+$", "", part))
+        return stem if stem in BACKENDS else None
+
+    @property
+    def is_noarch(self) -> bool:
+        return self.is_source or (self.name.startswith("torch-") and not self.name.startswith("torch-stable-abi"))
+
+    @property
+    def native(self) -> list[str]:
+        return [path for path in self.files if path.endswith(NATIVE)]
+
+    @property
+    def root(self) -> str | None:
+        """The folder of the package: "" for the flat layout, the inner folder of the older one; None for neither."""
+        if "__init__.py" in self.files:
+            return ""
+        inner = [path.split("/")[0] for path in self.files if path.count("/") == 1 and path.endswith("/__init__.py")]
+        return inner[0] if len(inner) == 1 else None
+
+
+@dataclass
+class Repository:
+    """folder: where it is. name: what it is called on the Hub, where that is known. policy: what the user allows."""
+
+    folder: Path
+    variants: list[Variant]
+    policy: Policy
+    name: str | None = None
+    unread: list[Finding] = field(default_factory=list)
+    has_build: bool = True
+
+    def python(self) -> Iterator[tuple[Variant, Python]]:
+        """Every Python file that could be parsed."""
+        for variant in self.variants:
+            for each in variant.python.values():
+                if each.tree is not None:
+                    yield variant, each
+
+
+def read_repository(folder: Path, *, policy: Policy, name: str | None = None, blobs: Path | None = None) -> Repository:
+    """Reads a repository, its build/ folder or one variant; what cannot be read is among `unread`. Executes nothing.
+
+    blobs: where links may lead, beside the repository's own files.
+    """
+    folder = folder.resolve()
+    repository = Repository(folder, [], policy, name)
+    for path in _variant_folders(folder):
+        place = Place(path.name)
+        below = path.relative_to(folder).as_posix()
+        try:
+            if not path.resolve().is_relative_to(folder):
+                repository.unread.append(Finding(below, 0, "files", f"is a link to {path.resolve()}, outside"))
+                continue
+            files = read_files(path, place, max_file_bytes=policy.max_file_bytes, links_into=blobs)
+        except HubError as error:
+            repository.unread.append(Finding(below, 0, "files", _short(error, place)))
+            continue
+        is_source = path.parent.name == SOURCES
+        variant = Variant(path.name if not is_source else "sources", "" if below == "." else below, files, is_source)
+        _read_metadata(variant)
+        variant.python = {each: _parse(each, file.content) for each, file in files.items() if file.content is not None}
+        repository.variants.append(variant)
+    repository.has_build = any(not each.is_source for each in repository.variants) or bool(repository.unread)
+    return repository
+
+
+def _short(error: HubError, place: Place) -> str:
+    return str(error).removeprefix(f"{place}: ").replace("\n", " ")
+
+
+def _variant_folders(folder: Path) -> list[Path]:
+    """Those in build/, those in the folder, the folder itself, or the sources in torch-ext/, whichever there are."""
+    if (folder / "build").is_dir():
+        return _folders(folder / "build")
+    if named := [each for each in _folders(folder) if variant_problem(each.name) is None]:
+        return named
+    if any((folder / name).is_file() for name in ("__init__.py", "metadata.json")):
+        return [folder]
+    return _folders(folder / SOURCES) if (folder / SOURCES).is_dir() else []
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith((".", "_")))
+
+
+def variant_problem(name: str) -> str | None:
+    """Why a folder's name is not that of a variant, or None."""
+    try:
+        compat.parse_variant(name)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    parts = name.split("-")
+    if name.startswith("torch-") and not name.startswith("torch-stable-abi"):
+        known = len(parts) == 2 and parts[1] in NOARCH
+        return None if known else f"{name.removeprefix('torch-')!r} is none of {', '.join(NOARCH)}"
+    if parts[-2] not in PLATFORMS:
+        return f"the processor {parts[-2]!r} is none of {', '.join(PLATFORMS)}"
+    return None if parts[-1] in SYSTEMS else f"the system {parts[-1]!r} is none of {', '.join(SYSTEMS)}"
+
+
+def _read_metadata(variant: Variant) -> None:
+    file = variant.files.get("metadata.json")
+    if file is None:
+        return
+    try:
+        variant.metadata_text = file.read().decode()
+        values = json.loads(variant.metadata_text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        variant.metadata_problem = (error.lineno, f"is not JSON: {error.msg}")
+    except (OSError, ValueError, RecursionError) as error:
+        variant.metadata_problem = (1, f"is not JSON: {str(error) or type(error).__name__}")
+    else:
+        if isinstance(values, dict):
+            variant.values = values
+        else:
+            variant.metadata_problem = (1, f"is a JSON {type(values).__name__}, but must be an object")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return values
+
+
+def _parse(path: str, content: bytes) -> Python:
+    text = content.decode(errors="replace")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(content)
+            sum(1 for _ in ast.walk(tree))
+    except SyntaxError as error:
+        return Python(path, text, None, (error.lineno or 1, f"is not Python: {error.msg}"))
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Python(path, text, None, (1, f"is not Python: {str(error) or type(error).__name__}"))
+    return Python(path, text, tree)
