@@ -1,12 +1,17 @@
 """The command `forge`: `forge doctor`, `forge kernels list | lock | check | new | build | verify`."""
 
 import argparse
+import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from forge import doctor, hub
 from forge.executors import hubex
@@ -106,6 +111,7 @@ def _lock_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", "-o", type=Path, default=Path(lockfile.DEFAULT_NAME), help="the lock file")
     parser.add_argument("--variant", action="append", default=[], help="lock this one instead of this system's")
     parser.add_argument("--all-variants", action="store_true", help="lock all, for other systems too")
+    parser.add_argument("--force", action="store_true", help="lock what `check` finds something wrong with, too")
     add_policy(parser)
 
 
@@ -117,51 +123,139 @@ def _lock(arguments: argparse.Namespace) -> int:
         all_variants=arguments.all_variants,
         policy=policy_of(arguments),
         backend=arguments.backend,
+        accept=None if arguments.force else _accept,
     )
     count = sum(len(files) for kernel in lock.kernels for files in (*kernel.variants.values(), kernel.files))
     print(f"{arguments.output}: {counted(len(lock.kernels), 'kernel')}, {counted(count, 'file')}")
     return 0
 
 
+def _accept(selection: hub.Selection, names: Sequence[str]) -> None:
+    """Raises MalformedError for what `forge kernels check` does not accept."""
+    found = [each for each in hub.check_selection(selection, names) if not each.advice]
+    if found:
+        lines = "".join(f"\n  {each}" for each in found)
+        raise hub.MalformedError(
+            f"{selection.place()}: does not conform (--force locks it all the same):{lines}"
+        )
+
+
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="org/name@v1, org/name@REVISION or a folder")
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="a folder, org/name@v1 or org/name@REVISION")
     parser.add_argument("--lock", type=Path, help="verify every file of the kernels in this lock file")
+    parser.add_argument("--fetch", action="store_true", help="fetch what is not in the cache, and check all variants")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     add_policy(parser)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    policy, failed = policy_of(arguments), 0
-    for source in arguments.sources:
-        failed += _attempt(lambda source=source: _check_source(source, policy, arguments.backend))
-    lock = hub.read_lock(arguments.lock) if arguments.lock is not None else None
+    """Each source against the Hub's requirements, each kernel of a lock file against the lock; nothing is executed."""
+    policy, path = policy_of(arguments), arguments.lock
+    if not arguments.sources and path is None:
+        path = Path(lockfile.DEFAULT_NAME)
+        if not path.exists():
+            print(
+                "forge: nothing to check: give a folder or org/name@v1, or a lock file with --lock "
+                f"(there is no {path} here)",
+                file=sys.stderr,
+            )
+            return 2
+        print(f"forge: checks the files of {path}, as nothing else was given", file=sys.stderr)
+    checked = [_attempt(source, lambda s=source: _check_source(s, policy, arguments)) for source in arguments.sources]
+    lock = hub.read_lock(path) if path is not None else None
     for kernel in lock.kernels if lock is not None else ():
-        failed += _attempt(lambda kernel=kernel: _check_locked(kernel, lock, policy, arguments.backend))
-    return 1 if failed else 0
+        asked = functools.partial(_check_locked, kernel, lock, policy, arguments.backend)
+        checked.append(_attempt(kernel.source, asked))
+    if arguments.json:
+        print(json.dumps({"sources": [each.as_json() for each in checked]}, indent=2))
+    else:
+        for each in checked:
+            each.print()
+    return 1 if any(each.failed for each in checked) else 0
 
 
-def _attempt(check: Callable[[], None]) -> int:
+@dataclass
+class Checked:
+    """What is said of one source: lines, and findings. error: why it could not be checked, or is not as locked."""
+
+    source: str
+    lines: list[str] = field(default_factory=list)
+    findings: list[hub.Finding] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None or any(not each.advice for each in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        findings = [each.as_json() for each in self.findings]
+        return {"source": self.source, "ok": not self.failed, "error": self.error, "findings": findings}
+
+    def print(self) -> None:
+        if self.error is not None:
+            print(f"failed  {self.error}")
+        for line in self.lines:
+            print(line)
+        for finding in self.findings:
+            _print_finding(finding)
+
+
+def _print_finding(finding: hub.Finding) -> None:
+    if not sys.stdout.isatty():
+        print(finding)
+        return
+    where, _, rest = str(finding).partition(f": {finding.requirement}: ")
+    line = Text.assemble(
+        (where, "bold"), ": ", (finding.requirement, "yellow" if finding.advice else "red"), ": ", rest
+    )
+    Console(soft_wrap=True).print(line)
+
+
+def _attempt(source: str, check: Callable[[], Checked]) -> Checked:
     try:
-        check()
+        return check()
     except (hub.HubError, ValueError, TypeError) as error:
-        print(f"failed  {error}")
-        return 1
-    return 0
+        return Checked(source, error=str(error))
 
 
-def _check_source(source: str, policy: hub.Policy, backend: str | None) -> None:
-    """Which variant would be loaded, and why not each other; nothing is fetched."""
-    selection = hub.select(source, policy=policy, backend=backend)
-    print(f"ok      {selection.place(selection.variant)}")
+def _check_source(source: str, policy: hub.Policy, arguments: argparse.Namespace) -> Checked:
+    """Which variant would be loaded, why not each other, and every finding. Of a repository of the Hub those variants
+    are checked that the cache holds, unless the rest may be fetched."""
+    selection = hub.select(source, policy=policy, backend=arguments.backend)
+    if selection.commit is None:
+        findings = hub.check_repository(selection.source.path, policy=policy)
+    else:
+        names = [*selection.choice.accepted, *(name for name, _ in selection.choice.rejected)]
+        held = hub.cached(selection, names)
+        if arguments.fetch:
+            for name in (each for each in names if each not in held):
+                hub.fetch(selection, name)
+            held = names
+        if left := [name for name in names if name not in held]:
+            text = f"{source}: not checked, as not in the cache: {', '.join(left)}; --fetch fetches them"
+            print(f"forge: {text}", file=sys.stderr)
+        findings = hub.check_selection(selection, held) if held else []
+    checked = Checked(source, findings=findings)
+    if selection.choice.accepted:
+        word = "failed" if checked.failed else "ok    "
+        checked.lines.append(f"{word}  {selection.place(selection.variant)}")
+    elif findings or selection.commit is None:
+        word = "failed" if checked.failed else "ok    "
+        checked.lines.append(f"{word}  {selection.place()}: no variant fits this system (backend {selection.backend})")
+    else:
+        checked.error = f"{selection.place()}: no variant fits this system (backend {selection.backend})"
     if others := selection.choice.accepted[1:]:
-        print(f"  fit as well: {', '.join(others)}")
+        checked.lines.append(f"  fit as well: {', '.join(others)}")
     if selection.choice.rejected:
-        print(variants.describe(selection.choice.rejected).removeprefix("\n"))
+        checked.lines.append(variants.describe(selection.choice.rejected).removeprefix("\n"))
+    return checked
 
 
-def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, backend: str | None) -> None:
+def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: hub.Policy, backend: str | None) -> Checked:
     """Every check before an import; what is not in the cache is fetched."""
     place, count = hub.check_locked(kernel, lock, policy=policy, backend=backend)
-    print(f"ok      {place}: {counted(count, 'file')} {'is' if count == 1 else 'are'} as locked")
+    files = f"{counted(count, 'file')} {'is' if count == 1 else 'are'} as locked"
+    return Checked(kernel.source, [f"ok      {place}: {files}"])
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -241,7 +335,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 KERNEL_COMMANDS = (
     Command("list", "what the cache or a lock file holds", _list_arguments, _list),
     Command("lock", "write the commit and the sha256 of every file to a lock file", _lock_arguments, _lock),
-    Command("check", "which variant fits this system, and whether files are as locked", _check_arguments, _check),
+    Command(
+        "check", "whether repositories meet the Hub's requirements, and files are as locked", _check_arguments, _check
+    ),
     Command("new", "write a source tree of a kernel, to be filled in", _new_arguments, _new),
     Command("build", "compile the sources of kernels, unless the cache has them", _build_arguments, _build),
     Command("verify", "run kernels on samples and compare them with torch", _verify_arguments, _verify),

@@ -7,6 +7,7 @@ once a kernel is in the cache, and nothing needs the optional packages until it 
 from forge.hub.build import Built, build_kernels, load_built, source_files
 from forge.hub.bundle import NAME as BUNDLE
 from forge.hub.bundle import read_bundle
+from forge.hub.conformance import Finding, cached, check_repository, check_selection
 from forge.hub.errors import (
     BuildError,
     HubError,
@@ -30,6 +31,7 @@ __all__ = [
     "BUNDLE",
     "BuildError",
     "Built",
+    "Finding",
     "HubError",
     "HubNotice",
     "IntegrityError",
@@ -49,7 +51,10 @@ __all__ = [
     "Verified",
     "available",
     "build_kernels",
+    "cached",
     "check_locked",
+    "check_repository",
+    "check_selection",
     "content_of",
     "fetch",
     "load",

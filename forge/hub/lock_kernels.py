@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from forge.hub.errors import IntegrityError, NotFoundError, Place
@@ -25,12 +25,14 @@ def lock_kernels(
     all_variants: bool = False,
     policy: Policy | None = None,
     backend: str | None = None,
+    accept: Callable[[Selection, Sequence[str]], None] | None = None,
 ) -> Lock:
     """Writes the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
 
     sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
     lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it, and what a
-    manifest (.yaml) that stands alone names.
+    manifest (.yaml) that stands alone names. accept: asked for each kernel and its variants once they are fetched; what
+    it raises leaves the file as it is.
     """
     path = Path(path)
     lock = read_lock(path) if path.exists() else Lock(path)
@@ -48,7 +50,10 @@ def lock_kernels(
             continue
         options = {} if source.path is not None else {"version": source.version, "revision": source.revision}
         selection = select(source.path or source.repository, policy=policy, backend=backend, **options)
-        resolved = [fetch(selection, name) for name in _wanted(selection, variants, all_variants)]
+        names = _wanted(selection, variants, all_variants)
+        resolved = [fetch(selection, name) for name in names]
+        if accept is not None:
+            accept(selection, names)
         lock = lock.with_kernel(_locked(lock, selection, resolved))
         depends = [each for one in resolved for each in one.metadata.kernel_depends]
         pending += [Source(each.repository, None, each.version, each.revision) for each in depends]

@@ -3,15 +3,17 @@
 Nothing of a repository is executed: its files are read and its Python is parsed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from forge.hub.cache import repository_cache
 from forge.hub.conformance import describes, layers, layout, native, operators, python
 from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.repository import Repository, read_repository
 from forge.hub.policy import Policy
+from forge.hub.resolver import Selection
 
-__all__ = ["REQUIREMENTS", "Finding", "Repository", "check_repository"]
+__all__ = ["REQUIREMENTS", "Finding", "Repository", "cached", "check_repository", "check_selection"]
 
 REQUIREMENTS: tuple[Callable[[Repository], Iterator[Finding]], ...] = (
     *layout.REQUIREMENTS,
@@ -24,12 +26,35 @@ REQUIREMENTS: tuple[Callable[[Repository], Iterator[Finding]], ...] = (
 
 
 def check_repository(
-    folder: Path, *, policy: Policy | None = None, name: str | None = None, blobs: Path | None = None
+    folder: Path,
+    *,
+    policy: Policy | None = None,
+    name: str | None = None,
+    blobs: Path | None = None,
+    only: Collection[str] | None = None,
 ) -> list[Finding]:
     """Every finding of a repository, its build/ folder or one variant, in the order of files and lines.
 
     policy: its `imports` are allowed beside the Hub's, and its `max_file_bytes` holds. name: what the repository is
-    called on the Hub. blobs: where links of its files may lead.
+    called on the Hub. blobs: where links of its files may lead. only: the variants to check, all otherwise.
     """
-    repository = read_repository(folder, policy=policy or Policy(), name=name, blobs=blobs)
+    repository = read_repository(folder, policy=policy or Policy(), name=name, blobs=blobs, only=only)
     return sorted({finding for requirement in REQUIREMENTS for finding in requirement(repository)})
+
+
+def cached(selection: Selection, variants: Collection[str]) -> list[str]:
+    """Those of these variants of a repository of the Hub that the cache holds whole."""
+    held = repository_cache(selection.source.repository)
+    return [name for name in variants if held.has(selection.commit, name, selection.record)]
+
+
+def check_selection(selection: Selection, variants: Collection[str]) -> list[Finding]:
+    """Every finding of these variants of a kernel, whose files are on this machine."""
+    if selection.commit is not None:
+        repository = selection.source.repository
+        held = repository_cache(repository)
+        folder, name = held.snapshot(selection.commit), repository.split("/")[1]
+        return check_repository(folder, policy=selection.policy, name=name, blobs=held.blobs, only=variants)
+    folder = selection.source.path.resolve()
+    only = variants if selection.build in (folder, folder / "build") else None
+    return check_repository(folder, policy=selection.policy, only=only)

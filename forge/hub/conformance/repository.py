@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -110,7 +110,6 @@ class Repository:
     policy: Policy
     name: str | None = None
     unread: list[Finding] = field(default_factory=list)
-    has_build: bool = True
 
     def python(self) -> Iterator[tuple[Variant, Python]]:
         """Every Python file that could be parsed."""
@@ -120,14 +119,23 @@ class Repository:
                     yield variant, each
 
 
-def read_repository(folder: Path, *, policy: Policy, name: str | None = None, blobs: Path | None = None) -> Repository:
+def read_repository(
+    folder: Path,
+    *,
+    policy: Policy,
+    name: str | None = None,
+    blobs: Path | None = None,
+    only: Collection[str] | None = None,
+) -> Repository:
     """Reads a repository, its build/ folder or one variant; what cannot be read is among `unread`. Executes nothing.
 
-    blobs: where links may lead, beside the repository's own files.
+    blobs: where links may lead, beside the repository's own files. only: the variants to read, all otherwise.
     """
     folder = folder.resolve()
     repository = Repository(folder, [], policy, name)
     for path in _variant_folders(folder):
+        if only is not None and path.name not in only:
+            continue
         place = Place(path.name)
         below = path.relative_to(folder).as_posix()
         try:
@@ -143,7 +151,6 @@ def read_repository(folder: Path, *, policy: Policy, name: str | None = None, bl
         _read_metadata(variant)
         variant.python = {each: _parse(each, file.content) for each, file in files.items() if file.content is not None}
         repository.variants.append(variant)
-    repository.has_build = any(not each.is_source for each in repository.variants) or bool(repository.unread)
     return repository
 
 
