@@ -118,8 +118,8 @@ def layer_declarations(repository: Repository) -> Iterator[Finding]:
                 text = f"{layer.name}.{name} must be True or False as written"
                 yield variant.finding("layer-variables", text, python.path, statement.lineno)
         statement, value = _declared(layer, "has_backward")
-        is_false = isinstance(value, ast.Constant) and value.value is False
-        if not is_false and _has_kernels(variant) and not _has_gradient(variant):
+        is_true = statement is None or (isinstance(value, ast.Constant) and value.value is True)
+        if is_true and _has_kernels(variant) and not _has_gradient(variant):
             text = f"{layer.name} claims a backward, and nothing here defines a gradient: has_backward = False"
             yield variant.finding("has-backward", text, python.path, (statement or layer).lineno)
 

@@ -51,7 +51,9 @@ def recommended_variants(repository: Repository) -> Iterator[Finding]:
 
     A variant for torch's stable ABI serves every later torch, so none is missing beside one.
     """
-    built = [each for each in repository.variants if not each.is_noarch and variant_problem(each.name) is None]
+    built = [
+        each for each in repository.variants if each.path and not each.is_noarch and variant_problem(each.name) is None
+    ]
     systems: dict[tuple[str, str, str], list[Variant]] = {}
     for variant in built:
         parts = variant.name.split("-")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from forge.hub.conformance.elf import Library, NotElf, read_library
 from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.python_abi import LATER, PRIVATE
-from forge.hub.conformance.repository import Repository, Variant
+from forge.hub.conformance.repository import Repository, Variant, variant_problem
 
 # manylinux_2_28: no symbol is of a later version than these.
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
@@ -29,7 +29,8 @@ FFI = r"libtvm_ffi\.so"
 
 def _libraries(repository: Repository) -> Iterator[tuple[Variant, str, Library | NotElf]]:
     for variant in repository.variants:
-        for path in variant.native if not variant.is_noarch and variant.name.endswith("-linux") else ():
+        is_here = variant_problem(variant.name) is None and not variant.is_noarch and variant.name.endswith("-linux")
+        for path in variant.native if is_here else ():
             try:
                 yield variant, path, read_library(variant.files[path].read())
             except NotElf as error:
@@ -39,7 +40,8 @@ def _libraries(repository: Repository) -> Iterator[tuple[Variant, str, Library |
 def native_modules(repository: Repository) -> Iterator[Finding]:
     """A native module is a library for the variant's processor, and stands in no variant that has none."""
     for variant in repository.variants:
-        for path in variant.native if variant.is_noarch and not variant.is_source else ():
+        is_known = variant_problem(variant.name) is None
+        for path in variant.native if is_known and variant.is_noarch else ():
             yield variant.finding("native", "is native code, in a variant for every processor and torch", path)
     for variant, path, library in _libraries(repository):
         wanted = variant.name.split("-")[-2]
