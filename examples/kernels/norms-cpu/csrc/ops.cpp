@@ -1,4 +1,6 @@
 // The operators, over torch's stable ABI: one build serves torch 2.11 and later.
+#include "manylinux.h"
+
 #include <Python.h>
 
 #include <torch/csrc/stable/library.h>
