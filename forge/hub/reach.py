@@ -4,6 +4,9 @@ What stands in a function runs when it is called; what the code itself guards (`
 """
 
 import ast
+import operator
+import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +15,14 @@ from typing import Literal
 Runs = Literal["always", "guarded"]
 CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 DYNAMIC = {"import_module", "__import__"}
+COMPARES = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -93,7 +104,8 @@ class _Module:
         self._tree = tree
         self._functions = {each.name: each for each in _functions(tree)}
         self._classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
-        self._asked: set[str] = set()  # modules of which the code asks whether they are there
+        # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
+        self._asked: set[str] = set()
         self._entered: set[tuple[str, bool]] = set()
         self._found: list[tuple[Import, bool]] = []
 
@@ -118,9 +130,11 @@ class _Module:
         if isinstance(node, ast.Try | ast.TryStar):
             self._try(node, guarded, conditional)
             return
-        if _never(node):
-            self._block(node.orelse, guarded, conditional)
+        if isinstance(node, ast.If) and (decided := _decided(node)) is not None:
+            self._block(node.body if decided else node.orelse, guarded, conditional)
             return
+        if isinstance(node, ast.If):
+            self._asked |= {word for each in _identifiers(node.test) for word in each.lower().split("_")}
         self._take(_imported(node), guarded, conditional)
         inner_guarded = guarded or (isinstance(node, ast.With | ast.AsyncWith) and _suppresses(node))
         inner_conditional = conditional or isinstance(node, ast.If | ast.Match)
@@ -170,7 +184,8 @@ class _Module:
     def _take(self, found: Collection[Import], guarded: bool, conditional: bool) -> None:
         for each in found:
             top = each.module.split(".")[0]
-            self._found.append((each, guarded or (conditional and not each.level and top in self._asked)))
+            is_asked = not each.level and (top in self._asked or top.lower() in self._asked)
+            self._found.append((each, guarded or (conditional and is_asked)))
             if guarded and not each.level:
                 self._asked.add(top)
 
@@ -214,6 +229,28 @@ def _never(node: ast.AST) -> bool:
         sides = (test.left, test.comparators[0])
         return {getattr(each, "id", getattr(each, "value", None)) for each in sides} == {"__name__", "__main__"}
     return (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)) == "TYPE_CHECKING"
+
+
+def _decided(node: ast.If) -> bool | None:
+    """What a test is known to be while the file is imported: of types, of `__main__`, of the version or system."""
+    if _never(node):
+        return False
+    test = node.test
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in COMPARES:
+        return None
+    here = {"sys.version_info": tuple(sys.version_info), "sys.platform": sys.platform, "os.name": os.name}
+    left = here.get(ast.unparse(test.left))
+    try:
+        right = ast.literal_eval(test.comparators[0])
+        return None if left is None else bool(COMPARES[type(test.ops[0])](left, right))
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return None
+
+
+def _identifiers(test: ast.expr) -> Iterator[str]:
+    for node in ast.walk(test):
+        if isinstance(node, ast.Name | ast.Attribute):
+            yield node.id if isinstance(node, ast.Name) else node.attr
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:

@@ -32,6 +32,9 @@ from tests.hub.repositories import GELU, Repository, gelu
         "import contextlib\nwith contextlib.suppress(ImportError):\n    import requests",
         "from importlib.util import find_spec\nhas = find_spec('requests') is not None\nif has:\n    import requests",
         "if __name__ == '__main__':\n    import requests",
+        "from .ops import double as is_requests_available\nif is_requests_available(1):\n    import requests",
+        "import sys\nif sys.version_info < (3, 9):\n    import requests\nelse:\n    import math",
+        "import sys\nif sys.platform == 'amiga':\n    import requests",
         "class A:\n    def __init__(self):\n        import requests",
     ],
 )
@@ -61,6 +64,8 @@ def test_what_loading_does_not_run_into_is_loaded(tmp_path: Path, source: str) -
         ("__import__('requests')", r"import requests: is neither"),
         ("import importlib\nimportlib.import_module('requests.api')", r"__init__.py:2: import requests.api"),
         ("from importlib import import_module as go, import_module\nimport_module('requests')", ":2: import requests"),
+        ("import sys\nif sys.version_info >= (3, 9):\n    import requests", r"__init__.py:3: import requests"),
+        ("import torch\nif torch.cuda.is_available():\n    import requests", r"__init__.py:3: import requests"),
         ("import torch as os\nif os.x:\n    import requests", r"__init__.py:3: import requests"),
         ("import kernels", r"import kernels: is neither"),
         ("import forge", r"import forge: is neither"),
