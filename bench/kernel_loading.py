@@ -87,7 +87,7 @@ def lock_from_hub(kernels: dict[str, Path], folder: Path) -> Path:
             served.publish_folder(name, path)
         theirs = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_"))}
         ours = {"HF_ENDPOINT": served.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        command = [sys.executable, "-m", "forge", "kernels", "lock", *(f"{name}@v1" for name in kernels)]
+        command = [sys.executable, "-m", "forge", "kernels", "lock", "--force", *(f"{name}@v1" for name in kernels)]
         environment = {**theirs, **ours, "KERNELS_CACHE": str(folder / "cache"), "HF_HOME": str(folder / "home")}
         subprocess.run([*command, "--output", str(lock)], env=environment, stdout=subprocess.PIPE, check=True)
     return lock
