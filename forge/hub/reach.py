@@ -102,8 +102,7 @@ class _Module:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._functions = {each.name: each for each in _functions(tree)}
-        self._classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+        self._functions: dict[str, Function] = {}  # what was defined so far, by the name that calls it
         # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
         self._asked: set[str] = set()
         self._entered: set[tuple[str, bool]] = set()
@@ -121,6 +120,7 @@ class _Module:
     def _statement(self, node: ast.stmt, guarded: bool, conditional: bool) -> None:
         """conditional: whether the code decides if it gets here, so that what it asked about is there."""
         if isinstance(node, Function):
+            self._functions[node.name] = node
             arguments = node.args
             for each in (*node.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)):
                 self._expression(each, guarded, conditional)
@@ -145,6 +145,11 @@ class _Module:
                 self._block(each.body, inner_guarded, inner_conditional)
             else:
                 self._expression(each, guarded, conditional)
+        if isinstance(node, ast.ClassDef):  # its methods are called by no name of the file's, its constructor by its own
+            methods = {each.name: each for each in node.body if isinstance(each, Function)}
+            self._functions = {name: each for name, each in self._functions.items() if methods.get(name) is not each}
+            if "__init__" in methods:
+                self._functions[node.name] = methods["__init__"]
 
     def _try(self, node: ast.Try | ast.TryStar, guarded: bool, conditional: bool) -> None:
         """A handler that ends by raising guards nothing: what it says instead is that the module is needed."""
@@ -171,15 +176,10 @@ class _Module:
     def _enter(self, called: ast.expr, guarded: bool, conditional: bool) -> None:
         """Follows a call of a function of this file, or the making of an object of a class of it."""
         name = getattr(called, "id", None)
-        functions = [self._functions[name]] if name in self._functions else []
-        if name in self._classes:
-            functions = [
-                each for each in self._classes[name].body if isinstance(each, Function) and each.name == "__init__"
-            ]
-        if (name, guarded) not in self._entered:
+        function = self._functions.get(name)
+        if function is not None and (name, guarded) not in self._entered:
             self._entered.add((name, guarded))
-            for function in functions:
-                self._block(function.body, guarded, conditional)
+            self._block(function.body, guarded, conditional)
 
     def _take(self, found: Collection[Import], guarded: bool, conditional: bool) -> None:
         for each in found:
@@ -188,17 +188,6 @@ class _Module:
             self._found.append((each, guarded or (conditional and is_asked)))
             if guarded and not each.level:
                 self._asked.add(top)
-
-
-def _functions(tree: ast.Module) -> Iterator[Function]:
-    """Every function of a file but the methods of its classes."""
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, Function):
-            yield node
-        if isinstance(node, ast.stmt | ast.Module | ast.ExceptHandler) and not isinstance(node, ast.ClassDef):
-            pending += ast.iter_child_nodes(node)
 
 
 def _imported(node: ast.AST) -> list[Import]:
