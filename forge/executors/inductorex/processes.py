@@ -8,8 +8,12 @@ import threading
 from pathlib import Path
 from typing import IO
 
+import filelock  # noqa: F401  (a fork stops its locks first if it is imported later: see below)
+
 from forge.hub import children
 
+# Before a fork, what was registered last is called first. filelock, which Inductor's threads use, then stops all who
+# lock: only after those threads are through, so it is imported above.
 no_fork = threading.RLock()  # held by threads that a child would lack: a fork waits for them
 os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 

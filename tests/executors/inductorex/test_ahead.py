@@ -101,6 +101,33 @@ def test_a_fork_waits_for_the_answer(asking: list[bool], monkeypatch: pytest.Mon
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("first", ["forge", "filelock"])
+def test_a_thread_that_a_fork_waits_for_may_lock_files(first: str, tmp_path: Path) -> None:
+    program = f"""
+import os, threading, time
+import {first}
+from filelock import FileLock
+from forge.executors.inductorex import processes
+
+def lock():
+    with processes.no_fork, FileLock({str(tmp_path / "lock")!r}):
+        held.set()
+        time.sleep(0.2)
+
+held = threading.Event()
+thread = threading.Thread(target=lock, daemon=True)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+thread.join()
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 @pytest.mark.slow
 def test_a_process_that_ends_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
