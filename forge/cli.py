@@ -135,9 +135,7 @@ def _accept(selection: hub.Selection, names: Sequence[str]) -> None:
     found = [each for each in hub.check_selection(selection, names) if not each.advice]
     if found:
         lines = "".join(f"\n  {each}" for each in found)
-        raise hub.MalformedError(
-            f"{selection.place()}: does not conform (--force locks it all the same):{lines}"
-        )
+        raise hub.MalformedError(f"{selection.place()}: does not conform (--force locks it all the same):{lines}")
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:

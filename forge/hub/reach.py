@@ -145,7 +145,7 @@ class _Module:
                 self._block(each.body, inner_guarded, inner_conditional)
             else:
                 self._expression(each, guarded, conditional)
-        if isinstance(node, ast.ClassDef):  # its methods are called by no name of the file's, its constructor by its own
+        if isinstance(node, ast.ClassDef):  # its methods have no name in the file, and its constructor has the class's
             methods = {each.name: each for each in node.body if isinstance(each, Function)}
             self._functions = {name: each for name, each in self._functions.items() if methods.get(name) is not each}
             if "__init__" in methods:
