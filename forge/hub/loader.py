@@ -93,9 +93,21 @@ def loaded() -> tuple[Loaded, ...]:
 
 
 def content_of(module: str) -> str | None:
-    """The hash of the loaded kernel that a module is a part of; None for every other module."""
-    verified = _packages.get(module.partition(".")[0])
-    return None if verified is None else verified.content
+    """The hashes of the loaded kernel that a module is a part of and of all that it depends on; None for every other
+    module."""
+    verified = verified_of(module)
+    return None if verified is None else " ".join(_contents(verified))
+
+
+def verified_of(module: str) -> Verified | None:
+    """The loaded kernel that a module is a part of."""
+    return _packages.get(module.partition(".")[0])
+
+
+def _contents(verified: Verified) -> Iterator[str]:
+    yield verified.content
+    for each in verified.depends:
+        yield from _contents(each)
 
 
 def verify(resolved: Resolved, *, to_load: bool = False) -> Verified:

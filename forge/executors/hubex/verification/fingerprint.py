@@ -8,6 +8,7 @@ What cannot be known in this way (a lock, an object of C++, code that calls eval
 process alone, as that very object: then a verdict is kept in this process too, and is not written to disk.
 """
 
+import ast
 import collections
 import ctypes
 import enum
@@ -33,6 +34,7 @@ from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification import natives
 from forge.executors.hubex.verification.owners import is_installed, owner_of_file, owner_of_module
 from forge.executors.hubex.verification.reads import Import, reads_of
+from forge.hub import Verified, verified_of
 from forge.hub.manifest import KernelEntry
 from forge.patterns import Pattern
 
@@ -196,6 +198,7 @@ class _Walk:
         owner = owner_of_file(function.__code__.co_filename) or owner_of_module(module)
         self.put("function", function.__qualname__, owner or "")
         if owner is not None and owner.startswith("repository"):
+            self._imports_of(verified_of(module))
             return
         cells = dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True))
         if owner is not None:
@@ -204,6 +207,15 @@ class _Walk:
         self._code(function.__code__)
         self._items("defaults", [function.__defaults__, function.__kwdefaults__, vars(function)])
         self._read(function.__code__, cells, function.__globals__, module)
+
+    def _imports_of(self, verified: Verified) -> None:
+        """What a repository's files import from elsewhere, as its policy allows: its hash says nothing of that."""
+        for each in (verified, *verified.depends):
+            for name in _imports_from_elsewhere(each.content, each):
+                module = sys.modules.get(name)
+                if module is not None:
+                    self.put("from elsewhere", name, owner_of_module(name) or "")
+                    self.visit(module)
 
     def _code(self, code: types.CodeType) -> None:
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
@@ -326,6 +338,8 @@ class _Walk:
         owner = owner_of_module(cls.__module__)
         self.put("class", cls.__module__ if owner else "", cls.__qualname__, owner or "")
         if owner is not None:
+            if owner.startswith("repository"):
+                self._imports_of(verified_of(cls.__module__))
             return
         self._items("bases", cls.__mro__[1:])
         for name, value in sorted(vars(cls).items()):
@@ -440,6 +454,24 @@ _VISITORS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
     (types.SimpleNamespace, _Walk._namespace),
     (logging.Logger, _Walk._nothing),
 )
+
+
+_elsewhere: dict[str, tuple[str, ...]] = {}
+
+
+def _imports_from_elsewhere(content: str, verified: Verified) -> tuple[str, ...]:
+    """The modules that a repository's Python imports by their whole names, without Python's own and torch's."""
+    if content not in _elsewhere:
+        found: set[str] = set()
+        for file in verified.files.values():
+            for node in ast.walk(ast.parse(file.content)) if file.content is not None else ():
+                if isinstance(node, ast.Import):
+                    found.update(alias.name for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                    found.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+        theirs = {*sys.stdlib_module_names, "torch", "forge"}
+        _elsewhere[content] = tuple(sorted(name for name in found if name.partition(".")[0] not in theirs))
+    return _elsewhere[content]
 
 
 def _content(cell: types.CellType) -> Any:

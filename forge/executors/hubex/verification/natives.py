@@ -18,12 +18,27 @@ _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 
 
 def file_hash(path: str) -> str | None:
-    """A hash of a loaded file's bytes; None where they are not to be had, or no longer those that were loaded."""
+    """A hash of a loaded file's bytes, and of those of the libraries that it names; None where they are not to be had,
+    or no longer those that were loaded."""
     real = os.path.realpath(path)
     try:
-        return _hash(real, *_state(real)) if real in loaded_files() else None
+        return " ".join(_hashes([real], _own())) if real in loaded_files() else None
     except OSError:
         return None
+
+
+def _hashes(found: list[str], own: list[str]) -> list[str]:
+    """Of libraries, and of a user's own that they name, as they do with those that they need."""
+    reached = list(found)
+    for path in reached:
+        reached += [each for each in own if each not in reached and _mentions_file(path, *_state(path), _stem(each))]
+    return sorted(_hash(path, *_state(path)) for path in reached)
+
+
+def _stem(path: str) -> bytes:
+    """A library's name without its version: libm.so of libm.so.6.1."""
+    name, mark, _ = os.path.basename(path).partition(".so")
+    return f"{name}{mark}".encode()
 
 
 def operator_hashes(namespace: str, name: str) -> list[str]:
@@ -31,14 +46,23 @@ def operator_hashes(namespace: str, name: str) -> list[str]:
     else those of installed packages. None are known of an operator whose code is registered from Python."""
     if any(_PYTHON.search(line) for line in _registrations(f"{namespace}::{name}")):
         return []
-    libraries = sorted(path for path in loaded_files() if _LIBRARY.search(path) and not path.startswith(_theirs()))
-    installed = tuple(f"{sysconfig.get_path(each)}{os.sep}" for each in ("purelib", "platlib"))
-    own = [path for path in libraries if not path.startswith(installed)]
+    libraries, own = _libraries(), _own()
     for group in (own, [path for path in libraries if path not in own]):
         found = [path for path in group if _mentions(path, *_state(path), name.encode())]
         if found:
-            return sorted(_hash(path, *_state(path)) for path in found)
+            return _hashes(found, own)
     return []
+
+
+def _libraries() -> list[str]:
+    """Those that are neither the system's, Python's nor torch's."""
+    return sorted(path for path in loaded_files() if _LIBRARY.search(path) and not path.startswith(_theirs()))
+
+
+def _own() -> list[str]:
+    """Those of them that no installed package has."""
+    installed = tuple(f"{sysconfig.get_path(each)}{os.sep}" for each in ("purelib", "platlib"))
+    return [path for path in _libraries() if not path.startswith(installed)]
 
 
 def _registrations(operator: str) -> list[str]:
@@ -74,6 +98,15 @@ def _state(path: str) -> tuple[int, int, int]:
 def _hash(path: str, *state: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _mentions_file(path: str, inode: int, size: int, changed: int, name: bytes) -> bool:
+    """Whether a library names another one's file."""
+    if not size:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        return memory.find(name) >= 0
 
 
 @cache
