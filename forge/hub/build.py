@@ -342,9 +342,12 @@ def _say(text: str) -> None:
 
 def _copied(built: Built) -> Path:
     """This process's copy of a library. Raises IntegrityError where it is not what was built."""
-    target = private.new_folder() / built.path.name
-    with built.path.open("rb") as file:
-        _, sha256 = private.copy(file, target)
+    try:
+        target = private.new_folder() / built.path.name
+        with built.path.open("rb") as file:
+            _, sha256 = private.copy(file, target)
+    except OSError as error:
+        raise BuildError(f"{built.path}: was built, but cannot be loaded: {error}") from error
     if sha256 != built.sha256:
         raise IntegrityError(f"{built.path}: changed since it was built")
     return target
@@ -371,8 +374,9 @@ def load_built(built: Built) -> None:
                 f"{built.manifest}: {taken[0]} is registered in this process already, by an earlier build of these "
                 "sources or by another library; a process takes it once: start a new one"
             )
+        copied = _copied(built)
         try:
-            torch.ops.load_library(str(_copied(built)))
+            torch.ops.load_library(str(copied))
         except (OSError, RuntimeError) as error:
             raise BuildError(f"{built.path}: was built, but cannot be loaded: {error.__cause__ or error}") from error
         _loaded[built.key] = built

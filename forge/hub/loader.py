@@ -345,5 +345,5 @@ def _first_location(native: File) -> Path:
     for other in _loaded.values():
         for held in other.verified.files.values():
             if held.location.name == native.location.name and held.sha256 == native.sha256:
-                return held.location
-    return native.location
+                return held.copy or held.location
+    return native.copy or native.location
