@@ -1,21 +1,23 @@
 """What kernels are verified on: OpInfo samples, the very arguments that a model uses, and variations of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import prod
 from typing import Any
 
 import torch
 
 from forge import torchlang
-from forge.executors.hubex.calls import Call, Case, Meta, with_strides
+from forge.executors.hubex.calls import Call, Case, Meta, Undescribed, call_of, with_strides
 from forge.executors.hubex.kernels import Kernel
-from forge.hub.manifest import REQUIRED
+from forge.executors.hubex.verification.generic import generic_calls
+from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
 from forge.testing import OpInfo, all_opinfos, make_tensor
 
 ODD = (1, 7, 100)
 LARGE = 1 << 20
-GENERIC = (2, 3, 8)
+TEMPLATES, TRIES = 6, 2000  # samples that are changed, and calls that are tried for each
 
 
 def opinfos_of(kernel: Kernel) -> list[OpInfo]:
@@ -25,47 +27,91 @@ def opinfos_of(kernel: Kernel) -> list[OpInfo]:
 
 
 def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """The operation's OpInfo samples; for a pattern, arguments that its shapes allow, and variations of them."""
+    """The operation's OpInfo samples, and what they become where the constraints allow none of them; for what has no
+    OpInfo, arguments that the constraints allow, and variations of them."""
     infos = opinfos_of(kernel)
+    templates = []
     for info in infos:
         for sample in info.samples(info, device, dtype):
             yield Case(sample.args, sample.kwargs)
-    if not infos:
-        yield from call_cases(kernel, _generic(kernel, device, dtype))
+            templates.append((sample.args, sample.kwargs))
+    if infos and any(True for _ in _allowed(kernel, templates)):
+        return
+    changed = next(_changed(kernel, templates), None)
+    if changed is not None:
+        yield from call_cases(kernel, changed)
+        return
+    for call in generic_calls(kernel, device, dtype):
+        yield from call_cases(kernel, call)
 
 
-def _generic(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Call:
-    """Arguments of one shape, but where the manifest says another."""
-    pattern = kernel.pattern
-    tensors = kernel.target.signature.tensors if pattern is None else pattern.tensors
-    values: dict[str, Any] = {}
-    for name, parameter in kernel.target.signature.by_name.items():
-        theirs = kernel.target.names.get(name, name)
-        if name in tensors and (parameter.default is REQUIRED or theirs in kernel.entry.constrained):
-            alias = kernel.entry.dtypes.get(theirs)
-            kind = dtype if alias is None or dtype in alias.dtypes else alias.dtypes[0]
-            meta = Meta(_generic_shape(kernel.entry.shape.get(theirs)), kind, device)
-            values[name] = [meta, meta] if parameter.kind == "tensors" else meta
-        else:
-            values[name] = _generic_number(kernel, name) if parameter.default is REQUIRED else parameter.default
-    return Call(tuple(values.values()))
+def _calls(templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
+    for args, kwargs in templates:
+        try:
+            yield call_of(args, kwargs)
+        except Undescribed:
+            continue
 
 
-def _generic_number(kernel: Kernel, name: str) -> Any:
-    function = kernel.target.function
-    return 1e-5 if function is None else function.example(name)
+def _allowed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
+    """Calls that the constraints allow."""
+    constraints = Constraints(kernel)
+    return (call for call in _calls(templates) if not constraints.failing(call))
 
 
-def _generic_shape(pattern: Any) -> tuple[int, ...]:
-    if pattern is None:
-        return GENERIC
-    first, rest = ([_generic_length(dim) for dim in dims or ()] for dims in (pattern.first, pattern.rest))
-    missing = 0 if pattern.rest is None else max(0, len(GENERIC) - len(first) - len(rest))
-    return (*first, *GENERIC[:missing], *rest)
+def _changed(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
+    """Samples whose lengths, dtypes and numbers are changed to what the constraints allow, with which the operation
+    is as valid as it was."""
+    constraints = Constraints(kernel)
+    if any(parameter.rest for parameter in kernel.target.signature.parameters):
+        return
+    problems = [_problem(kernel, constraints, template) for template in _distinct(_calls(templates))]
+    problems.sort(key=lambda problem: len(constraints.failing(problem[1](problem[0]))))
+    for start, build, candidates in problems[:TEMPLATES]:
+        found = search(constraints, start, build, candidates, TRIES)
+        if found is not None:
+            yield build(found)
 
 
-def _generic_length(dim: Any) -> int:
-    return dim.length if dim.length is not None else dim.times * GENERIC[-1]
+def _distinct(calls: Iterable[Call]) -> Iterator[Call]:
+    """One of those that differ in lengths alone."""
+    seen = set()
+    for call in calls:
+        form = repr(call.map(lambda leaf: (len(leaf.shape), leaf.dtype) if isinstance(leaf, Meta) else leaf))
+        if form not in seen:
+            seen.add(form)
+            yield call
+
+
+def _typed(kernel: Kernel, name: str, value: Any) -> Any:
+    return replace(value, dtype=dtype_of(kernel, name, value.dtype), strides=None) if isinstance(value, Meta) else value
+
+
+def _problem(
+    kernel: Kernel, constraints: Constraints, template: Call
+) -> tuple[Values, Callable[[Values], Call], Callable[[str, Values], Sequence[Any]]]:
+    """The variables of a sample (its lengths, and the numbers that conditions speak of), a call of other values of
+    them, and what is tried."""
+    bound = kernel.target.signature.bind(template.args, template.kwargs)
+    typed = {name: _typed(kernel, name, value) for name, value in bound.items()}
+    call = arguments(kernel, typed)
+    found = sorted({length for meta in call.metas for length in meta.shape if length > 1})
+    ours = {theirs: name for name, theirs in kernel.target.names.items()}
+    spoken = [ours[name] for name in constraints.names if name in ours]
+    numbers = {name: typed[name] for name in spoken if name in typed and not isinstance(typed[name], (Meta, list))}
+    start = {**{f"length {length}": length for length in found}, **numbers}
+
+    def build(values: Values) -> Call:
+        changed = _with_lengths(call, {length: values[f"length {length}"] for length in found})
+        by_name = kernel.target.signature.bind(changed.args, changed.kwargs)
+        return arguments(kernel, {**by_name, **{n: values[n] for n in numbers if values[n] is not numbers[n]}})
+
+    def candidates(name: str, values: Values) -> Sequence[Any]:
+        if name not in numbers:
+            return lengths(constraints, values, values[name])
+        return [*constraints.suggested(kernel.target.names[name], build(values)), None]
+
+    return start, build, candidates
 
 
 def call_cases(kernel: Kernel, call: Call) -> Iterator[Case]:
@@ -127,7 +173,8 @@ def _strided(leaf: Any) -> Any:
 
 
 def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:
-    """Odd lengths for each named dim, and for the last dim of the first tensor."""
+    """Odd lengths for each named dim, and for the last dim of the first tensor; where the constraints allow none of
+    them, others that they do."""
     names = kernel.bind(call.args, call.kwargs)
     bound: dict[str, int] = {}
     times: dict[str, set[int]] = {}
@@ -140,9 +187,18 @@ def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:
     last = next((meta.shape[-1] for meta in call.metas if meta.shape), None)
     if last is not None and not any(last in found for found in resized.values()):
         resized["last dim"] = {last: 1}
+    constraints = Constraints(kernel)
     for found in resized.values():
-        for length in ODD:
-            yield _with_lengths(call, {old: each * length for old, each in found.items()})
+        odd = [_of_length(call, found, length) for length in ODD]
+        yield from odd
+        if all(map(constraints.failing, odd)):
+            others = (_of_length(call, found, length) for length in constraints.numbers if length not in found)
+            small = (each for each in others if all(prod(meta.shape) <= LARGE for meta in each.metas))
+            yield from islice((each for each in small if not constraints.failing(each)), len(ODD))
+
+
+def _of_length(call: Call, found: Mapping[int, int], length: int) -> Call:
+    return _with_lengths(call, {old: each * length for old, each in found.items()})
 
 
 def _with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:

@@ -409,18 +409,18 @@ def _compare(
     for what in ("shape", "dtype", "device"):
         if getattr(actual, what) != getattr(expected, what):
             raise Failed(f"{which}{what} is {getattr(actual, what)}, but must be {getattr(expected, what)}")
-    excess = _excess(actual, expected, tolerance)
-    if excess is None:
+    differs = _difference(actual, expected, tolerance)
+    if differs is None:
         return
     best = exact() if expected.is_floating_point() else None
-    if best is not None and _excess(actual, best, tolerance) is None:
+    if best is not None and _difference(actual, best, tolerance) is None:
         return
-    raise Failed(f"{which}values differ by up to {excess:.2g}, tolerance {tolerance[1]:.2g}")
+    raise Failed(f"{which}{differs}")
 
 
-def _excess(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> float | None:
-    """The largest difference where it is out of tolerance. What is lost by adding in another order goes with the
-    largest value, not with the one that is left when terms cancel."""
+def _difference(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> str | None:
+    """In words, where it is out of tolerance. What is lost by adding in another order goes with the largest value, not
+    with the one that is left when terms cancel. NaN is equal to NaN alone, an infinity to itself."""
     rtol, atol = tolerance
     if not actual.numel():
         return None
@@ -428,7 +428,15 @@ def _excess(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float
     a, b = actual.detach().to(wide), expected.detach().to(wide)
     finite = b.abs()[b.isfinite()]
     largest = max(1.0, finite.max().item()) if finite.numel() else 1.0
-    if torch.allclose(a, b, rtol=rtol, atol=atol * largest, equal_nan=True):
+    close = torch.isclose(a, b, rtol=rtol, atol=atol * largest, equal_nan=True)
+    if close.all():
         return None
-    difference = (a - b).abs()
-    return difference.nan_to_num(nan=float("inf")).max().item()
+    off = ~close
+    special = off & ~(a.isfinite() & b.isfinite())
+    if special.any():
+        place = tuple(special.nonzero()[0].tolist())
+        many = int(special.sum())
+        where = f" at [{', '.join(map(str, place))}]" if place else ""
+        others = f" ({many} of {a.numel()} values)" if many > 1 else ""
+        return f"value{where} is {a[place].item():.4g}, but must be {b[place].item():.4g}{others}"
+    return f"values differ by up to {(a - b).abs()[off].max().item():.2g}, tolerance {atol:.2g}"

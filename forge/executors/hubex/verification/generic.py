@@ -1,0 +1,184 @@
+"""Arguments for a kernel, made of nothing but what its manifest says: a rank, lengths, dtypes and dim orders for each
+tensor, and numbers for the other arguments."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from forge.executors.hubex.calls import Call, Meta
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
+from forge.hub.manifest import REQUIRED, DimOrder
+from forge.hub.manifest.shapes import DimPattern, ShapePattern
+
+USUAL = (8, 3, 2, 2, 2)  # lengths, from the last dim on
+RANKS = (3, 2, 4, 1, 5, 0)
+DISTINCT = (8, 3, 2, 5, 4, 6, 7)
+
+
+def generic_calls(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Call]:
+    """Calls that the constraints allow, as far as they are found: named dims of one length, then of several; each dim
+    order where there are several. One that they do not allow where none is."""
+    made = _Generic(kernel, device, dtype)
+    start = made.start()
+    first = search(made.constraints, start, made.build, made.candidates)
+    if first is None:
+        yield made.build(start)
+        return
+    calls = [made.build(first)]
+    if len(made.dims) > 1:
+        other = search(made.constraints, {**first, **made.distinct(first)}, made.build, made.candidates)
+        calls += [] if other is None else [made.build(other)]
+    orders = max((len(alias.orders) for alias in kernel.entry.orders.values()), default=1)
+    yield from calls
+    for choice in range(1, orders):
+        yield made.build({**first, "order": choice})
+
+
+class _Generic:
+    """What varies in the arguments of one kernel, and how a call is made of it."""
+
+    def __init__(self, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> None:
+        self.kernel, self.device, self.dtype = kernel, device, dtype
+        self.constraints = Constraints(kernel)
+        pattern = kernel.pattern
+        self.tensors = kernel.target.signature.tensors if pattern is None else pattern.tensors
+        shapes = kernel.entry.shape.values()
+        self.dims = tuple(dict.fromkeys(name for shape in shapes for name in shape.names))
+
+    def start(self) -> Values:
+        """The variables of the search, with what is usual."""
+        values: Values = dict.fromkeys(self.dims, USUAL[0])
+        if not self.constraints.names.isdisjoint(map(self._theirs, self.tensors)):
+            values |= {"all rank": RANKS[0], **{f"all dim {place}": length for place, length in enumerate(USUAL[:3])}}
+        for name, parameter in self.kernel.target.signature.by_name.items():
+            theirs = self._theirs(name)
+            if name not in self.tensors:
+                if theirs in self.constraints.names or parameter.default is REQUIRED:
+                    values[name] = self._usual(name)
+            elif theirs in self.constraints.names:
+                values |= {f"{name} dtype": dtype_of(self.kernel, name, self.dtype)}
+                if theirs not in self.kernel.entry.shape:
+                    values |= {f"{name} rank": None, **{f"{name} dim {place}": None for place in range(4)}}
+                if parameter.default is not REQUIRED:
+                    values[f"{name} given"] = self._is_given(name)
+        return values
+
+    def distinct(self, values: Values) -> Values:
+        """Lengths of their own for the named dims, where those found are all alike."""
+        if len({values[name] for name in self.dims}) > 1:
+            return {}
+        spread = {}
+        for name, length in zip(reversed(self.dims), DISTINCT, strict=False):
+            spread[name] = values[name] if length == DISTINCT[0] else length
+        return spread
+
+    def candidates(self, name: str, values: Values) -> Sequence[Any]:
+        """What is tried for a variable."""
+        kind = name.partition(" ")[2].partition(" ")[0]
+        if kind == "rank":
+            return RANKS
+        if kind == "given":
+            return (not values[name],)
+        if kind == "dtype":
+            alias = self.kernel.entry.dtypes.get(self._theirs(name.partition(" ")[0]))
+            held = [each for each in self._suggested_dtypes() if alias is None or each in alias.dtypes]
+            return tuple(dict.fromkeys((*held, *(alias.dtypes if alias is not None else ()))))
+        if kind == "dim" or name in self.dims:
+            return lengths(self.constraints, values, values[name])
+        suggested = self.constraints.suggested(self._theirs(name), self.build(values))
+        found = [self._usual(name), *suggested, None, True, False, 1, 2, 0.5]
+        return [value for place, value in enumerate(found) if not any(value is each for each in found[:place])]
+
+    def _suggested_dtypes(self) -> list[torch.dtype]:
+        parts = [part for each in self.constraints.conditions for part in each.expression.walk()]
+        held = [getattr(part, "held", None) for part in parts]
+        return [each for each in held if isinstance(each, torch.dtype)]
+
+    def _theirs(self, name: str) -> str:
+        return self.kernel.target.names.get(name, name)
+
+    def _usual(self, name: str) -> Any:
+        parameter = self.kernel.target.signature.by_name[name]
+        if parameter.default is not REQUIRED:
+            return parameter.default
+        function = self.kernel.target.function
+        return 1e-5 if function is None else function.example(name)
+
+    def _is_given(self, name: str) -> bool:
+        parameter = self.kernel.target.signature.by_name[name]
+        return parameter.default is REQUIRED or self._theirs(name) in self.kernel.entry.constrained
+
+    def build(self, values: Values) -> Call:
+        """The call of these values."""
+        made: dict[str, Any] = {}
+        for name, parameter in self.kernel.target.signature.by_name.items():
+            if parameter.rest:
+                continue
+            if name not in self.tensors:
+                made[name] = values[name] if name in values else self._usual(name)
+            elif values.get(f"{name} given", self._is_given(name)):
+                meta = self._meta(name, values)
+                made[name] = [meta, meta] if parameter.kind == "tensors" else meta
+            else:
+                made[name] = parameter.default if parameter.default is not REQUIRED else None
+        return arguments(self.kernel, made)
+
+    def _meta(self, name: str, values: Values) -> Meta:
+        shape = self._shape(name, values)
+        kind = values.get(f"{name} dtype", dtype_of(self.kernel, name, self.dtype))
+        return Meta(shape, kind, self.device, self._strides(name, shape, values))
+
+    def _shape(self, name: str, values: Values) -> tuple[int, ...]:
+        pattern = self.kernel.entry.shape.get(self._theirs(name))
+        if pattern is not None:
+            return self._shape_of(pattern, values)
+        rank = values.get(f"{name} rank")
+        if rank is None:
+            rank = self._declared_rank(name, values)
+        own = [values.get(f"{name} dim {place}") for place in range(rank)]
+        return tuple(_usual(place, values) if own[place] is None else own[place] for place in reversed(range(rank)))
+
+    def _shape_of(self, pattern: ShapePattern, values: Values) -> tuple[int, ...]:
+        first, rest = ([_length(dim, values) for dim in dims or ()] for dims in (pattern.first, pattern.rest))
+        rank = values.get("all rank", RANKS[0])
+        missing = 0 if pattern.rest is None else max(0, rank - len(first) - len(rest))
+        middle = [_usual(place, values) for place in range(len(rest), len(rest) + missing)]
+        return (*first, *reversed(middle), *rest)
+
+    def _declared_rank(self, name: str, values: Values) -> int:
+        """That of the dim orders which are declared for it."""
+        alias = self.kernel.entry.orders.get(self._theirs(name))
+        dims = [order.dims for order in alias.orders if order.dims is not None] if alias is not None else []
+        return len(dims[0]) if dims else values.get("all rank", RANKS[0])
+
+    def _strides(self, name: str, shape: tuple[int, ...], values: Values) -> tuple[int, ...] | None:
+        """Those of a dim order where the checker needs to know it, which is where several are declared."""
+        orders = self.kernel.entry.orders
+        if all(len(alias.orders) == 1 for alias in orders.values()):
+            return None
+        alias = orders.get(self._theirs(name))
+        order = DimOrder() if alias is None else alias.orders[values.get("order", 0) % len(alias.orders)]
+        dims = range(len(shape)) if order.dims is None or len(order.dims) != len(shape) else order.dims
+        return _in_order(shape, dims)
+
+
+def _usual(place: int, values: Values) -> int:
+    """The length of a dim that nothing else is said of, counted from the last one."""
+    return values.get(f"all dim {place}", USUAL[place])
+
+
+def _length(dim: DimPattern, values: Values) -> int:
+    if dim.length is not None:
+        return dim.length
+    return dim.times * (USUAL[0] if dim.name is None else values[dim.name])
+
+
+def _in_order(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps of dims that lie in this order in memory, outermost first."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(dims):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)

@@ -1,0 +1,201 @@
+"""Calls that a kernel's constraints allow: ranks, lengths and numbers are searched for, and its own checker decides.
+
+A search starts from values that are usual and changes what lowers the number of constraints that fail: one value at a
+time, then two together, then three. What is tried comes from the constraints: the numbers that stand in them, their
+multiples and neighbours, and what the other side of a comparison is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, combinations, product, takewhile
+from math import lcm, prod
+from typing import Any
+
+import torch
+
+from forge import clang
+from forge.executors.hubex.calls import Call, Meta
+from forge.executors.hubex.kernels import Kernel
+from forge.hub.manifest import REQUIRED, Checker
+from forge.hub.manifest.constraints import is_default
+from forge.hub.manifest.where import All, Comparison, Expression, Index, Items, Literal, Name, Undecided, Where
+from forge.ir import TensorProxy, Trace, recording
+
+Values = dict[str, Any]  # of the variables of a search, by name
+
+TRIES = 6000
+LARGEST = 1 << 22  # elements of one tensor
+USUAL = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
+TOGETHER = 12  # of what is tried for a variable, how many are tried together with others
+
+
+class Constraints:
+    """What a kernel asks of a call, in parts that can be counted."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        conditions = tuple(part for where in kernel.entry.where for part in _parts(where))
+        self.conditions = conditions
+        self.checker = Checker(replace(kernel.entry, where=()), kernel.signature)
+        walked = [part for where in conditions for part in where.expression.walk()]
+        self.names = frozenset(part.text for part in walked if isinstance(part, Name))
+        self.comparisons = [part for part in walked if isinstance(part, Comparison)]
+        self.numbers = _numbers(part.held for part in walked if isinstance(part, Literal))
+
+    def failing(self, call: Call) -> frozenset[Any]:
+        """Those that do not hold."""
+        known = self.known(call)
+        others = self.checker.failures(**self.bound(call))
+        found = frozenset((*others, *(each for each in self.conditions if each.reason(known) is not None)))
+        return found or self._refused(call)
+
+    def _refused(self, call: Call) -> frozenset[Any]:
+        """What the operation itself says of a call."""
+        trace = Trace("search")
+        with recording(trace, clang.language):
+            made = call.map(
+                lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.strides)
+                if isinstance(leaf, Meta)
+                else leaf
+            )
+            try:
+                self.kernel.target.symbol(*made.args, **made.kwargs)
+            except Exception:  # in its own words, which the trial of the call reports
+                return frozenset({self.kernel.target.symbol})
+        return frozenset()
+
+    def known(self, call: Call) -> dict[str, Any]:
+        """The operator's arguments and the named dims."""
+        bound = self.bound(call)
+        dims: dict[str, Any] = {}
+        for argument, pattern in self.kernel.entry.shape.items():
+            if isinstance(bound.get(argument), TensorProxy):
+                pattern.mismatch(bound[argument].shape, dims)
+        return {**bound, **dims}
+
+    def bound(self, call: Call) -> dict[str, Any]:
+        """The operator's arguments by name, with stand-ins for tensors."""
+        stood = call.map(lambda leaf: _stand_in(leaf) if isinstance(leaf, Meta) else leaf)
+        return self.kernel.bind(stood.args, stood.kwargs)
+
+    def suggested(self, name: str, call: Call) -> Iterator[Any]:
+        """What comparisons say of an argument that is no tensor."""
+        known = self.known(call)
+        for each in self.comparisons:
+            for side, other in ((each.left, each.right), (each.right, each.left)):
+                if isinstance(side, Index):
+                    side = side.base
+                if isinstance(side, Name) and side.text == name:
+                    yield from _values_of(other, known)
+
+
+def _parts(where: Where) -> Iterator[Where]:
+    if isinstance(where.expression, All):
+        for operand in where.expression.operands:
+            yield from _parts(Where(operand.text, operand))
+    else:
+        yield where
+
+
+def _stand_in(meta: Meta) -> TensorProxy:
+    return TensorProxy("x", meta.shape, meta.dtype, meta.device, strides=meta.strides)
+
+
+def _values_of(expression: Expression, known: Mapping[str, Any]) -> Iterator[Any]:
+    """The value of one side of a comparison, what it holds, and a number's neighbours."""
+    for part in expression.items if isinstance(expression, Items) else ():
+        yield from _values_of(part, known)
+    try:
+        value = expression.value(known)
+    except Undecided:
+        return
+    yield value
+    if type(value) in (int, float):
+        yield from (value + 1, value - 1)
+
+
+def _numbers(held: Iterator[Any]) -> tuple[int, ...]:
+    """Lengths that the numbers in conditions speak of: themselves, their neighbours, multiples, and multiples of one
+    that are past another."""
+    found = sorted({value for value in held if type(value) is int and 0 < value < LARGEST})
+    near = [each + step for each in found for step in (-1, 0, 1)]
+    multiples = [each * times for each in found for times in (2, 3, 4, 5)]
+    pairs = [*combinations(found, 2), *((b, a) for a, b in combinations(found, 2))]
+    past = [each for a, b in pairs for each in ((b // a) * a, (b // a + 1) * a, a + b, a * b, lcm(a, b))]
+    return tuple(sorted({each for each in (*USUAL, *near, *multiples, *past) if 0 < each < LARGEST}))
+
+
+def search(
+    constraints: Constraints,
+    start: Values,
+    build: Callable[[Values], Call],
+    candidates: Callable[[str, Values], Sequence[Any]],
+    tries: int = TRIES,
+) -> Values | None:
+    """Values of the variables for which every constraint holds; None where none were found."""
+    left = iter(range(tries))
+
+    def failing(values: Values) -> frozenset[Any] | None:
+        call = build(values) if next(left, None) is not None else None
+        if call is None or any(prod(meta.shape) > LARGEST for meta in call.metas):
+            return None
+        return constraints.failing(call)
+
+    values, reasons = start, failing(start)
+    while reasons:
+        found = _better(values, reasons, failing, candidates)
+        if found is None:
+            return None
+        values, reasons = found
+    return None if reasons is None else values
+
+
+Failing = Callable[[Values], frozenset[Any] | None]
+
+
+def _better(
+    values: Values, reasons: frozenset[Any], failing: Failing, candidates: Callable[[str, Values], Sequence[Any]]
+) -> tuple[Values, frozenset[Any]] | None:
+    """The values with one of them changed, or several, where fewer constraints fail."""
+    promising: dict[str, list[Any]] = {}
+    for name in values:
+        ranked = []
+        for value in candidates(name, values):
+            changed = {**values, name: value}
+            found = failing(changed)
+            if found is not None and len(found) < len(reasons):
+                return changed, found
+            if found is not None:
+                ranked.append(((len(reasons & found), len(found)), value))
+        promising[name] = [value for _, value in sorted(ranked, key=lambda pair: pair[0])]
+    for names in chain(combinations(values, 2), combinations(values, 3)):
+        for chosen in product(*(promising[name][:TOGETHER] for name in names)):
+            changed = {**values, **dict(zip(names, chosen, strict=True))}
+            found = failing(changed)
+            if found is not None and len(found) < len(reasons):
+                return changed, found
+    return None
+
+
+def lengths(constraints: Constraints, values: Values, own: Any = None) -> list[int]:
+    """What is tried for a length: what the constraints speak of, and what the other lengths are, with multiples."""
+    others = sorted({value for value in values.values() if type(value) is int and value > 0})[:8]
+    related = [each * times for each in others for times in (1, 2, 3, 4)]
+    products = [a * b for a, b in combinations(others, 2)]
+    found = dict.fromkeys(chain(constraints.numbers, related, products))
+    return [each for each in found if each != own and each < LARGEST]
+
+
+def arguments(kernel: Kernel, values: Mapping[str, Any]) -> Call:
+    """A call of the kernel's symbol with arguments by name: those without a default by position, others as they are
+    named, where they are not their default."""
+    parameters = [each for each in kernel.target.signature.parameters if each.name in values]
+    first = list(takewhile(lambda each: each.default is REQUIRED and not each.keyword_only, parameters))
+    others = [each for each in parameters[len(first) :] if not is_default(values[each.name], each.default)]
+    return Call(tuple(values[each.name] for each in first), {each.name: values[each.name] for each in others})
+
+
+def dtype_of(kernel: Kernel, argument: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype that an argument gets where `dtype` is asked for: the manifest's, where it says another."""
+    alias = kernel.entry.dtypes.get(kernel.target.names.get(argument, argument))
+    return dtype if alias is None or dtype in alias.dtypes else alias.dtypes[0]

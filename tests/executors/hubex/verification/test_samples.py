@@ -1,0 +1,136 @@
+"""What a kernel is verified on is made of what its manifest says."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge.executors.hubex.verification.messages import Answer, Question
+from forge.executors.hubex.verification.trial import _difference
+from forge.executors.hubex.verification.verify import verify
+
+FLOAT = [torch.float32]
+NORM = {"x": "[..., H]", "weight": "[H]"}
+HEADS = {"query": "[B, H, S, D]", "key": "[B, K, L, D]", "value": "[B, K, L, D]"}
+
+
+def answer(op: Any, function: Callable, dtype: torch.dtype = torch.float32, **options: Any) -> Answer:
+    kernel = forge.kernel(op, function, name="k", **options)
+    return verify(kernel, Question(torch.device("cpu"), dtype), lambda text: None)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate) * up
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "H % 16 == 0",
+        "H % 24 == 0 and 100 < H <= 8192",
+        "H == 40",
+        ["H % 8 == 0", "x.ndim == 2"],
+        "x.numel == 2048",
+        ["H >= 128", "x.shape[0] == 5"],
+        "not H % 2 == 0",
+        "eps == 0.25",
+        "eps in (0.5, 1.5)",
+    ],
+)
+def test_lengths_ranks_and_numbers_are_as_the_conditions_say(where: Any) -> None:
+    found = answer("pattern:rms_norm", rms, dtypes=FLOAT, shape=NORM, where=where)
+    assert found.reason is None and found.accepted > 1
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["gate.shape[-1] % 48 == 0", ["gate.ndim == 4", "gate.shape == up.shape"], "gate.numel % 1024 == 0"],
+)
+def test_tensors_without_a_declared_shape_get_one(where: Any) -> None:
+    found = answer("pattern:swiglu", swiglu, dtypes=FLOAT, where=where)
+    assert found.reason is None and found.accepted > 1
+
+
+def test_samples_of_an_operation_are_changed_where_none_of_them_is_allowed() -> None:
+    def linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(input, weight)
+
+    shape = {"input": "[..., K]", "weight": "[N, K]"}
+    where = "K % 128 == 0 and N > K"
+    found = answer(F.linear, linear, args=["input", "weight"], dtypes=FLOAT, shape=shape, where=where)
+    assert found.reason is None and found.accepted > 1
+
+
+def test_dims_that_depend_on_each_other_are_found_together() -> None:
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value)
+
+    where = ["D % 32 == 0 and D <= 256", "S == 2 * L", "H == K"]
+    args = ["query", "key", "value"]
+    found = answer(F.scaled_dot_product_attention, attention, args=args, dtypes=FLOAT, shape=HEADS, where=where)
+    assert found.reason is None and found.accepted > 1
+
+
+def test_a_dim_order_of_several_is_made() -> None:
+    meta = {"arg_meta": {"input": ["float32", "C"]}, "dim_order_alias": {"C": [[0, 2, 3, 1], [0, 3, 1, 2]]}}
+    found = answer("torch.nn.functional.gelu", lambda input: F.gelu(input), args=["input"], **meta)
+    assert found.reason is None and found.accepted > 1
+
+
+def test_each_argument_has_its_own_dtype() -> None:
+    def wide(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        y = x.float()
+        return weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+    where = ["x.dtype == bfloat16", "weight.dtype == float32", "H % 16 == 0"]
+    found = answer("pattern:rms_norm", wide, torch.bfloat16, shape=NORM, where=where)
+    assert found.accepted > 1, found
+
+
+def test_what_no_call_can_fulfil_says_so() -> None:
+    found = answer("pattern:rms_norm", rms, dtypes=FLOAT, shape=NORM, where=["H % 16 == 0", "H < 16"])
+    assert not found.accepted and found.rejected
+
+
+def test_a_mistake_at_one_length_of_many_is_found() -> None:
+    def forgets(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms(x, weight, eps) * (1 if x.shape[-1] <= 16 else 2)
+
+    found = answer("pattern:rms_norm", forgets, dtypes=FLOAT, shape=NORM, where="H % 16 == 0")
+    assert "values differ by up to" in found.reason
+
+
+# what differs
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (torch.relu, None),
+        (lambda input: torch.where(input > 0.5, float("nan"), torch.relu(input)), r"is nan, but must be \d"),
+        (lambda input: torch.relu(input) / (input < 0.5), r"is inf, but must be"),
+    ],
+)
+def test_a_value_that_is_not_finite_is_named_with_what_it_must_be(function: Callable, says: str | None) -> None:
+    found = answer("torch.relu", function, args=["input"], dtypes=FLOAT)
+    assert found.reason is None if says is None else re.search(says, found.reason)
+
+
+def test_nan_is_equal_to_nan_alone() -> None:
+    nan, inf = float("nan"), float("inf")
+    both = torch.tensor([nan, inf, 1.0])
+    assert _difference(both, both.clone(), (0, 0)) is None
+    says = "value at [0] is 0, but must be nan"
+    assert _difference(torch.tensor([0.0, 1.0]), torch.tensor([nan, 1.0]), (0, 1)) == says
+    assert _difference(torch.tensor([nan, nan]), torch.tensor([1.0, 2.0]), (0, 1)) == (
+        "value at [0] is nan, but must be 1 (2 of 2 values)"
+    )
+    assert _difference(torch.tensor(inf), torch.tensor(-inf), (0, 1)) == "value is inf, but must be -inf"
