@@ -45,6 +45,7 @@ from forge.ir.printing import DEL
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.torchlang import autocast_mode
+from forge.torchlang.opaque import run_opaque_backward
 from forge.transforms import (
     Freezing,
     attention_masks,
@@ -59,7 +60,7 @@ from forge.transforms import (
 )
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
-from forge.transforms.grad import Joint, differentiate
+from forge.transforms.grad import Joint, differentiate, without_gradients
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.split import Split, backward_of, backward_of_saved, innermost, seeds_of, split
 
@@ -492,12 +493,13 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             kept=names(parts.forward.output[0]),
         )
 
-    def backward_for(present: tuple[bool, ...], *, batched: bool = False) -> Generated:
+    def backward_for(present: tuple, *, batched: bool = False) -> Generated:
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             stages, claims = ([], []) if batched else (compiled.backward_traces, compiled.backward_claims)
             by = options.in_torch() if batched else options
-            made = settled(partial(_compile_backward, joint, parts, chosen, by, stages, claims, layouts))
+            reached = _without_unreached(joint, parts, present[len(outputs) :])
+            made = settled(partial(_compile_backward, reached, parts, chosen, by, stages, claims, layouts))
         compiled.shorten()
         return made
 
@@ -528,6 +530,21 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
 
     _let_grow(compiled, options, layouts, grow)
     return recipe
+
+
+def _without_unreached(joint: Joint, parts: Split, missing: Sequence[frozenset[tuple[int, int]]]) -> Joint:
+    """missing: the (place of the graph, input) of opaque calls whose gradients are None, where there are some."""
+    if not missing:
+        return joint
+    graphs = {parts.saved_numbers[place].name: place for place, _ in missing[0]}
+
+    def unreached(bound: BoundSymbol) -> list[str]:
+        if bound.symbol.op is not run_opaque_backward:
+            return []
+        place = graphs.get(bound.args[0].name)
+        return [result.name for i, result in enumerate(bound.output) if (place, i) in missing[0]]
+
+    return without_gradients(joint, unreached)
 
 
 def _usual(outputs: Sequence[TensorProxy], flowing: Collection[int]) -> tuple[bool, ...]:

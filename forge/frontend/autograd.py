@@ -16,7 +16,7 @@ from forge.ir.locks import new_lock
 from forge.ir.printing import qualified_name
 from forge.ir.undecided import for_sizes
 from forge.torchlang import autocast_mode
-from forge.torchlang.opaque import OpaqueGraph
+from forge.torchlang.opaque import OpaqueGraph, Unreached
 
 _SIZES = 64  # programs that are for one size each
 _DREW = (
@@ -102,6 +102,7 @@ class Region:
     ) -> None:
         ready, ready_again = backwards.ready, agains.ready
         remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
+        unreached: dict[int, frozenset[int]] = {}  # of opaque calls, by their graphs' places
 
         class ForgeFunction(torch.autograd.Function):
             @staticmethod
@@ -132,6 +133,8 @@ class Region:
                     return (None,) * len(ctx.needs_input_grad)
                 if torch.is_grad_enabled():
                     return ForgeFunction.backward_again(ctx, present, given)
+                if any(map(_is_graph, ctx.numbers)):
+                    return ForgeFunction.backward_with_graphs(ctx, present, given)
                 if any(map(is_batched, given)):
                     function = batched.get(present, ctx.lengths if numbered else ())
                 else:
@@ -143,6 +146,29 @@ class Region:
                 del gradients, given
                 with torch.no_grad():
                     return function(boxed)
+
+            @staticmethod
+            def backward_with_graphs(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
+                """The gradients of the inputs where opaque calls have some: which of theirs are None is known only when
+                they run, and most likely as it was before."""
+                found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
+                saved, lengths = ctx.saved_tensors, ctx.lengths if numbered else ()
+                compiled = batched if any(map(is_batched, given)) else backwards
+                for place, graph in found.items():
+                    graph.unreached = unreached.get(place, frozenset())
+                while True:
+                    missing = frozenset((place, i) for place, graph in found.items() for i in graph.unreached)
+                    function = compiled.get((*present, missing) if missing else present, lengths)
+                    try:
+                        with torch.no_grad():
+                            gradients = function([*saved, *ctx.numbers, *given])
+                    except Unreached:
+                        unreached.update((place, graph.unreached) for place, graph in found.items())
+                        continue
+                    ctx.maybe_clear_saved_tensors()
+                    if not graph_is_kept():
+                        ctx.remembered = ctx.copies = None
+                    return gradients
 
             @staticmethod
             def backward_again(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
@@ -165,6 +191,10 @@ class Region:
                 return tuple(gradients)
 
         self.apply = ForgeFunction.apply
+
+
+def _is_graph(number: Any) -> bool:
+    return type(number) is OpaqueGraph
 
 
 # inputs with their history: nothing that the forward does not save otherwise keeps a cycle alive

@@ -306,7 +306,7 @@ class _Interpreter:
             function = autocast_mode.Under(function)
         read_args, read_kwargs = self.trace.memory.read_all((args, kwargs))
         if not found.changed:
-            floats = any(map(_is_differentiable, leaves(example)))
+            floats = any(map(_is_differentiable, leaves(example))) and not _ends_gradients(function, given, example)
             tags = found.tags if floats else found.tags | {Tag.NOT_DIFFERENTIABLE}
             symbol = opaque_symbol(function, name, lambda: fresh(example), tags=tags)
             output = symbol(*read_args, **read_kwargs)
@@ -372,6 +372,15 @@ def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
         requires_grad=value.requires_grad,
         strides=tuple(value.stride()),
     )
+
+
+def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
+    """Whether a function of Python gives results without a history of arguments that have one. Of an operator only
+    its kernel knows: the fake implementation has no part in autograd."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or not torch.is_grad_enabled():
+        return False
+    results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
+    return any(fake.requires_grad for _, fake in given) and not any(each.requires_grad for each in results)
 
 
 def _is_differentiable(leaf: Any) -> bool:

@@ -133,10 +133,11 @@ def _fresh(trace: Any, leaf: Any) -> Any:
 class OpaqueGraph:
     """What the backward of an opaque call needs: its detached inputs and its outputs, with torch's graph between.
 
-    random: whether the call drew random numbers, so that it cannot run again.
+    random: whether the call drew random numbers, so that it cannot run again. unreached: the inputs that the running
+    backward takes to have no gradient; None where it gets zeros for them.
     """
 
-    __slots__ = ("function", "inputs", "outputs", "random")
+    __slots__ = ("function", "inputs", "outputs", "random", "unreached")
 
     def __init__(
         self, function: Callable, inputs: list[torch.Tensor], outputs: list[torch.Tensor], random: bool
@@ -145,6 +146,11 @@ class OpaqueGraph:
         self.inputs = inputs
         self.outputs = outputs
         self.random = random
+        self.unreached: frozenset[int] | None = None
+
+
+class Unreached(Exception):
+    """Other inputs of an opaque call have no gradient than its graph's `unreached` said; that says now which."""
 
 
 def _generators(device: torch.device) -> list[torch.Tensor]:
@@ -173,8 +179,22 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
 
 
 def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
-    """The gradients of the inputs; zeros for one that no output depends on."""
-    return _gradients(graph.outputs, graph.inputs, gradients, retain_graph=True)
+    """The gradients of the inputs; zeros in the place of None.
+
+    Raises Unreached where others are None than was taken to be so: what does not depend on them is another program.
+    """
+    pairs = [(o, g) for o, g in zip(graph.outputs, gradients, strict=True) if o.requires_grad]
+    found: Iterable[torch.Tensor | None] = [None] * len(graph.inputs)
+    if pairs:
+        flowing, incoming = zip(*pairs, strict=True)
+        found = torch.autograd.grad(flowing, graph.inputs, incoming, allow_unused=True, retain_graph=True)
+    unreached = frozenset(i for i, gradient in enumerate(found) if gradient is None)
+    if graph.unreached is not None and unreached != graph.unreached:
+        graph.unreached = unreached
+        raise Unreached
+    if not unreached:
+        return found
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(graph.inputs, found, strict=True))
 
 
 def _gradients(

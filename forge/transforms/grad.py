@@ -7,6 +7,7 @@ joint program.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from forge import clang, prims
@@ -167,6 +168,18 @@ def _divide(
         else:
             backward.append(bound)
     return forward[::-1], backward[::-1]
+
+
+def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collection[str]]) -> Joint:
+    """The joint program where some results of a backward's calls are no gradients; `unreached` names a call's."""
+    runs = []
+    for run in joint.runs:
+        dropped = {name for bound in run.calls for name in unreached(bound)}
+        kept = copy(run)
+        kept.puts = [(argument, gradient) for argument, gradient in run.puts if gradient.name not in dropped]
+        if kept.puts:
+            runs.append(kept)
+    return Joint(joint.forward, runs, joint.active)
 
 
 def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy]) -> Trace:
