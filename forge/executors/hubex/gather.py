@@ -100,6 +100,7 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
     functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name: entry.fn}
     declared = Declarations()
     kernel = _kernel(entry, functions.get, Origin(), declared, pattern)
+    kernel = replace(kernel, assumes=entry.assumes_fn, samples=entry.samples_fn)
     define(declared.new.values(), [])
     return kernel
 
@@ -361,7 +362,9 @@ def _kernel(
     if target.function is not None and not target.function.can_be_found_again:
         origin = Origin()
     backward, forward = (name and find(name) for name in (entry.grad.kernel_name, entry.grad.forward))
-    return Kernel(entry, signature, target, find(entry.kernel_name), backward, forward, pattern, origin)
+    assumes, samples = (name and find(name) for name in (entry.assumes, entry.samples))
+    function = find(entry.kernel_name)
+    return Kernel(entry, signature, target, function, backward, forward, pattern, origin, assumes, samples)
 
 
 def kernel_of(entry: KernelEntry, find: Callable[[str], Any], origin: Origin) -> Kernel:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from forge.executors.executor import Decision, Implementation, OperatorExecutor
+from forge.executors.hubex.assumed import Assumed, Assumption, reference_of
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.lockfile import Lock
 from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
 from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
-from forge.ir.pytree import tensors
+from forge.ir.pytree import tensors, tree_map
 from forge.patterns import Pattern, builtin
 from forge.torchlang.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
 
@@ -44,8 +45,9 @@ class Kernel:
 
     entry: what its manifest says. signature: the operator's. target: the symbol. function: what runs. backward: its
     gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
-    calls, where the target is a pattern's symbol. declared: what forge.kernel was given: (op, fn, options). shipped:
-    whether it comes with forge, and nobody asked for it.
+    calls, where the target is a pattern's symbol. assumes: what must hold of the values that it is called with;
+    samples: makes such values. declared: what forge.kernel was given: (op, fn, options). shipped: whether it comes with
+    forge, and nobody asked for it.
     """
 
     entry: KernelEntry
@@ -56,6 +58,8 @@ class Kernel:
     forward: Callable | None = None
     pattern: Pattern | None = None
     origin: Origin = Origin()
+    assumes: Callable | None = None
+    samples: Callable | None = None
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
     shipped: bool = field(default=False, compare=False)
     name: str = field(init=False)
@@ -136,7 +140,9 @@ class _Caller:
         self.always_saves = bool(grad.saves) and grad.forward is None
         out = kernel.entry.out
         saving_out = (*out, *grad.saves) if out else ()
-        self.op = self._operator("", kernel.function, saving_out if self.always_saves else out)
+        self.copied = frozenset(kernel.entry.mutates)
+        function = kernel.function if kernel.assumes is None else self._assumed(kernel.assumes)
+        self.op = self._operator("", function, saving_out if self.always_saves else out)
         self.forward_op = self._operator("_forward", kernel.forward, saving_out) if grad.forward else self.op
         self.backward_op = self._operator("_backward", kernel.backward, grad.out)
         self.graph_ops = (
@@ -147,7 +153,14 @@ class _Caller:
     def _operator(self, suffix: str, function: Callable | None, out: tuple[str | int, ...]) -> Symbol:
         kernel = self.kernel
         place = f"hub.{kernel.name}{suffix.replace('_', '.')}"
-        return Symbol(f"{kernel.entry.name}{suffix}", place, meta=_written, executor=kernel, op=function, out=out)
+        tags = frozenset({Tag.SYNCHRONIZING} if isinstance(function, Assumed) else ())  # it reads values
+        name = f"{kernel.entry.name}{suffix}"
+        return Symbol(name, place, meta=_written, executor=kernel, op=function, out=out, tags=tags)
+
+    def _assumed(self, predicate: Callable) -> Assumed:
+        kernel = self.kernel
+        reference = reference_of(kernel.target, kernel.pattern)
+        return Assumed(kernel.function, Assumption(predicate), reference, kernel.bind, kernel.entry.out)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel in the place of a call of the symbol."""
@@ -165,7 +178,11 @@ class _Caller:
         incoming = self._incoming(tensors(output))
         laid_out = {name: self.laid_out(name, value) for name, value in values.items()}
         gradients = tuple(map(_gradient_like, (values[name] for name in grad.returns)))
-        given = self._backward_arguments({**laid_out, **incoming, **saved}, saved)
+        given = {
+            name: _copied(value) if name in grad.mutates else value
+            for name, value in {**laid_out, **incoming, **saved}.items()
+        }
+        given = self._backward_arguments(given, {name: given[name] for name in saved})
         _call(self.backward_op, given, gradients[0] if len(gradients) == 1 else gradients)
         for name, gradient in zip(grad.returns, gradients, strict=True):
             if gradient is not None:
@@ -177,10 +194,15 @@ class _Caller:
         values = self.kernel.bind(args, kwargs)
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
-        laid_out = {name: self.laid_out(name, value) for name, value in values.items()}
+        laid_out = {name: self.given(name, value) for name, value in values.items()}
         pairs = zip(tensors(list(laid_out.values())), tensors(list(values.values())), strict=True)
         wanted = {given.name: argument for given, argument in pairs if needs_grad(argument)}
         given_args, given_kwargs = self._arguments(laid_out)
+        if self.kernel.assumes is not None:
+            ours = {argument.name: name for name, argument in wanted.items()}
+            by_name = {each.name: each for each in tensors(list(laid_out.values()))}
+            call = tree_map(lambda leaf: by_name.get(ours.get(getattr(leaf, "name", None)), leaf), (args, kwargs))
+            given_args = [call, *given_args]
         record_with_graph(self.graph_ops, (self.op.op, tuple(given_args), given_kwargs), output, wanted)
         return output
 
@@ -190,9 +212,9 @@ class _Caller:
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
         saved = self._saved(values) if saving else {}
-        given = self._arguments({name: self.laid_out(name, value) for name, value in values.items()})
+        given = self._arguments({name: self.given(name, value) for name, value in values.items()})
         results = (*tensors(output), *saved.values()) if saved else output
-        _call(op, given, results)
+        _call(op, given, results, before=((args, kwargs),) if isinstance(op.op, Assumed) else ())
         return output, saved
 
     def _arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -232,6 +254,11 @@ class _Caller:
             dtype = saved.dtype.dtypes[0] if len(saved.dtype.dtypes) == 1 else dtypes[saved.dtype.name][0].dtype
             found[name] = current_trace().tensor(saved.shape.of(dims, middle), dtype, first.device)
         return found
+
+    def given(self, name: str, value: Any) -> Any:
+        """An argument as the kernel gets it: laid out, and a copy of what it overwrites."""
+        value = self.laid_out(name, value)
+        return _copied(value) if name in self.copied else value
 
     def laid_out(self, name: str, value: Any) -> Any:
         """A tensor argument in the layout that the kernel declares for it."""
@@ -290,8 +317,9 @@ def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[lis
     return args, {parameter.name: values[parameter.name] for parameter in ours if parameter.keyword_only}
 
 
-def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any) -> None:
-    """Records a call of a kernel that returns `output`, or that writes to memory allocated here."""
+def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any, before: tuple = ()) -> None:
+    """Records a call of a kernel that returns `output`, or that writes to memory allocated here. before: what comes
+    before its own arguments."""
     args, kwargs = given
     trace = current_trace()
     if op.out:
@@ -299,7 +327,7 @@ def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any) -> N
         for place in sorted(place for place in memory if isinstance(place, int)):
             args.insert(place, memory[place])
         kwargs = kwargs | {place: proxy for place, proxy in memory.items() if isinstance(place, str)}
-    trace.record(BoundSymbol(op, tuple(args), kwargs, output))
+    trace.record(BoundSymbol(op, (*before, *args), kwargs, output))
 
 
 def _allocated(like: TensorProxy) -> TensorProxy:
@@ -311,8 +339,20 @@ def _allocated(like: TensorProxy) -> TensorProxy:
 
 
 ALLOCATE = Symbol("allocate", "hub.allocate", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.empty)
+_COPY = Symbol("copy", "hub.copy", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.clone)
 _CONTIGUOUS = Symbol("contiguous", "hub.contiguous", meta=_written, op=torch.Tensor.contiguous)
 _FIX = Symbol("fix", "hub.fix", meta=_written, op=fix)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of each tensor, which is the kernel's to write to."""
+    return tree_map(lambda leaf: _copy(leaf) if isinstance(leaf, TensorProxy) else leaf, value)
+
+
+def _copy(value: TensorProxy) -> TensorProxy:
+    copy = _like(value)
+    current_trace().record(BoundSymbol(_COPY, (value,), {}, copy))
+    return copy
 
 
 def _fix(value: TensorProxy, layout: Layout) -> TensorProxy:

@@ -42,6 +42,9 @@ def kernel(
     priority: int = 0,
     grad: str | Callable | Mapping[str, Any] = "none",
     tolerance: Mapping[torch.dtype | str, Sequence[float]] | None = None,
+    mutates: str | Sequence[str] = (),
+    assumes: Callable | None = None,
+    samples: Callable | None = None,
     mark: Mark | None = None,
 ) -> KernelEntry:
     """The entry of a function that implements `op`: a torch function, or its name, or an aten operator's, or
@@ -70,6 +73,9 @@ def kernel(
         "layout": layout,
         "align": align,
         "grad": grad,
+        "mutates": mutates or None,
+        "assumes": assumes and _name_of(assumes, "assumes"),
+        "samples": samples and _name_of(samples, "samples"),
         "tolerance": tolerance and {str(dtype): limits for dtype, limits in tolerance.items()},
     }
     if dtypes is not None:
@@ -82,6 +88,7 @@ def kernel(
     entry = kernels.read_kernel(reader, from_python(given, mark), 0, described, fn)
     if entry is not None:
         entry = dataclasses.replace(entry, grad=dataclasses.replace(entry.grad, **functions))
+        entry = dataclasses.replace(entry, assumes_fn=assumes, samples_fn=samples)
         for text in kernel_problems(entry, signature, _nothing):
             problems.add(mark, text)
     problems.raise_any()
@@ -103,10 +110,14 @@ def _named(grad: Any) -> tuple[Any, dict[str, Callable]]:
         return grad, {}
     fields = {"kernel_name": "fn", "forward": "forward_fn"}
     functions = {key: grad[key] for key in fields if callable(grad.get(key))}
-    names = {key: re.sub(r"\W", "_", getattr(each, "__name__", key)) for key, each in functions.items()}
+    names = {key: _name_of(each, key) for key, each in functions.items()}
     if len(set(names.values())) < len(names):  # two lambdas, say
         names = {key: f"{name}_{fields[key]}" for key, name in names.items()}
     return {**grad, **names}, {fields[key]: function for key, function in functions.items()}
+
+
+def _name_of(function: Callable, otherwise: str) -> str:
+    return re.sub(r"\W", "_", getattr(function, "__name__", otherwise))
 
 
 def _signature(op: str | Callable, resolver: Resolver, mark: Mark, problems: Problems) -> Signature:

@@ -46,6 +46,9 @@ KEYS = (
     "align",
     "grad",
     "tolerance",
+    "mutates",
+    "assumes",
+    "samples",
 )
 EXECUTORCH_KEYS = ("arg_meta", "kernel_name")
 
@@ -154,10 +157,25 @@ class _Kernel:
             args=args,
             out=out,
             layout=self._layout(),
+            mutates=self._mutates(fields, ()),
+            assumes=self._kernel_name(fields.get("assumes"), "assumes"),
+            samples=self._kernel_name(fields.get("samples"), "samples"),
             mark=fields.mark,
         )
         self._check_names(entry)
+        if entry.assumes is not None and entry.grad.kind == "kernel":
+            text = "assumes goes with grad: none, composite or autograd; a backward kernel does not know what ran"
+            self.problem(fields.mark_of("assumes"), text)
         return self._with_outs(entry)
+
+    def _mutates(self, fields: Fields, others: Iterable[str]) -> tuple[str, ...]:
+        """Tensor arguments, or of a backward `others` that it is called with."""
+        found = []
+        for node in self.reader.one_or_more(fields.get("mutates")):
+            name = self.reader.text(node, "mutates")
+            if name is not None and (name in others or self._known_argument(name, node.mark, "mutates")):
+                found.append(name)
+        return tuple(found)
 
     def problem(self, mark: Mark, text: str) -> None:
         self.reader.problems.add(mark, text)
@@ -472,7 +490,7 @@ class _Kernel:
         return Grad("kernel", self._kernel_name(node, "grad"), returns=self._tensors())
 
     def _backward(self, node: MappingNode, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> Grad:
-        known = ("kernel_name", "args", "out", "returns", "forward", "saves")
+        known = ("kernel_name", "args", "out", "returns", "forward", "saves", "mutates")
         fields = self.reader.fields(node, "grad", known, required=("kernel_name",))
         returns = []
         for item in self.reader.one_or_more(fields.get("returns")):
@@ -491,6 +509,7 @@ class _Kernel:
             tuple(returns) if fields.get("returns") is not None else self._tensors(),
             self._kernel_name(forward, "grad's forward"),
             saves,
+            self._mutates(fields, (*result_names(self.signature), *saves)),
         )
 
     def _tensors(self) -> tuple[str, ...]:

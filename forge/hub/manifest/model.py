@@ -203,6 +203,7 @@ class Grad:
     forward: what runs in the kernel's place where a gradient is needed; called as the kernel is, it returns what is
     saved too, after the results (an out-variant writes it to parameters of those names). Without a forward, where
     something is saved, the kernel itself always does so. fn, forward_fn: themselves, where they were given in Python.
+    mutates: of what it is called with, the values that it overwrites.
     """
 
     kind: str = "none"
@@ -212,6 +213,7 @@ class Grad:
     returns: tuple[str, ...] = ()
     forward: str | None = None
     saves: Mapping[str, Saved] = field(default_factory=dict)
+    mutates: tuple[str, ...] = ()
     fn: Callable | None = field(default=None, compare=False)
     forward_fn: Callable | None = field(default=None, compare=False)
 
@@ -227,6 +229,9 @@ class KernelEntry:
     arguments. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
     layout: fix-ups by argument. tolerance: (rtol, atol) by dtype. replaces: earlier manifests' kernels are dropped.
     faster: the calls for which it was measured to be faster than what runs otherwise; it is right for the others, too.
+    mutates: the arguments that it overwrites, of which it gets copies. assumes: the name of a predicate on the values
+    of the arguments, without which it is not right; samples: of a function that makes arguments for verification;
+    assumes_fn, samples_fn: themselves, where they were given in Python.
     """
 
     op: str
@@ -249,6 +254,11 @@ class KernelEntry:
     args: tuple[Given, ...] | None = None
     out: tuple[str | int, ...] = ()
     layout: Mapping[str, Layout] = field(default_factory=dict)
+    mutates: tuple[str, ...] = ()
+    assumes: str | None = None
+    samples: str | None = None
+    assumes_fn: Callable | None = field(default=None, compare=False)
+    samples_fn: Callable | None = field(default=None, compare=False)
     replaces: bool = False
     mark: Mark = field(default=NOWHERE, compare=False)
 

@@ -80,7 +80,9 @@ class Fingerprint:
 def fingerprint(kernel: Kernel) -> Fingerprint:
     """What a kernel is now: its entry, its functions, and what it is compared with."""
     about = ("kernel", kernel.origin.content, kernel.name, entry_text(kernel.entry), kernel.target.symbol.id)
-    return fingerprint_of(kernel.function, kernel.forward, kernel.backward, *_compared_with(kernel), about=about)
+    others = [each for each in (kernel.assumes, kernel.samples) if each is not None]
+    code = kernel.function, kernel.forward, kernel.backward
+    return fingerprint_of(*code, *_compared_with(kernel), *others, about=about)
 
 
 def fingerprint_of(*values: Any, about: Iterable[str] = ()) -> Fingerprint:
@@ -106,11 +108,16 @@ def _compared_with(kernel: Kernel) -> tuple[Any, ...]:
 
 def entry_text(entry: KernelEntry) -> str:
     """An entry without the place where it was read; the same text in every process."""
-    unread = ("fn", "mark", "grad")
+    unread = ("fn", "assumes_fn", "samples_fn", "mark", "grad")
     values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name not in unread}
     values["grad"] = {
         field.name: getattr(entry.grad, field.name) for field in fields(entry.grad) if not field.name.endswith("fn")
     }
+    for name in ("mutates", "samples", "assumes"):  # what says nothing there leaves older answers as they are
+        if not values[name]:
+            del values[name]
+    if not entry.grad.mutates:
+        del values["grad"]["mutates"]
     values["optional"] = sorted(entry.optional)
     values["where"] = [condition.text for condition in entry.where]
     return repr(values)

@@ -1,5 +1,6 @@
 """What kernels are verified on: OpInfo samples, the very arguments that a model uses, and variations of them."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -29,7 +30,7 @@ def opinfos_of(kernel: Kernel) -> list[OpInfo]:
 def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     """The operation's OpInfo samples, and what they become where the constraints allow none of them; for what has no
     OpInfo, arguments that the constraints allow, and variations of them."""
-    infos = opinfos_of(kernel)
+    infos = opinfos_of(kernel) if kernel.samples is None else []
     templates = []
     for info in infos:
         for sample in info.samples(info, device, dtype):
@@ -141,8 +142,12 @@ class _Values:
         self.known = all(meta.strides is not None for meta in call.metas)
         infos = opinfos_of(kernel)
         self.low, self.high = infos[0].domain if infos else (None, None)
+        self.kernel = kernel
 
     def case(self, call: Call, note: str = "", offset: int = 0) -> Case:
+        own = None if self.kernel.samples is None else own_samples(self.kernel, call)
+        if own is not None:
+            return Case(own.args, own.kwargs, note, offset, self.known)
         made = call.map(lambda leaf: self.tensor(leaf) if isinstance(leaf, Meta) else leaf)
         return Case(made.args, made.kwargs, note, offset, self.known)
 
@@ -154,6 +159,35 @@ class _Values:
         else:  # small enough to be an index
             values = torch.randint(0, 2, meta.shape, device=meta.device).to(meta.dtype)
         return with_strides(values, meta.strides)
+
+
+def own_samples(kernel: Kernel, call: Call) -> Call | None:
+    """The call with the tensors that the repository's own function makes, by the dtype, device and dims of the call.
+    Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked for."""
+    names = kernel.bind(call.args, call.kwargs)
+    dims: dict[str, Any] = {}
+    for name, pattern in kernel.entry.shape.items():
+        if isinstance(names.get(name), Meta) and pattern.mismatch(names[name].shape, dims) is not None:
+            return None  # the kernel does not take such shapes
+        if isinstance(names.get(name), Meta) and pattern.rest is not None:
+            dims.setdefault("batch", pattern.middle(names[name].shape))
+    first = call.metas[0]
+    given = {"dtype": first.dtype, "device": first.device, **dims}
+    parameters = inspect.signature(kernel.samples).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        given = {name: value for name, value in given.items() if name in parameters}
+    made = kernel.samples(**given)
+    if not isinstance(made, Mapping):
+        made = dict(zip(names, made if isinstance(made, (tuple, list)) else (made,), strict=False))
+    ours = {theirs: name for name, theirs in kernel.target.names.items()}
+    asked = kernel.target.signature.bind(call.args, call.kwargs)
+    replaced = {ours[name]: _laid_as(value, names[name]) for name, value in made.items() if name in names}
+    return arguments(kernel, {**asked, **replaced})
+
+
+def _laid_as(value: Any, asked: Any) -> Any:
+    alike = isinstance(value, torch.Tensor) and isinstance(asked, Meta) and tuple(value.shape) == asked.shape
+    return with_strides(value, asked.strides) if alike else value
 
 
 def _smaller(call: Call) -> Call:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge import clang, torchlang
+from forge import clang
 from forge.executors.claim import choose, claim
 from forge.executors.executor import Executor, resolve_executors
+from forge.executors.hubex.assumed import Assumption, reference_of
 from forge.executors.hubex.calls import Case
 from forge.executors.hubex.derived import Derived, derived
 from forge.executors.hubex.kernels import ALLOCATE, HubExecutor, Kernel, compares_values
@@ -122,6 +123,7 @@ class Trial:
         """Raises Rejected where the kernel does not take a case, and Failed where it is wrong."""
         program = _Program(self.kernel, case)
         forward = program.claimed(program.trace, self.executors)
+        self._check_assumption(case)
         self.report(text)  # the reference takes its time too
         expected = (_Expected if compares_values(self.kernel) else _OwnResult)(self, program, case)
         self.report(text)
@@ -131,6 +133,15 @@ class Trial:
         self._check_outputs(outputs, expected, guarded)
         if self.gradients and self.kernel.entry.grad.kind != "none":
             self._compare_gradients(program, expected, case)
+
+    def _check_assumption(self, case: Case) -> None:
+        """Raises Rejected where what the kernel assumes does not hold, so that something else would run."""
+        if self.kernel.assumes is None:
+            return
+        assumption = Assumption(self.kernel.assumes)
+        if not assumption.holds(self.kernel.bind(case.args, case.kwargs)):
+            known = "" if self.kernel.samples else "; name a function in samples that makes values for which it does"
+            raise Rejected(f"{assumption.name}, which it assumes, does not hold{known}")
 
     def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Expected", guarded: Guarded) -> None:
         guarded.check()
@@ -377,15 +388,8 @@ class _OwnResult(_Expected):
 def _reference(trial: Trial, program: _Program) -> Callable[[list[torch.Tensor]], Any]:
     """What the kernel is compared with: torch's function, the reference, the operator itself where it is somebody
     else's, or torch's calls for a prim."""
-    kernel = trial.kernel
-    pattern, declared = kernel.pattern, kernel.target.function
-    if pattern is not None:
-        function = pattern.reference
-    elif declared is not None:
-        function = declared.reference or declared.operator
-    elif kernel.target.symbol.id in torchlang.all_symbols():
-        function = torchlang.torch_function_of(kernel.target.symbol)
-    else:
+    function = reference_of(trial.kernel.target, trial.kernel.pattern)
+    if function is None:
         return lambda inputs: claim(program.trace, trial.others)[0].python_callable()(*inputs)
 
     def run(inputs: list[torch.Tensor]) -> Any:

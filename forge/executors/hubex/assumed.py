@@ -1,0 +1,84 @@
+"""Kernels that are right for some values alone: what they assume is looked at when the program runs."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from forge import torchlang
+from forge.executors.hubex.operators import Target
+from forge.ir import check
+from forge.ir.pytree import leaves, tree_map
+from forge.patterns import Pattern
+
+
+def reference_of(target: Target, pattern: Pattern | None) -> Callable | None:
+    """What a kernel must be like, on real tensors; None for a prim: torch's function, the reference, the operator
+    itself where it is somebody else's."""
+    if pattern is not None:
+        return pattern.reference
+    if target.function is not None:
+        return target.function.reference or target.function.operator
+    if target.symbol.id in torchlang.all_symbols():
+        return torchlang.torch_function_of(target.symbol)
+    return None
+
+
+class Assumption:
+    """A predicate on the values of a call, as its repository wrote it: of those arguments that it names."""
+
+    def __init__(self, predicate: Callable) -> None:
+        self.predicate = predicate
+        self.name = getattr(predicate, "__name__", str(predicate))
+        parameters = inspect.signature(predicate).parameters.values()
+        self.takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        self.names = frozenset(each.name for each in parameters)
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """values: the operator's arguments by name."""
+        with torch.no_grad():
+            given = {name: value for name, value in values.items() if self.takes_all or name in self.names}
+            return bool(self.predicate(**given))
+
+
+class Assumed:
+    """A kernel's function where its assumption holds, and what it implements where it does not."""
+
+    def __init__(
+        self,
+        function: Callable,
+        assumption: Assumption,
+        reference: Callable | None,
+        bind: Callable[[tuple, Mapping[str, Any]], dict[str, Any]],
+        out: tuple[str | int, ...],
+    ) -> None:
+        check(
+            reference is not None,
+            lambda: f"assumes: {assumption.name}: a prim has no function that could run where it does not hold",
+            NotImplementedError,
+        )
+        self.function = function
+        self.assumption = assumption
+        self.reference = reference
+        self.bind = bind
+        self.out = out
+        self.__name__ = getattr(function, "__name__", "kernel")
+
+    def __call__(self, call: tuple[tuple, dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        """call: the arguments of what is implemented; the others are the kernel's."""
+        if self.assumption.holds(self.bind(*call)):
+            return self.function(*args, **kwargs)
+        result = self.reference(*call[0], **call[1])
+        if not self.out:
+            taken = {leaf.untyped_storage()._cdata for leaf in leaves(call) if isinstance(leaf, torch.Tensor)}
+            return tree_map(lambda leaf: _own(leaf, taken), result)
+        results = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+        for place, value in zip(self.out, results, strict=True):
+            (args[place] if isinstance(place, int) else kwargs[place]).copy_(value)
+        return None
+
+
+def _own(leaf: Any, taken: set[int]) -> Any:
+    shares = isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata in taken
+    return leaf.clone() if shares else leaf
