@@ -436,11 +436,16 @@ def _difference(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[f
     if close.all():
         return None
     off = ~close
-    special = off & ~(a.isfinite() & b.isfinite())
-    if special.any():
-        place = tuple(special.nonzero()[0].tolist())
-        many = int(special.sum())
-        where = f" at [{', '.join(map(str, place))}]" if place else ""
-        others = f" ({many} of {a.numel()} values)" if many > 1 else ""
-        return f"value{where} is {a[place].item():.4g}, but must be {b[place].item():.4g}{others}"
-    return f"values differ by up to {(a - b).abs()[off].max().item():.2g}, tolerance {atol:.2g}"
+    finite = off & a.isfinite() & b.isfinite()
+    special = off & ~finite
+    by = "values differ"
+    if finite.any():
+        by = f"{by} by up to {(a - b).abs()[finite].max().item():.2g}, tolerance {atol:.2g}"
+    if not special.any():
+        return by
+    place = tuple(special.nonzero()[0].tolist())
+    where = f" at [{', '.join(map(str, place))}]" if place else ""
+    many = int(special.sum())
+    others = f" ({many} of {a.numel()} values)" if many > 1 else ""
+    value, wanted = (f"{each[place].item():.4g}" for each in (a, b))
+    return f"{by}: {value}{where}, but must be {wanted}{others}"
