@@ -115,7 +115,7 @@ def test_a_mistake_at_one_length_of_many_is_found() -> None:
     ("function", "says"),
     [
         (torch.relu, None),
-        (lambda input: torch.where(input > 0.5, float("nan"), torch.relu(input)), "differ: nan at NUM, but must be NUM"),
+        (lambda input: torch.where(input > 0.5, torch.nan, torch.relu(input)), "differ: nan at NUM, but must be NUM"),
         (lambda input: torch.relu(input) / (input < 0.5), "differ.*: (inf|nan) at NUM, but must be NUM"),
     ],
 )
