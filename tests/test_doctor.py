@@ -80,4 +80,4 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> No
 def test_who_reads_may_stop_reading() -> None:
     command = f"{sys.executable} -m forge doctor | head -1"
     ran = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
-    assert ran.stdout == "versions\n" and not ran.stderr
+    assert ran.stdout == "versions\n" and "Error" not in ran.stderr
