@@ -9,9 +9,9 @@ from typing import Any
 
 from forge import hub
 from forge.executors.hubex import Kernel, operators
-from forge.executors.hubex.gather import MANIFEST
 from forge.hub.bundle import Part, write_bundle
 from forge.hub.compat import library
+from forge.hub.files import MANIFEST
 from forge.hub.manifest import read_manifest
 from forge.hub.manifest.parse import ListNode, MappingNode, Node, read_document, to_python
 from forge.ir import Trace, check

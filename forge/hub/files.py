@@ -15,6 +15,8 @@ from typing import BinaryIO
 from forge.hub import private
 from forge.hub.errors import IntegrityError, MalformedError, Place
 
+MANIFEST = "forge_kernels.yaml"
+NATIVE = (".so", ".pyd", ".dylib")
 MAX_FILES = 20_000
 MAX_SOURCE_BYTES = 16 << 20
 MAX_METADATA_BYTES = 1 << 20

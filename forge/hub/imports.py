@@ -15,12 +15,11 @@ from pathlib import Path
 
 from forge.hub import reach
 from forge.hub.errors import MalformedError, Place, RefusedError
-from forge.hub.files import File
+from forge.hub.files import MANIFEST, File
 
 # triton comes with torch wherever it can run.
 ALWAYS = frozenset({"torch", "triton", *sys.stdlib_module_names})
 ID = re.compile(r"_?[A-Za-z0-9_]+")
-MANIFEST = "forge_kernels.yaml"
 NAMED = re.compile(rb"python:\.([\w.]+):")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from forge.hub import compat, private
 from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
-from forge.hub.files import File, check_pins, content_hash, read_files
+from forge.hub.files import NATIVE, File, check_pins, content_hash, read_files
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import dependency_modules
 from forge.hub.resolver import Resolved
@@ -30,7 +30,6 @@ from forge.ir.collection import paused_gc
 from forge.ir.locks import new_lock
 
 PREFIX = "forge_kernel_"
-NATIVE = (".so", ".pyd", ".dylib")
 
 
 @dataclass(frozen=True)

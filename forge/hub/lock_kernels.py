@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from forge.hub.errors import IntegrityError, NotFoundError, Place
-from forge.hub.files import check_pins, is_bytecode, read_files, read_small
+from forge.hub.files import MANIFEST, check_pins, is_bytecode, read_files, read_small
 from forge.hub.loader import verify
 from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
 from forge.hub.manifest.parse import MAX_BYTES, MappingNode, Node, ScalarNode, parse
 from forge.hub.policy import Policy
 from forge.hub.resolver import Resolved, Selection, fetch, resolve_locked, select
 from forge.hub.source import Source, parse_source
-
-MANIFEST = "forge_kernels.yaml"
 
 
 def lock_kernels(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from forge.hub import compat
 from forge.hub.errors import HubError
 
+BACKENDS = ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu")  # those that metadata may name
+
 
 @dataclass(frozen=True)
 class Choice:

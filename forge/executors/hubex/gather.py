@@ -17,16 +17,14 @@ from forge.executors.hubex.eager import define
 from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
+from forge.hub.files import MANIFEST
 from forge.hub.imports import ALWAYS
-from forge.hub.lockfile import as_lock
+from forge.hub.lockfile import ALONE, as_lock
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
 from forge.hub.manifest.parse import MAX_BYTES
 from forge.hub.source import parse_source
 from forge.ir import check
 from forge.patterns import Pattern, builtin
-
-MANIFEST = "forge_kernels.yaml"
-ALONE = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
-from forge.executors.hubex.gather import MANIFEST, gather
+from forge.executors.hubex.gather import gather
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.verdicts import Verifier, verify_all
 from forge.hub.errors import HubError
+from forge.hub.files import MANIFEST
 from forge.ir.printing import table
 
 FOLDERS = (Path(__file__).parents[2] / "kernels" / "forge-triton",)

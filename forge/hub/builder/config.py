@@ -15,10 +15,10 @@ from typing import Any
 
 from forge.hub.errors import MalformedError, Place
 from forge.hub.files import MAX_METADATA_BYTES, read_small
+from forge.hub.variants import BACKENDS
 
 FILE = "build.toml"
 EDITION = 5
-BACKENDS = ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu")
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 VERSION = re.compile(r"\d+\.\d+")
 PYTHON_FILES = ("py", "pyi")

@@ -20,9 +20,8 @@ from forge.hub.builder.config import Config, read_config
 from forge.hub.builder.targets import Target, targets
 from forge.hub.compat import user_cache
 from forge.hub.errors import BuildError, MalformedError, Place
-from forge.hub.files import MAX_SOURCE_BYTES, read_small
+from forge.hub.files import MANIFEST, MAX_SOURCE_BYTES, read_small
 
-MANIFEST = "forge_kernels.yaml"
 NO_LICENSE = "NOASSERTION"  # SPDX's word where nothing is said
 
 _OPS = """\

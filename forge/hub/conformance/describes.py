@@ -8,9 +8,10 @@ from typing import Any
 from forge.hub import compat
 from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.licenses import LICENSES
-from forge.hub.conformance.repository import BACKENDS, Repository, Variant
+from forge.hub.conformance.repository import Repository, Variant
 from forge.hub.errors import HubError, Place
 from forge.hub.files import check_pins, digest_pins
+from forge.hub.variants import BACKENDS
 
 REQUIRED = ("name", "id", "version", "license", "python-depends", "backend")
 OPTIONAL = (

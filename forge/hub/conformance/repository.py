@@ -13,15 +13,14 @@ from typing import Any
 from forge.hub import compat
 from forge.hub.conformance.finding import Finding
 from forge.hub.errors import HubError, Place
-from forge.hub.files import File, read_files
+from forge.hub.files import NATIVE, File, read_files
 from forge.hub.policy import Policy
+from forge.hub.variants import BACKENDS
 
 SOURCES = "torch-ext"
 NOARCH = ("cpu", "cuda", "metal", "npu", "neuron", "rocm", "tpu", "xpu", "universal")
-BACKENDS = ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu")
 PLATFORMS = ("x86_64", "aarch64", "arm64")
 SYSTEMS = ("linux", "darwin", "windows")
-NATIVE = (".so", ".pyd", ".dylib")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from forge.hub.errors import HubNotice
 from forge.hub.manifest.dtypes import dtype_name
 
 FORMAT = 3
-HEAD = b"forge verdict 3\n"
+HEAD = f"forge verdict {FORMAT}\n".encode()
 SIZE = 64 << 20  # bytes of all that are kept
 SECONDS = 60.0
 OK = "ok"
