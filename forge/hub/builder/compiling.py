@@ -59,6 +59,25 @@ _REGISTRATION = """\
 #define REGISTER_EXTENSION(name) FORGE_MODULE(name)
 """
 
+# What a newer compiler would take from newer systems than manylinux_2_28, which the Hub builds for, is defined in the
+# library: streams, whose constructors libstdc++ has since GLIBCXX_3.4.26, and what shared_ptr asks glibc since 2.32
+# before it counts without atomics. False is always right.
+MANYLINUX = "forge_manylinux.h"
+_MANYLINUX = """\
+#pragma once
+
+#include <cstddef>
+
+#ifdef __GLIBCXX__
+#undef _GLIBCXX_EXTERN_TEMPLATE
+#define _GLIBCXX_EXTERN_TEMPLATE 0
+extern "C" {
+__attribute__((visibility("hidden"), weak)) char __libc_single_threaded = 0;
+}
+#endif
+"""
+_WRITTEN = {REGISTRATION: _REGISTRATION.encode(), MANYLINUX: _MANYLINUX.encode()}
+
 
 @dataclass(frozen=True)
 class Step:
@@ -80,8 +99,8 @@ class Compiling:
 
     def key(self, *more: bytes) -> str:
         """A hash of all that decides what comes out, and of `more`."""
-        told = [repr((self.files_hash(), sorted(self.compilers.items()), _headers(), self.flags())).encode(), *more]
-        return _digest(*told)
+        told = (self.files_hash(), sorted(self.compilers.items()), _headers(), self.flags(), _WRITTEN)
+        return _digest(repr(told).encode(), *more)
 
     def files_hash(self) -> str:
         """A hash of all files."""
@@ -99,7 +118,7 @@ class Compiling:
         """The shared object, in `work`. Raises BuildError with the compiler's errors and its command."""
         inside, objects = work / "in", work / "objects"
         objects.mkdir(parents=True)
-        for path, content in {**self.files, REGISTRATION: _REGISTRATION.encode()}.items():
+        for path, content in {**self.files, **_WRITTEN}.items():
             (inside / path).parent.mkdir(parents=True, exist_ok=True)
             (inside / path).write_bytes(content)
         steps = list(self._steps(id))
@@ -139,10 +158,10 @@ class Compiling:
             if source.endswith(".cu"):
                 program, flags = toolchain.nvcc(), [*CUDA_FLAGS, "-Xcompiler=-fPIC", *cuda]
             else:
-                program, flags = toolchain.compiler(), [*CXX_FLAGS, *cxx]
+                program, flags = toolchain.compiler(), [*CXX_FLAGS, "-include", MANYLINUX, *cxx]
             command = (program, *flags, *name, *system, "-c", source)
             headers = _digest(*[self.files[path] for path in self.files if path.endswith(toolchain.HEADERS)])
-            told = repr((command, self.compilers, _headers(), headers)).encode()
+            told = repr((command, self.compilers, _headers(), headers, _WRITTEN)).encode()
             yield Step(source, command, _digest(told, self.files[source]))
 
 

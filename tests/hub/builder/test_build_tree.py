@@ -73,6 +73,7 @@ def test_a_new_tree_is_built_loaded_and_right(tree: Path, tmp_path: Path, monkey
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "cache"))
     (built,) = build_tree(tree).variants
     assert built.fresh and built.path.name.startswith("torch-stable-abi211-cpu-")
+    assert [each for each in hub.check_repository(tree) if not each.advice] == []
     resolved = hub.resolve(str(tree), policy=hub.Policy(local=True))
     module = hub.load(resolved)
     x, y = torch.randn(2, 3, 7)
