@@ -2,9 +2,7 @@
 
 import base64
 import binascii
-import functools
 import hashlib
-import operator
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from forge.hub import private
+from forge.hub import kept, private
 from forge.hub.errors import IntegrityError, MalformedError, Place
 
 MANIFEST = "forge_kernels.yaml"
@@ -114,10 +112,9 @@ def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[
         if not any(target.is_relative_to(root) for root in roots):
             raise MalformedError(f"{place}: is a link to {target}, which is outside of the kernel's folder")
         location = target
-    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]  # a pipe is not waited for
     if not stat.S_ISREG(location.lstat().st_mode):
         raise MalformedError(f"{place}: is not a regular file")
-    file = open(os.open(location, functools.reduce(operator.or_, flags, os.O_RDONLY)), "rb")  # noqa: SIM115
+    file = kept.open_itself(location)
     status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
         return file, status.st_size

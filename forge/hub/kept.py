@@ -62,6 +62,12 @@ def open_own(path: Path) -> BinaryIO:
     return _opened(path)
 
 
+def open_itself(path: Path) -> BinaryIO:
+    """Opens what is there: no link is followed, and a pipe is not waited for. Raises OSError."""
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
+    return open(os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY)), "rb")
+
+
 def _check_folder(path: Path) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
@@ -77,11 +83,9 @@ def _own_bytes(path: Path) -> bytes:
 
 def _opened(path: Path) -> BinaryIO:
     """An own file. Raises Refused for another's, or one that others may write to; OSError."""
-    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]  # a pipe is not waited for
-    handle = os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY))
-    file = open(handle, "rb")  # noqa: SIM115  the caller's
+    file = open_itself(path)
     try:
-        found = os.fstat(handle)
+        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise Refused("it is not a file")
         _check_owner(found, "it")
