@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from threading import Thread
 
@@ -39,6 +40,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
     units.forget()
     with inductor_config.patch(compile_threads=2):
         yield sources
+    wait(unit._future for unit in units._process._units.values())  # their links belong in this test's folder
     units.forget()
 
 
@@ -111,10 +113,10 @@ def test_another_thread_has_inductor_build_its_kernels(built: list[str]) -> None
     [
         ((torch.zeros(3), torch.zeros(3)), "expected 3 arguments"),
         ((torch.zeros(3), torch.zeros(3), 3.5), "expected an int"),
-        ((torch.zeros(3), 3, 3), ""),
+        ((torch.zeros(3), 3, 3), None),
     ],
 )
-def test_a_call_that_does_not_fit_is_an_error(built: list[str], given: tuple, message: str) -> None:
+def test_a_call_that_does_not_fit_is_an_error(built: list[str], given: tuple, message: str | None) -> None:
     (kernel,) = asked(ADD % 1)
     with pytest.raises(RuntimeError, match=message):
         kernel()(*given)
