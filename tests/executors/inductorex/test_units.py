@@ -36,6 +36,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
         return load_async(source, *args, **kwargs)
 
     monkeypatch.setattr(CppPythonBindingsCodeCache, "load_async", noted)
+    monkeypatch.setattr(CppPythonBindingsCodeCache, "cache", {})
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     units.forget()
     with inductor_config.patch(compile_threads=2):
