@@ -4,12 +4,12 @@ from forge import startup  # before all that imports torch
 from forge.bundle import bundle
 from forge.executors.hubex import kernel, use_kernels
 from forge.executors.hubex.registry import kernels
-from forge.explain import Explanation, explain
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.ir import versions
 from forge.jit import StrictError, finish_compiling, jit, last_backward_traces, last_traces, refold
 from forge.load_kernel import LoadedKernel, load_kernel
 from forge.patterns import Pattern, pattern
+from forge.report import Explanation, explain
 
 __all__ = [
     "Explanation",

@@ -15,7 +15,7 @@ from forge.hub.files import MANIFEST
 from forge.hub.manifest import read_manifest
 from forge.hub.manifest.parse import ListNode, MappingNode, Node, read_document, to_python
 from forge.ir import Trace, check
-from forge.jit import record_of
+from forge.records import record_of
 
 
 def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:

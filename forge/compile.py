@@ -62,7 +62,7 @@ from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate, without_gradients
 from forge.transforms.rematerialize import rematerialize
-from forge.transforms.split import Split, backward_of, backward_of_saved, innermost, seeds_of, split
+from forge.transforms.split import Saved, Split, backward_of, backward_of_saved, innermost, seeds_of, split
 
 Transform = Callable[[Trace], Trace]
 
@@ -75,7 +75,8 @@ class Compiled:
 
     `call(*inputs)` runs it. `traces` are the stages of the forward (or of the whole, where no gradient is needed),
     `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
-    each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage.
+    each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage,
+    `saved` what a forward saves for its backward.
     `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
     `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program,
     `growing` runs it until they are there, and `keep` keeps their recipe on disk, with their executors. `cached` says
@@ -106,6 +107,7 @@ class Compiled:
         self.unfrozen: list[str] = []
         self.folded: Callable[[], Folded | None] = _nothing
         self.measured: list[Measured] = []
+        self.saved: list[Saved] = []
         self.again: list[Compiled] = []
         self.seconds: dict[str, float] = {}
 
@@ -481,6 +483,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     with compiled.timed("split"):
         parts = split(joint.forward, full, mutated, [value for each in given for value in each.values or ()])
     compiled.traces += [joint.forward, parts.forward]
+    compiled.saved = parts.saved()
     layouts = Layouts(parts.forward.inputs)
     with compiled.timed("claim and generate"):
         forward = _generate(

@@ -22,47 +22,19 @@ from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import Source, kernel_executor
 from forge.frontend import dynamo
 from forge.frontend.ambient import restored, uncaptured
-from forge.frontend.entry import History, enter
+from forge.frontend.entry import enter
 from forge.frontend.higher_order import runnable
 from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused
 from forge.ir import Trace, check
 from forge.ir.collection import paused_gc
+from forge.records import Record, name_of, record_of, record_of_torch_compile
 
 NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"
 
 
 class StrictError(RuntimeError):
     """forge.jit(strict=True) met a torch function that torchlang does not have."""
-
-
-class Record:
-    """What one jitted function runs: a Compiled for each graph, in order; what runs in eager, and why.
-
-    `parameters` are the names that its positional arguments have. A graph is here for as long as Dynamo keeps it: what
-    a failed guard, a deleted module or torch._dynamo.reset() dropped is gone, but for `latest`.
-    """
-
-    def __init__(self, parameters: Sequence[str] = ()) -> None:
-        self.parameters = parameters
-        self.latest: Compiled | None = None
-        self.history = History()
-        self.warned = False  # that gradients keep it from being frozen
-        self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()
-
-    def add(self, call: Callable, graph: Compiled | str) -> None:
-        """Says what runs when Dynamo calls `call`: compiled, or the reason why it is eager."""
-        self._graphs[call] = graph
-        if isinstance(graph, Compiled):
-            self.latest = graph
-
-    @property
-    def compiled(self) -> list[Compiled]:
-        return [graph for graph in self._graphs.values() if isinstance(graph, Compiled)]
-
-    @property
-    def eager(self) -> list[str]:
-        return [graph for graph in self._graphs.values() if isinstance(graph, str)]
 
 
 @uncaptured
@@ -133,12 +105,13 @@ def jit(
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
     options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, select, first)
-    record = Record(_parameters(target))
+    record = Record(name_of(target), _parameters(target))
     backend = _Backend(options, record)
     compiled = enter(
         _entry(target),
         backend,
         before=options.prepare,
+        name=name_of(target),
         fullgraph=fullgraph,
         dynamic=dynamic,
         history=record.history,
@@ -191,8 +164,7 @@ def _entry(target: Callable) -> Callable:
     shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
     what it compiled for it, each for the other's sake, until the entry goes."""
     template = _calling_module if isinstance(target, torch.nn.Module) else _calling(target)
-    name = getattr(target, "__name__", type(target).__name__)
-    code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name}")
+    code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name_of(target)}")
     scope = {"__builtins__": builtins.__dict__, "__name__": __name__}
     entry = types.FunctionType(code, scope, closure=template.__closure__)
     weakref.finalize(entry, reset_code, code).atexit = False
@@ -217,7 +189,7 @@ def compile_graph(
 
     Raises Refused for a call that forge refuses as torch would: the frame is to run in eager.
     """
-    record = record or Record()
+    record = record or Record(name_of(graph))
     try:
         with paused_gc(), restored():
             compiled = _compile(graph, options, record)
@@ -279,10 +251,11 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     """
     wanted = options.pop("options", None) or {}
     _check_options("forge", (*options, *wanted), _BACKEND_OPTIONS)
+    record = record_of_torch_compile()
     try:
-        return compile_graph(graph, example_inputs, options=Options(**wanted))
+        return compile_graph(graph, example_inputs, options=Options(**wanted), record=record)
     except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
-        return _in_eager(graph, str(reason), Record())
+        return _in_eager(graph, str(reason), record)
 
 
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
@@ -301,13 +274,6 @@ def _strict_message(names: list[str]) -> str:
 
 
 torch._dynamo.register_backend(backend, name="forge")
-
-
-def record_of(jitted: Any) -> Record:
-    """What a jitted function or module compiled so far. Raises TypeError for something else."""
-    found = getattr(getattr(jitted, "_forge_compiled", jitted), "_forge_record", None)
-    check(found is not None, lambda: f"{jitted!r} was not made by forge.jit", TypeError)
-    return found
 
 
 def last_traces(jitted: Any) -> list[Trace]:

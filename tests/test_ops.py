@@ -37,7 +37,7 @@ from forge.functional import Direct
 from forge.ir import Proxy, Symbol, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.pytree import rename
-from forge.jit import record_of
+from forge.records import record_of
 from forge.testing import OpInfo, Sample
 
 Dtypes = Callable[[OpInfo], list[torch.dtype]]

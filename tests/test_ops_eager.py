@@ -25,7 +25,7 @@ from test_ops import Inputs, changed_inputs, differentiable_inputs
 
 import forge
 from forge.functional import Direct
-from forge.jit import record_of
+from forge.records import record_of
 from forge.testing import OpInfo, Sample
 
 MODES: dict[str, Callable] = {

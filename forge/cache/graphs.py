@@ -17,6 +17,7 @@ from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint_o
 from forge.frontend.functions import is_once_differentiable
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.source import Source
 
 _NUMBERS = (bool, int, float, complex, range)
 _PLAIN = (*_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -34,7 +35,7 @@ class Described:
 
     def __init__(self, graph: GraphModule) -> None:
         self.words: list[str] = []
-        self.lines: dict[str, int] = {}
+        self.lines: dict[Source, int] = {}
         self.held: dict[int, torch.Tensor] = {}
         self.devices: set[torch.device] = set()
         self.symbols: list[torch.SymInt] = []
@@ -52,9 +53,7 @@ class Described:
     def _graph(self, graph: GraphModule) -> None:
         self.words.append("graph")
         for node in graph.graph.nodes:
-            line = node.meta.get("stack_trace")
-            if line is not None:
-                self.lines.setdefault(line, len(self.lines))
+            self.lines.setdefault(Source.of(node), len(self.lines))
             self._node(node, graph)
         self.words.append("end")
 

@@ -27,6 +27,8 @@ from forge.ir.bounded import Bounded
 from forge.ir.locks import new_lock
 from forge.ir.printing import compile_function
 from forge.ir.pytree import names
+from forge.ir.source import Source
+from forge.transforms.split import Saved
 
 _PARTS = ("forward", "backward", "epilogue")
 _loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by executor and hash
@@ -60,6 +62,7 @@ def dump(
         "held": held,
         "opaque_calls": compiled.opaque_calls,
         "measured": [asdict(each) for each in compiled.measured],
+        "saved": [[*each[:-1], graph.lines.get(each.source)] for each in compiled.saved],
         "claims": [
             entry.add(json.dumps([_claim_data(claim, graph) for claim in claims]).encode())
             for claims in (compiled.claims, compiled.backward_claims)
@@ -104,7 +107,8 @@ def _hash(split: Trace) -> str:
 
 def _claim_data(claim: Claim, graph: Described) -> list:
     line = graph.lines.get(claim.source)
-    return [claim.operation, claim.outputs, line, claim.executor, claim.declined, claim.level]
+    told = claim.operation, claim.outputs, claim.results, line
+    return [*told, claim.executor, claim.declined, claim.level, claim.region]
 
 
 def load(
@@ -126,6 +130,8 @@ def load(
     held = [tensors[number] for number in data["held"]]
     program.call = (lambda *inputs: call(*inputs, *held)) if held else call
     program.opaque_calls = data["opaque_calls"]
+    lines = {number: line for line, number in graph.lines.items()}
+    program.saved = [Saved(*each, lines.get(line)) for *each, line in data["saved"]]
     program.measured = [Measured(**each) for each in data["measured"]]
     return program
 
@@ -208,9 +214,11 @@ class Loaded(Compiled):
         return [_claim(self._lines, *each) for each in json.loads(self._told[number])]
 
 
-def _claim(lines: dict[int, str], operation: str, outputs: list[str], line: int | None, *made: Any) -> Claim:
-    executor, declined, level = made
-    return Claim(operation, outputs, lines.get(line), executor, map(tuple, declined), level)
+def _claim(
+    lines: dict[int, Source], operation: str, outputs: list[str], results: list[str], line: int | None, *made: Any
+) -> Claim:
+    executor, declined, level, region = made
+    return Claim(operation, outputs, results, lines.get(line), executor, map(tuple, declined), level, region)
 
 
 def _of_whole(name: str, otherwise: Callable[[Loaded], Any]) -> property:

@@ -6,12 +6,14 @@ from typing import Protocol
 
 from forge import clang
 from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, decline, operators_of
-from forge.executors.fusion import fuse_regions, settled
+from forge.executors.fusion import Fused, fuse_regions, settled
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
+from forge.ir.printing import in_words
 from forge.ir.pytree import proxies, rename
+from forge.ir.source import Source
 from forge.ir.symbol import substitute
 from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
@@ -39,30 +41,41 @@ def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collecti
 
 class Claim:
     """Who runs one call, and who declined it and why. It says which call that is and does not hold it: a program's
-    claims are kept as long as the program."""
+    claims are kept as long as the program.
 
-    __slots__ = ("declined", "executor", "level", "operation", "outputs", "source")
+    results: the metadata of `outputs`, in words. region: the call of the final trace that runs it with others.
+    """
+
+    __slots__ = ("declined", "executor", "level", "operation", "outputs", "region", "results", "source")
 
     def __init__(
         self,
         operation: str,
         outputs: Iterable[str],
-        source: str | None,
+        results: Iterable[str],
+        source: Source | None,
         executor: str,
         declined: Iterable[tuple[str, str]],
         level: int,
+        region: str | None = None,
     ) -> None:
         self.operation = operation
         self.outputs = tuple(outputs)
+        self.results = tuple(results)
         self.source = source
         self.executor = executor
         self.declined = list(dict.fromkeys(declined))
         self.level = level
+        self.region = region
 
     @classmethod
-    def of(cls, bound: BoundSymbol, executor: str, declined: Reasons, level: int) -> "Claim":
+    def of(
+        cls, bound: BoundSymbol, executor: str, declined: Reasons, level: int, region: str | None = None
+    ) -> "Claim":
         """Of a call."""
-        return cls(bound.symbol.id, bound.outputs, bound.source, executor, declined, level)
+        made = {proxy.name: proxy for proxy in proxies(bound.output)}
+        results = [in_words(made[name]) for name in bound.outputs]
+        return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region)
 
 
 class _Placed:
@@ -134,7 +147,7 @@ def _with_regions(trace: Trace, placed: list[_Placed], layouts: Layouts) -> tupl
     fused = fuse_regions(trace, nodes, layouts)
     trace.bound_symbols.extend(fused.calls)
     trace.output = rename(trace.output, fused.fixed)
-    return trace, [made for each in placed for made in _claims(each, fused.unfused)]
+    return trace, [made for each in placed for made in _claims(each, fused)]
 
 
 def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
@@ -169,12 +182,14 @@ def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
 
-def _claims(placed: _Placed, unfused: Mapping[str, str]) -> list[Claim]:
+def _claims(placed: _Placed, fused: Fused) -> list[Claim]:
     if placed.fuser is None:
         return placed.claims
-    reason = unfused.get(placed.bound.outputs[0])
+    name = placed.bound.outputs[0]
+    reason = fused.unfused.get(name)
     if reason is None:
-        return [Claim.of(placed.bound, placed.fuser.name, placed.declined, placed.level)]
+        region = fused.regions.get(name)
+        return [Claim.of(placed.bound, placed.fuser.name, placed.declined, placed.level, region)]
     _decline(placed, reason)
     return placed.claims
 

@@ -45,11 +45,15 @@ CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=torch
 
 class Fused:
     """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
-    them, by the first name that it makes. `fixed` are the values of a region that are no tensors, by name."""
+    them, `regions` what the region's call is named that runs one, both by the first name that the call makes. `fixed`
+    are the values of a region that are no tensors, by name."""
 
-    def __init__(self, calls: list[BoundSymbol], unfused: dict[str, str], fixed: dict[str, Any]) -> None:
+    def __init__(
+        self, calls: list[BoundSymbol], unfused: dict[str, str], regions: dict[str, str], fixed: dict[str, Any]
+    ) -> None:
         self.calls = calls
         self.unfused = unfused
+        self.regions = regions
         self.fixed = fixed
 
 
@@ -104,7 +108,7 @@ def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> Fused
     writer.ready(trace.output_names)
     fixed = {name: layouts.values[name] for name in writer.fixed}
     layouts.fixed.update(fixed)
-    return Fused([substitute(call, fixed) for call in writer.calls], writer.unfused, fixed)
+    return Fused([substitute(call, fixed) for call in writer.calls], writer.unfused, writer.regions, fixed)
 
 
 class _Writer:
@@ -113,6 +117,7 @@ class _Writer:
         self.layouts = layouts
         self.calls: list[BoundSymbol] = []
         self.unfused: dict[str, str] = {}
+        self.regions: dict[str, str] = {}
         self.there = {*trace.input_names, *trace.constants}
         self.makers = {name: node for node in nodes for name in node.makes}
         self.order = {id(node): position for position, node in enumerate(nodes)}
@@ -178,6 +183,7 @@ class _Writer:
         )
         args = (given,) if region.fuser.boxed else tuple(given)
         inside = [node.bound for node in body]
+        self.regions.update((node.makes[0], symbol.id) for node in body)
         self.calls.append(BoundSymbol(symbol, args, {}, made, inside, source=region.nodes[0].bound.source))
         self.there.update(escaping)
         self.fixed.update(name for name in escaping if name not in outputs)

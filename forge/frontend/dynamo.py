@@ -34,6 +34,7 @@ from forge.ir import (
 )
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.ir.source import Source
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.torchlang.opaque import opaque_symbol
 
@@ -98,7 +99,7 @@ class _Interpreter:
         higher_order.hooks_first(self.graph.graph)
         nodes = iter(self.graph.graph.nodes)
         for node in nodes:
-            self.trace.source = node.meta.get("stack_trace")
+            self.trace.source = Source.of(node)
             if node.op == "output":
                 return self.look_up(node.args[0])
             if node in self.skipped:

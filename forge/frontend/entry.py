@@ -8,9 +8,11 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 """
 
 import functools
+import re
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,9 +38,13 @@ from forge.frontend.program import Refused
 from forge.ir.checks import in_one_line
 from forge.ir.collection import paused_gc
 from forge.ir.locks import free_after_fork
+from forge.ir.printing import counted
 
 free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
+_COMPILE_ID = re.compile(r"\d+/\d+: ")
+_ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
+_EXPLANATION = "Explanation: "
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "record_runtime_overhead": False,
@@ -53,11 +59,58 @@ _DYNAMIC = {
 
 
 class History:
-    """Why Dynamo compiled more than one graph: graph breaks and failed guards, in words; the last of them."""
+    """Why Dynamo compiled more than one graph, or none: graph breaks and failed guards, in words; the last of them.
 
-    def __init__(self) -> None:
+    parameters: the names that positional arguments have. captured: whether Dynamo has seen a frame. graphs: how many
+    were handed to forge. unsaid: that nothing was compiled may have to be told.
+    """
+
+    def __init__(self, parameters: Sequence[str] = ()) -> None:
         self.graph_breaks: deque[str] = deque(maxlen=_KEPT)
         self.recompiles: deque[str] = deque(maxlen=_KEPT)
+        self.captured = False
+        self.graphs = 0
+        self.unsaid = False
+        self._parameters = parameters
+        self._failures: list[str] = []
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Inside, Dynamo captures a frame."""
+        self.captured = self.unsaid = True
+        self._failures.clear()
+        before = counters["graph_break"].copy()
+        try:
+            yield
+        finally:
+            self.graph_breaks.extend(map(_reason, (counters["graph_break"] - before).elements()))
+            if self._failures:
+                latest, *earlier = self._failures
+                more = f" (nor {counted(len(earlier), 'earlier graph')} fitted)" if earlier else ""
+                self.recompiles.append(f"{latest}{more}")
+
+    def guard_failed(self, failure: Any) -> None:
+        """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
+        reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
+        self._failures.append(_ARGUMENT.sub(self._name, reason.strip().splitlines()[0]))
+
+    def tell(self, name: str) -> None:
+        """Warns that nothing of `name` was compiled, if that is so and was not said."""
+        self.unsaid = False
+        if not self.graphs and self.graph_breaks:
+            reason = self.graph_breaks[0]
+            warnings.warn(f"forge: nothing of {name} was compiled, it runs in eager: {reason}", stacklevel=4)
+
+    def _name(self, argument: re.Match[str]) -> str:
+        position = int(argument[1])
+        return self._parameters[position] if position < len(self._parameters) else argument[0].strip("'")
+
+
+def _reason(text: str) -> str:
+    """What Dynamo says of a graph break, in one line: what it is, and its explanation."""
+    what, *others = [line.strip() for line in text.strip().splitlines()]
+    explanation = next((line.removeprefix(_EXPLANATION) for line in others if line.startswith(_EXPLANATION)), None)
+    return what if explanation is None else f"{what}: {explanation}"
 
 
 _IN_EAGER = ConvertFrameReturn(
@@ -84,14 +137,13 @@ class _Configured:
     def __call__(self, *frame: Any) -> Any:
         settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
         self._before()
-        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured():
-            before = counters["graph_break"].copy()
+        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(), self._history.frame():
             try:
                 return self._torchdynamo_orig_backend(*frame)
             except BackendCompilerFailed as failure:
                 if self._fullgraph or not isinstance(failure.inner_exception, Refused):
                     raise
-                warnings.warn(f"forge: a frame runs in eager: {failure.inner_exception}", stacklevel=2)
+                self._warn(failure.inner_exception)
                 return self._in_eager("a call is refused", failure.inner_exception.reason)
             except (FailOnRecompileLimitHit, RecompileError):
                 raise
@@ -99,10 +151,12 @@ class _Configured:
                 if self._fullgraph:
                     raise
                 if isinstance(failure, InternalTorchDynamoError):
-                    warnings.warn(f"forge: a frame runs in eager: {in_one_line(failure)}", stacklevel=2)
+                    self._warn(in_one_line(failure))
                 return self._in_eager("a call fails", failure)
-            finally:
-                self._history.graph_breaks.extend((counters["graph_break"] - before).elements())
+
+    def _warn(self, reason: Any) -> None:
+        warnings.warn(f"forge: a frame runs in eager: {reason}", stacklevel=3)
+        self._history.unsaid = False
 
     def _in_eager(self, what: str, reason: Exception) -> ConvertFrameReturn:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
@@ -120,20 +174,20 @@ def enter(
     backend: Callable,
     *,
     before: Callable[[], None],
+    name: str,
     fullgraph: bool,
     dynamic: bool | None,
     history: History,
 ) -> Callable:
-    """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture.
+    """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture;
+    `name` is the user's for it.
 
     Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
     with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
     guard, a tracer is active (torch.fx, torch.jit.trace) or torch differentiates in forward mode, calls run in eager.
     An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
     """
-    context = torch._dynamo.optimize(
-        backend, nopython=fullgraph, guard_fail_fn=lambda failure: history.recompiles.append(failure.reason)
-    )
+    context = torch._dynamo.optimize(backend, nopython=fullgraph, guard_fail_fn=history.guard_failed)
     callback = context.callback = _Configured(context.callback, before, dynamic, history, fullgraph)
     compiled = context(function)
     compiling, jit_tracing = torch._C._functorch.maybe_current_level, torch._C._is_tracing
@@ -154,6 +208,9 @@ def enter(
                 raise _of_backend(failure) from None
             except TorchRuntimeError as failure:
                 raise _as_torch_raises(failure) from None
+            finally:
+                if history.unsaid:
+                    history.tell(name)
             if eval_frame._stance == eval_frame.DynamoStance():
                 plain = eval_frame._stance
             return result
@@ -166,6 +223,8 @@ def enter(
             raise _as_torch_raises(failure) from None
         finally:
             set_eval_frame(before)
+            if history.unsaid:
+                history.tell(name)
 
     call._torchdynamo_inline = function
     return unconverted(call)

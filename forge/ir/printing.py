@@ -266,34 +266,25 @@ _sympy_printer = PythonPrinter()
 
 
 def _comment(bound: BoundSymbol) -> str:
-    found = [_metadata(proxy) for proxy in pytree.proxies(bound.output)]
+    found = [in_words(proxy) for proxy in pytree.proxies(bound.output)]
     return "  # " + ", ".join(found) if found and bound.symbol is not DEL else ""
 
 
-def _metadata(proxy: Proxy) -> str:
+def in_words(proxy: Proxy) -> str:
+    """A value's metadata: `f32[2, 4]`, with the device where that is not the CPU."""
     return repr(proxy).split(": ", 1)[1].removesuffix(" cpu") if isinstance(proxy, TensorProxy) else "number"
 
 
-def source_line(source: str) -> str | None:
-    """'model.py:12  h = x @ w' from Dynamo's stack trace text or from 'file:line'."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', source)
-    path, line = places[-1] if places else (source.rpartition(":")[0], source.rpartition(":")[2])
-    if not line.isdigit():
-        return None
-    code = linecache.getline(path, int(line)).strip()
-    return f"{path.rsplit('/', 1)[-1]}:{line}  {code}".rstrip()
-
-
 def statements(writer: Writer, calls: Iterable[BoundSymbol], depth: int) -> list[str]:
-    """The calls as lines of a function: the user's line above each, its metadata beside it, and `depth - 1` levels of
-    its decomposition below, as comments."""
+    """The calls as lines of a function: the module and the user's line above each, its metadata beside it, and
+    `depth - 1` levels of its decomposition below, as comments."""
     lines: list[str] = []
-    last_line = None
+    last = ""
     for bound in calls:
-        line = source_line(bound.source) if bound.source is not None else None
-        if line is not None and line != last_line:
-            last_line = line
-            lines.append(f"    # {line}")
+        place = str(bound.source or "")
+        if place and place != last:
+            last = place
+            lines.append(f"    # {place}")
         lines.append(f"    {writer.call(bound)}{_comment(bound)}")
         lines.extend(_decomposition(bound, depth - 1, writer))
     return lines

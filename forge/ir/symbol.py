@@ -6,6 +6,7 @@ from enum import Enum, auto
 from typing import Any
 
 from forge.ir import pytree
+from forge.ir.source import Source
 from forge.ir.state import recorder
 
 
@@ -113,8 +114,7 @@ class Symbol:
 class BoundSymbol:
     """One call in a trace. Never changed after it was recorded: `replace` makes another.
 
-    `subsymbols` are the calls that a composite's body made; `source` is the user's line, as Dynamo's stack trace text
-    or "file:line", parsed only when it is printed.
+    `subsymbols` are the calls that a composite's body made; `source` says where in the user's program it stands.
     """
 
     __slots__ = (
@@ -137,7 +137,7 @@ class BoundSymbol:
         kwargs: dict,
         output: Any,
         subsymbols: list["BoundSymbol"] | tuple = (),
-        source: str | None = None,
+        source: Source | None = None,
         tags: frozenset[Tag] = NO_TAGS,
     ) -> None:
         self.symbol = symbol

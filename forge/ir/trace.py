@@ -10,6 +10,7 @@ import torch
 from forge.ir import printing, pytree
 from forge.ir.memory import Memory
 from forge.ir.proxies import Dim, NumberProxy, Proxy, TensorProxy
+from forge.ir.source import Source
 from forge.ir.state import LanguageContext, recorder, state
 from forge.ir.symbol import NO_TAGS, BoundSymbol, Tag, union
 
@@ -40,7 +41,7 @@ class Trace:
         self.constants: dict[str, torch.Tensor] = {}
         self.boxed = False  # the function takes its inputs in one list, which it empties
         self.names: set[str] = set(RESERVED)
-        self.source: str | None = None  # the user's line that is being recorded
+        self.source: Source | None = None  # where the call that is being recorded stands
         self.tags: frozenset[Tag] = NO_TAGS  # what every call recorded now carries
         self.follows_grad_mode = False  # whether a front end records it, so that torch's grad mode is the program's
         self.held: list[Any] = []  # what its printed text names and has no literal for
@@ -82,8 +83,8 @@ class Trace:
             self.close_scope()
 
     @contextmanager
-    def tagged(self, tags: Iterable[Tag], source: str | None = None) -> Iterator[None]:
-        """The calls recorded inside carry exactly `tags`, and the user's line."""
+    def tagged(self, tags: Iterable[Tag], source: Source | None = None) -> Iterator[None]:
+        """The calls recorded inside carry exactly `tags`, and stand at `source`."""
         before = self.tags, self.source
         self.tags = frozenset(tags)
         self.source = source or self.source

@@ -1,17 +1,35 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 
 from forge import prims
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
+from forge.ir.printing import in_words
 from forge.ir.pytree import names, proxies, rename
 from forge.ir.pytree import tensors as tensors_of
+from forge.ir.source import Source
 from forge.transforms.cse import merge_calls
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.grad import Joint, backward
+
+
+class Saved(NamedTuple):
+    """A tensor that a forward saves for its backward.
+
+    metadata: in words. bytes: None where lengths are symbols. own: whether saving it keeps memory alive that the
+    program's inputs and results do not. source: where the call stands that makes it.
+    """
+
+    name: str
+    metadata: str
+    bytes: int | None
+    own: bool
+    source: Source | None
 
 
 class Split:
@@ -21,6 +39,19 @@ class Split:
         self.forward = forward
         self.saved_tensors = saved_tensors
         self.saved_numbers = saved_numbers
+
+    def saved(self) -> list[Saved]:
+        """What is saved, in order."""
+        outputs, _, _ = self.forward.output
+        there = {*self.forward.input_names, *names(outputs)}
+        makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
+        found = []
+        for proxy in self.saved_tensors:
+            lengths = all(isinstance(length, int) for length in proxy.shape)
+            size = math.prod(proxy.shape) * proxy.dtype.itemsize if lengths else None
+            source = makers[proxy.name].source if proxy.name in makers else None
+            found.append(Saved(proxy.name, in_words(proxy), size, proxy.name not in there, source))
+        return found
 
 
 def seeds_of(

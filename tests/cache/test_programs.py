@@ -14,7 +14,7 @@ from cache.support import from_disk, is_cached
 from torch import nn
 
 import forge
-from forge.jit import record_of
+from forge.records import record_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 

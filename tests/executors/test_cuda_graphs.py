@@ -10,7 +10,7 @@ from torch import nn
 import forge
 from forge.executors import cuda_graphs
 from forge.executors.cuda_graphs import Graph, Pool
-from forge.jit import record_of
+from forge.records import record_of
 from forge.transforms import head
 
 CUDA = torch.cuda.is_available()

@@ -22,7 +22,7 @@ from forge.executors import (
 )
 from forge.functional import Direct
 from forge.ir import BoundSymbol, Trace
-from forge.jit import record_of
+from forge.records import record_of
 
 # registration
 

@@ -7,7 +7,7 @@ import torch
 import forge
 from forge.executors import Declined, FusionExecutor, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
-from forge.jit import record_of
+from forge.records import record_of
 
 
 class Late(FusionExecutor):

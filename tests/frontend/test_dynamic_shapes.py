@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import forge
-from forge.jit import record_of
+from forge.records import record_of
 from tests.models import zoo
 
 # 20 sizes and 1; widths of the models below are among them: 8 and 16, and the vocabulary's 13

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import forge
 from forge.executors import cuda_graphs
-from forge.jit import record_of
+from forge.records import record_of
 from tests.executors.test_cuda_graphs import Double
 from tests.models.test_models import build, difference, outputs
 from tests.models.zoo import MODELS

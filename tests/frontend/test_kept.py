@@ -12,7 +12,7 @@ import forge
 from forge import compile as compiling
 from forge.ir import BoundSymbol, Trace
 from forge.ir.structure import key_of
-from forge.jit import record_of
+from forge.records import record_of
 
 
 @pytest.fixture

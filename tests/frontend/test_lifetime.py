@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import forge
-from forge.jit import record_of
+from forge.records import record_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 

@@ -10,7 +10,7 @@ import torch
 import forge
 from forge.executors import FusionExecutor, claim, resolve_executors
 from forge.ir import BoundSymbol, Trace
-from forge.jit import record_of
+from forge.records import record_of
 
 PROGRAMS: dict[str, tuple[Callable, list[tuple]]] = {
     "a float": (lambda x, weight: torch.lerp(x, x * x, weight), [(0.25,), (0.75,)]),

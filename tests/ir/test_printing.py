@@ -3,7 +3,6 @@
 import gc
 import math
 import operator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from forge import prims, torchlang
 from forge.executors import claim, resolve_executors
 from forge.functional import Direct
 from forge.ir import BoundSymbol, NumberProxy, Symbol, TensorProxy, Trace
-from forge.ir.printing import Writer, held, qualified_name, source_line, symbolic_expression
+from forge.ir.printing import Writer, held, qualified_name, symbolic_expression
 
 CPU = torch.device("cpu")
 LITERALS = [
@@ -206,14 +205,6 @@ def test_the_text_names_metadata_sources_and_decompositions() -> None:
     assert "#   " not in str(recorded)
     deep = recorded.show(3)
     assert "    #   t1 = clang.exp2(t0)" in deep and "    #     t1 = prims.exp2(t0)" in deep
-
-
-def test_a_source_line_is_found_in_dynamos_stack_trace_and_in_a_short_form(tmp_path: Path) -> None:
-    path = tmp_path / "model.py"
-    path.write_text("h = 1\n    y = x @ w\n")
-    stack = f'  File "/nowhere/a.py", line 1, in f\n    x\n  File "{path}", line 2, in g\n    y'
-    assert source_line(stack) == source_line(f"{path}:2") == "model.py:2  y = x @ w"
-    assert source_line("no line") is None
 
 
 def test_names_that_the_text_uses_itself_are_not_given_to_values() -> None:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import forge
 from forge import torchlang
 from forge.executors import OperatorExecutor
-from forge.jit import record_of
+from forge.records import record_of
 from forge.transforms import head
 
 HEAD = "forge.linear_cross_entropy"

@@ -19,7 +19,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 import forge
 from forge.executors import claim, inductorex, resolve_executors
 from forge.executors.inductorex import waits
-from forge.jit import record_of
+from forge.records import record_of
 
 EXECUTORS = ["inductor", "torch"]
 

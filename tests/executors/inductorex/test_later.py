@@ -17,7 +17,7 @@ from forge.executors import later
 from forge.executors.executor import Declined
 from forge.executors.inductorex import elsewhere, graphs
 from forge.executors.layout import Layout
-from forge.jit import record_of
+from forge.records import record_of
 
 EXECUTORS = ["inductor", "torch"]
 TIMEOUT = 300.0

@@ -1,0 +1,67 @@
+"""Where a call of a program stands: the module that makes it, and the user's line."""
+
+import linecache
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.fx import Node
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_LIBRARIES = tuple(f"{Path(file).parents[up]}/" for file, up in ((torch.__file__, 0), (__file__, 1)))
+
+# What Dynamo calls the object that a module is found from: the jitted module, an object of a jitted method, a cell of a
+# jitted function, a global.
+_ROOT = re.compile(
+    r"^(?:L\['(?:module|self|fn)'\]|L\['target'\](?:\.__self__|\.__closure__\[\d+\]\.cell_contents)?"
+    r"|G\['__import_[^']*'\]|L(?=\['\w+'\])|G(?=\['\w+'\]))"
+)
+_MEMBER = re.compile(r"(?:\._modules)?\['([^']+)'\]")
+
+
+class Source(NamedTuple):
+    """A call's place in the user's program, parsed only when it is printed.
+
+    stack: Dynamo's stack trace text, or "file:line". owner: what Dynamo calls the innermost module whose forward makes
+    the call, such as "L['module'].layers.0"; None outside of any.
+    """
+
+    stack: str | None = None
+    owner: str | None = None
+
+    @classmethod
+    def of(cls, node: Node) -> "Source":
+        """Of a node that Dynamo made."""
+        modules = node.meta.get("nn_module_stack")
+        return cls(node.meta.get("stack_trace"), next(reversed(modules.values()))[0] if modules else None)
+
+    @property
+    def module(self) -> str | None:
+        """The path of that module, such as "layers.0.q_proj"; "" for the jitted module itself, None outside of any."""
+        if self.owner is None:
+            return None
+        return _MEMBER.sub(r".\1", _ROOT.sub("", self.owner)).strip(".")
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The file and the line: the innermost ones that are neither forge's nor torch's."""
+        found = _FRAME.findall(self.stack or "")
+        if not found:
+            path, _, line = (self.stack or "").rpartition(":")
+            return (path, int(line)) if line.isdigit() else None
+        own = [(path, int(line)) for path, line in found if not path.startswith(_LIBRARIES)]
+        return own[-1] if own else None
+
+    def __str__(self) -> str:
+        """`layers.0.q_proj  model.py:12  h = x @ w`, as far as it is known."""
+        return "  ".join(filter(None, (self.module, self.line)))
+
+    @property
+    def line(self) -> str | None:
+        """`model.py:12  h = x @ w`; None where the program's own code makes no such call."""
+        place = self.place
+        if place is None:
+            return None
+        path, line = place
+        return f"{Path(path).name}:{line}  {linecache.getline(path, line).strip()}".rstrip()

@@ -1,0 +1,133 @@
+"""forge.explain: what became of every operation, and why."""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from forge.executors.selection import Measured
+from forge.records import Record, records_of
+from forge.report import text
+from forge.report.rows import Row, SavedRow
+
+IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
+BY_TORCH_COMPILE = "torch.compile counts them itself: TORCH_LOGS=graph_breaks,recompiles shows them"
+
+
+class Explanation:
+    """What forge made of a function or module so far. It prints as text that is fitted to the terminal, and shows
+    itself in a notebook.
+
+    name: what was jitted. captured: whether it was called, so that Dynamo saw it. rows: a Row for each operation that
+    runs. saved: a SavedRow for each tensor that a backward needs. opaque_calls: names of the torch functions that
+    torchlang does not have. graphs: how many were compiled. graph_breaks, recompiles: one line for each that happened
+    (of many the last ones). eager: why graphs run in eager. seconds: compile time by stage.
+    cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
+    recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
+    frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
+    measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
+    shortened: whether forge.last_traces has the last stages alone.
+    """
+
+    def __init__(self, name: str, records: list[Record]) -> None:
+        self.name = name
+        self.captured = any(record.history.captured or record.compiled for record in records)
+        self.rows: list[Row] = []
+        self.saved: list[SavedRow] = []
+        self.opaque_calls: list[str] = []
+        self.graphs = 0
+        self.graph_breaks: list[str] = []
+        self.recompiles: list[str] = []
+        self.eager: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.cached = 0
+        self.uncached: list[str] = []
+        self.recorded = 0
+        self.unrecorded: list[str] = []
+        self.frozen: list[str] = []
+        self.unfrozen: list[str] = []
+        self.measured: list[Measured] = []
+        self.shortened = False
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        first = self.graphs
+        self.graphs += len(record.compiled) + len(record.eager)
+        self.graph_breaks += record.history.graph_breaks
+        self.recompiles += record.history.recompiles
+        self.eager += record.eager
+        for number, compiled in enumerate(record.compiled, first):
+            self.rows += [Row.of(number, "forward", claim) for claim in compiled.claims]
+            self.rows += [Row.of(number, "backward", claim) for claim in compiled.backward_claims]
+            self.saved += [SavedRow.of(number, saved) for saved in compiled.saved]
+            self.opaque_calls += compiled.opaque_calls
+            self.cached += compiled.cached
+            self.shortened |= compiled.shortened
+            self.uncached += [compiled.uncached] if compiled.uncached else []
+            recorded, unrecorded = compiled.recorded()
+            self.recorded += recorded
+            self.unrecorded += unrecorded
+            self.frozen += compiled.frozen
+            self.unfrozen += compiled.unfrozen
+            folded = compiled.folded()
+            if folded is not None and folded.in_training:
+                self.unfrozen.append(IN_TRAINING)
+            self.measured += compiled.measured
+            for stage, seconds in compiled.seconds.items():
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    @property
+    def executors(self) -> dict[str, int]:
+        """How many operations each executor runs."""
+        return dict(Counter(row.executor for row in self.rows))
+
+    @property
+    def regions(self) -> dict[tuple[int, str, str], list[Row]]:
+        """The operations of each fusion, by (graph, phase, name)."""
+        found: dict[tuple[int, str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.region is not None:
+                found.setdefault((row.graph, row.phase, row.region), []).append(row)
+        return found
+
+    @property
+    def saved_bytes(self) -> int:
+        """What a backward keeps in memory beyond inputs, parameters and results, in bytes; lengths that are symbols
+        are not counted."""
+        return sum(each.bytes or 0 for each in self.saved if each.own)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain lists, dicts, strings and numbers."""
+        told = {name: value for name, value in vars(self).items() if name not in ("rows", "saved", "measured")}
+        found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in ("rows", "saved", "measured")}
+        return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """All of it as JSON; written to `path` as well, where one is given."""
+        written = json.dumps(self.to_dict(), indent=2)
+        if path is not None:
+            Path(path).write_text(written)
+        return written
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from text.rendered(self)
+
+    def __str__(self) -> str:
+        return text.plain(self)
+
+    __repr__ = __str__
+
+
+def explain(target: Any = None) -> Explanation:
+    """What forge made of `target`: who runs each operation, who declined it and why, what is fused, what is saved for
+    the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
+
+    target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
+    anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.
+    """
+    name, records = records_of(target)
+    return Explanation(name, records)

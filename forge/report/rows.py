@@ -1,0 +1,69 @@
+"""One line each of what forge.explain knows."""
+
+from dataclasses import dataclass
+
+from forge.executors.claim import Claim
+from forge.transforms.split import Saved
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation that runs.
+
+    graph: which graph, counted from 0. phase: "forward" or "backward". operation: the symbol that was claimed.
+    executor: who claimed it. declined: (executor, reason) of those asked before. outputs: the names it makes.
+    results: their dtypes and shapes, such as "f32[2, 4]". module: the path of the module that makes the call, "" for
+    the jitted one itself, None where it is not known. source: the user's line, where it is known. region: the name of
+    the fusion that runs it together with others.
+    """
+
+    graph: int
+    phase: str
+    operation: str
+    executor: str
+    declined: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+    results: tuple[str, ...]
+    module: str | None
+    source: str | None
+    region: str | None
+
+    @classmethod
+    def of(cls, graph: int, phase: str, claim: Claim) -> "Row":
+        """Of what the claim pass decided."""
+        source = claim.source
+        return cls(
+            graph,
+            phase,
+            claim.operation,
+            claim.executor,
+            tuple(claim.declined),
+            claim.outputs,
+            claim.results,
+            source.module if source else None,
+            source.line if source else None,
+            claim.region,
+        )
+
+
+@dataclass(frozen=True)
+class SavedRow:
+    """A tensor that a forward saves for its backward.
+
+    name, result: as in the trace, and its dtype and shape. bytes: None where lengths are symbols. own: whether saving
+    it keeps memory that inputs and results of the program do not keep anyway. module, source: where it is made.
+    """
+
+    graph: int
+    name: str
+    result: str
+    bytes: int | None
+    own: bool
+    module: str | None
+    source: str | None
+
+    @classmethod
+    def of(cls, graph: int, saved: Saved) -> "SavedRow":
+        """Of what a program saves."""
+        module, line = (saved.source.module, saved.source.line) if saved.source else (None, None)
+        return cls(graph, saved.name, saved.metadata, saved.bytes, saved.own, module, line)

@@ -1,0 +1,196 @@
+"""forge.explain: what it says of a program, and of whom it can say it."""
+
+import json
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+from forge.report import text
+
+X = torch.ones(2, 4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.up(x))
+
+
+class Blocks(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block() for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_an_operation_is_told_with_its_module_its_result_and_the_users_line() -> None:
+    jitted = forge.jit(Blocks(2))
+    jitted(X)
+    rows = [row for row in forge.explain(jitted).rows if row.phase == "forward"]
+    linear, relu, add = rows[:3]
+    assert (linear.operation, linear.module) == ("torch.nn.functional.linear", "layers.0.up")
+    assert linear.results == relu.results == add.results == ("f32[2, 4]",)
+    assert relu.module == add.module == "layers.0" and rows[-1].module == "layers.1"
+    assert relu.source.endswith("return x + torch.relu(self.up(x))") and relu.source.startswith("test_explain.py:")
+
+
+def test_a_module_of_torchs_alone_has_paths_and_no_lines_of_forges() -> None:
+    jitted = forge.jit(nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.ReLU())))
+    jitted(X)
+    forward = [row for row in forge.explain(jitted).rows if row.phase == "forward"]
+    assert [(row.module, row.source) for row in forward] == [("0", None), ("1.0", None)]
+
+
+def test_a_program_from_disk_tells_the_same(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
+    model = Blocks(1)
+    first, again = forge.jit(model), forge.jit(model)
+    first(X), again(X)
+    told = forge.explain(again)
+    assert told.cached == 1 and told.rows == forge.explain(first).rows and told.saved == forge.explain(first).saved
+
+
+def test_what_is_saved_for_the_backward_is_told_in_bytes() -> None:
+    jitted = forge.jit(lambda x, w: torch.relu(x @ w).exp().sum())
+    jitted(torch.ones(8, 4), torch.ones(4, 16, requires_grad=True))
+    told = forge.explain(jitted)
+    own = [each for each in told.saved if each.own]
+    assert [each.result for each in own] == ["f32[8, 16]"] * len(own) and own
+    assert told.saved_bytes == 8 * 16 * 4 * len(own)
+    assert [each.name for each in told.saved if not each.own] == ["x"]
+    assert "saved for the backward" in str(told)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_call_that_fits_no_graph_is_one_recompile(count: int) -> None:
+    jitted = forge.jit(lambda x: x * 2, dynamic=False)
+    for length in range(count):
+        jitted(torch.ones(length + 2))
+    told = forge.explain(jitted)
+    assert told.graphs == count and len(told.recompiles) == count - 1
+    assert "tensor x size mismatch at index 0. expected 3, actual 4" in told.recompiles[1]
+    assert "1 earlier graph" in told.recompiles[1]
+
+
+def lstm() -> tuple[nn.Module, tuple]:
+    return nn.LSTM(4, 3), (X,)
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.cell(packed)[0])[0]
+
+
+def packed() -> tuple[nn.Module, tuple]:
+    return Packed(), (torch.ones(2, 3, 4), torch.tensor([3, 2]))
+
+
+@pytest.mark.parametrize("make", [lstm, packed])
+def test_where_nothing_is_compiled_one_warning_says_so_and_explain_says_why(make: Callable) -> None:
+    model, inputs = make()
+    jitted = forge.jit(model)
+    assert "call the function first" in str(forge.explain(jitted))
+    with pytest.warns(UserWarning, match=f"nothing of {type(model).__name__} was compiled, it runs in eager: "):
+        jitted(*inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jitted(*inputs)
+    told = forge.explain(jitted)
+    assert told.graphs == 0 and told.graph_breaks and "runs in eager" in str(told) and told.graph_breaks[0] in str(told)
+
+
+def test_what_calls_nothing_of_torch_gets_no_warning() -> None:
+    jitted = forge.jit(lambda x: x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jitted(X)
+    assert "calls nothing of torch" in str(forge.explain(jitted))
+
+
+def test_a_module_around_jitted_ones_tells_of_them() -> None:
+    blocks = Blocks(2)
+    blocks.layers[0], blocks.layers[1] = forge.jit(blocks.layers[0]), forge.jit(blocks.layers[1])
+    blocks(X)
+    told = forge.explain(nn.Sequential(blocks))
+    assert told.graphs == 2 and {row.graph for row in told.rows} == {0, 1}
+
+
+def test_what_torch_compile_made_with_the_backend_tells_of_itself() -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    module, function, own = torch.compile(Block(), backend="forge"), torch.compile(double, backend="forge"), Block()
+    own.compile(backend="forge")
+    module(X), function(X), own(X)
+    assert "torch.relu" in [row.operation for row in forge.explain(module).rows]
+    assert [row.operation for row in forge.explain(function).rows] == ["torch.mul"]
+    assert forge.explain(own).graphs == 1
+    assert str(forge.explain(module)).startswith("Block: 1 graph")
+
+
+def test_without_a_target_it_tells_of_the_process() -> None:
+    jitted = forge.jit(lambda x: torch.expm1(x) * 3)
+    jitted(X)
+    assert "torch.expm1" in [row.operation for row in forge.explain().rows]
+
+
+@pytest.mark.parametrize("other", [len, nn.Linear(4, 4), 3, torch.compile(lambda x: x, backend="eager")])
+def test_what_was_never_jitted_is_a_type_error_of_one_line(other: object) -> None:
+    with pytest.raises(TypeError, match=r"^[^\n]*not made by forge.jit[^\n]*$"):
+        forge.explain(other)
+
+
+def test_json_has_all_of_it(tmp_path) -> None:
+    jitted = forge.jit(Blocks(1))
+    jitted(X)
+    told = forge.explain(jitted)
+    found = json.loads(told.to_json(tmp_path / "report.json"))
+    assert found == json.loads((tmp_path / "report.json").read_text())
+    assert found["rows"][0]["module"] == "layers.0.up" and found["saved_bytes"] == told.saved_bytes
+
+
+def test_layers_that_are_alike_are_one_in_the_text() -> None:
+    jitted = forge.jit(Blocks(6))
+    with torch.no_grad():
+        jitted(X)
+    shown = str(forge.explain(jitted))
+    assert shown.count("layers.{0..5}.up") == 1 and "layers.1" not in shown
+
+
+def test_a_fusion_is_one_line_with_what_it_holds() -> None:
+    jitted = forge.jit(lambda x: (x.exp() + 1).sin().sum(), executors=["inductor", "torch"])
+    jitted(torch.ones(64, 64))
+    told = forge.explain(jitted)
+    ((_, _, name),) = told.regions
+    (line,) = [line for line in str(told).splitlines() if name in line]
+    assert f"{name}:" in line and "4 operations" in line and all(row.region == name for row in told.rows)
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_lines_of_tables_fit_whatever_names_are_long(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "WIDTH", width)
+
+    def attention(a_tensor_of_a_long_name: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(*[a_tensor_of_a_long_name] * 3, is_causal=True).relu()
+
+    jitted = forge.jit(attention)
+    jitted(torch.ones(1, 2, 3, 4))
+    _, *lines = str(forge.explain(jitted)).splitlines()
+    assert max(map(len, lines)) <= width
