@@ -40,6 +40,7 @@ from forge.frontend.program import Program, inline_epilogue
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.hub.kept import is_on
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
+from forge.ir.checks import check_list
 from forge.ir.collection import paused_gc
 from forge.ir.printing import DEL
 from forge.ir.pytree import names
@@ -63,8 +64,7 @@ from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate, without_gradients
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.split import Saved, Split, backward_of, backward_of_saved, innermost, seeds_of, split
-
-Transform = Callable[[Trace], Trace]
+from forge.transforms.users import Transform, run_users
 
 KEPT_CALLS = 10_000  # of a program's stages, together; a call takes 400 bytes
 KEEP_STAGES = "FORGE_KEEP_STAGES"
@@ -223,6 +223,13 @@ class Options:
                 lambda name=name, known=known, given=given: (
                     f"forge.jit: {name} is {given!r}, but must be one of {', '.join(known)}"
                 ),
+            )
+        check_list(self.transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
+        for transform in self.transforms:
+            check(
+                callable(transform),
+                lambda transform=transform: f"forge.jit: a transform is {transform!r}, but must be a function",
+                TypeError,
             )
         object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
         object.__setattr__(self, "transforms", tuple(self.transforms))
@@ -410,16 +417,7 @@ def _optimize(
 ) -> Trace:
     """The user's transforms, then forge's own that keep a trace's meaning."""
     stages.append(trace)
-    for transform in options.transforms:
-        trace = transform(trace)
-        check(
-            isinstance(trace, Trace),
-            lambda transform=transform, trace=trace: (
-                f"forge.jit: transform {transform} returned {type(trace).__name__}, but must return a Trace"
-            ),
-            TypeError,
-        )
-        stages.append(trace)
+    trace = run_users(options.transforms, trace, stages)
     run_now = partial(_run_now, options=options)
     plain = partial(runs_in_torch, executors=options.operator_executors)
     requires_grad = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)

@@ -27,6 +27,7 @@ from forge.frontend.higher_order import runnable
 from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused
 from forge.ir import Trace, check
+from forge.ir.checks import check_list
 from forge.ir.collection import paused_gc
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 
@@ -103,6 +104,7 @@ def jit(
     if target is None:
         return rejit
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
+    check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
     first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
     options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, select, first)
     record = Record(name_of(target), _parameters(target))

@@ -4,7 +4,9 @@ Programs run by torch's own functions unless a test names executors: compiling e
 Tests of fusion name them. Nothing is kept on disk for another process, or in a user's home, unless a test asks for it.
 """
 
+import importlib
 import os
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +20,14 @@ settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
 settings.load_profile("default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A mistake in forge's own files that keeps it from being imported is told once, not by every file of tests."""
+    try:
+        importlib.import_module("forge")
+    except Exception:
+        pytest.exit(f"forge cannot be imported:\n{traceback.format_exc()}", returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

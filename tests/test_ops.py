@@ -484,7 +484,8 @@ def test_errors(info: OpInfo, device: str) -> None:
         if not error.stricter:
             with pytest.raises(error.error):
                 (info.reference or info.op)(*copy_of(error.sample).args, **copy_of(error.sample).kwargs)
-                pytest.fail(f"torch accepts {call}: say why forge does not, with stricter=", pytrace=False)
+                wanted = "say why forge does not, with ErrorSample(…, stricter=…)"
+                pytest.fail(f"torch accepts {call}: {wanted}", pytrace=False)
         with pytest.raises(error.error, match=error.match):
             forge.trace(info.op, *error.sample.args, **error.sample.kwargs)
             pytest.fail(f"forge accepts {call}", pytrace=False)

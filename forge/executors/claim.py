@@ -354,8 +354,9 @@ def _accepting(
 
 def _unclaimed(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
-    names = ", ".join(executor.name for executor in executors)
-    return f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}"
+    names = ", ".join(executor.name for executor in executors) or "nobody"
+    advice = '; add "torch" to executors, which runs all that torch has' if torchex not in executors else ""
+    return f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}{advice}"
 
 
 def _runner(bound: BoundSymbol) -> str:

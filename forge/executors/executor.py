@@ -52,6 +52,7 @@ from typing import Any
 import torch
 
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
+from forge.ir.checks import check_list
 from forge.ir.undecided import Undecided, for_all_sizes
 
 
@@ -349,11 +350,7 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
         named = os.environ.get("FORGE_EXECUTORS")
         order = [name.strip() for name in named.split(",")] if named else _default_order
         return [executor for executor in map(_known_as, order) if executor.is_available()]
-    check(
-        isinstance(executors, (list, tuple)),
-        lambda: f"forge.jit: executors is {executors!r}, but must be a list of names or executors",
-        TypeError,
-    )
+    check_list(executors, "forge.jit: executors", "names or executors")
     return [_resolve(executor) for executor in executors]
 
 
@@ -366,8 +363,11 @@ def _resolve(executor: str | Executor) -> Executor:
     if isinstance(executor, str):
         executor = _known_as(executor)
     check(
-        isinstance(executor, Executor),
-        lambda: f"forge.jit: an executor is {executor!r}, but must be a name or an Executor",
+        isinstance(executor, (OperatorExecutor, FusionExecutor)),
+        lambda: (
+            f"forge.jit: an executor is {executor!r}, but must be a name, an OperatorExecutor or a FusionExecutor "
+            "(forge.executors)"
+        ),
         TypeError,
     )
     available = executor.is_available()

@@ -8,7 +8,10 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 """
 
 import functools
+import logging
+import os
 import re
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +42,7 @@ from forge.ir.checks import in_one_line
 from forge.ir.collection import paused_gc
 from forge.ir.locks import free_after_fork
 from forge.ir.printing import counted
+from forge.ir.source import Source
 
 free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
@@ -95,7 +99,10 @@ class History:
         self._failures.append(_ARGUMENT.sub(self._name, reason.strip().splitlines()[0]))
 
     def tell(self, name: str) -> None:
-        """Warns that nothing of `name` was compiled, if that is so and was not said."""
+        """Warns that nothing of `name` was compiled, if that is so and was not said; not while an error of the program
+        says more."""
+        if sys.exc_info()[0] is not None:
+            return
         self.unsaid = False
         if not self.graphs and self.graph_breaks:
             reason = self.graph_breaks[0]
@@ -137,7 +144,8 @@ class _Configured:
     def __call__(self, *frame: Any) -> Any:
         settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
         self._before()
-        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(), self._history.frame():
+        quietly, noted = _without_tracebacks(), self._history.frame()
+        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(), quietly, noted:
             try:
                 return self._torchdynamo_orig_backend(*frame)
             except BackendCompilerFailed as failure:
@@ -162,6 +170,22 @@ class _Configured:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
         self._history.graph_breaks.append(f"{what}: {in_one_line(reason)}")
         return _IN_EAGER
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Inside, torch does not log where its fake tensors refuse a call, unless its logging is asked to: the program runs
+    in eager, and raises what says more."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addFilter(_is_wanted)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("failed while attempting to run meta") or bool(os.environ.get("TORCH_LOGS"))
 
 
 def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -236,12 +260,14 @@ def _of_backend(failure: BackendCompilerFailed) -> Exception:
 
 
 def _as_torch_raises(failure: TorchRuntimeError) -> Exception:
-    """What torch raised while Dynamo ran a call on fake tensors, where it is a ValueError or the like, which Dynamo's
-    own RuntimeError is not. What Dynamo says of it is a note."""
+    """What torch raised while Dynamo ran a call on fake tensors, with the user's line as a note, where there is such an
+    error: Dynamo's own says it in twenty lines."""
     cause: BaseException | None = failure
     while cause is not None and type(cause).__module__ != "builtins":
         cause = cause.__cause__ or cause.__context__
-    if not isinstance(cause, Exception) or isinstance(failure, type(cause)):
+    if not isinstance(cause, Exception):
         return failure
-    cause.add_note(str(failure))
-    return cause
+    line = Source(str(failure)).line
+    if line is not None:
+        cause.add_note(f"at {line}")
+    return cause.with_traceback(None)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from forge.ir import check
+from forge.ir.checks import check, check_list
 
 TRUST = ("locked", "publisher", "any")
 SIGNATURES = ("off", "warn", "enforce")
@@ -53,11 +53,7 @@ class Policy:
 
     def allowing(self, imports: Sequence[str]) -> "Policy":
         """This policy, by which kernels may import these modules too. Raises TypeError for one string."""
-        check(
-            not isinstance(imports, str),
-            lambda: f"allow_imports={imports!r} is one string, but must be a list of the names of modules",
-            TypeError,
-        )
+        check_list(imports, "allow_imports", "the names of modules")
         return replace(self, imports=(*self.imports, *imports)) if imports else self
 
     def names(self, repository: str) -> bool:

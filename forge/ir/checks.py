@@ -1,6 +1,7 @@
-"""The one function that raises a user's mistakes, and errors of others in one line."""
+"""The functions that raise a user's mistakes, and errors of others in one line."""
 
 from collections.abc import Callable
+from typing import Any
 
 
 def check(ok: bool, message: Callable[[], str], error: type[Exception] = ValueError) -> None:
@@ -11,6 +12,14 @@ def check(ok: bool, message: Callable[[], str], error: type[Exception] = ValueEr
     """
     if not ok:
         raise error(message())
+
+
+def check_list(given: Any, what: str, of: str) -> None:
+    """Raises TypeError where `given`, which the user knows as `what`, is not a list or tuple: a string is a list of
+    letters, and a function of nothing."""
+    advice = f": [{given!r}]" if isinstance(given, str) else ""
+    wanted = f"must be a list of {of}{advice}"
+    check(isinstance(given, (list, tuple)), lambda: f"{what} is {given!r}, but {wanted}", TypeError)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -170,6 +170,14 @@ class TensorProxy(Proxy):
             "use torch.where, or forge.jit, which breaks the graph there"
         )
 
+    def _read(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"the value of {self} is not known while tracing: it cannot be made a number of Python's or an array; "
+            "keep it a tensor, or use forge.jit, which goes on where it is read"
+        )
+
+    __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = numpy = _read
+
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
@@ -181,7 +189,8 @@ class TensorProxy(Proxy):
         method = None if language is None else language.methods.get(name)
         if method is None:
             where = "outside of a trace" if language is None else f"in {language.name}"
-            raise AttributeError(f"a tensor proxy has no attribute '{name}' {where}")
+            of_torch = f": torch.Tensor.{name} is not traced" if hasattr(torch.Tensor, name) else ""
+            raise AttributeError(f"a tensor proxy has no attribute '{name}' {where}{of_torch}")
         return _Bound(method, self)
 
     @classmethod

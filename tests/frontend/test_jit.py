@@ -1,13 +1,17 @@
 """forge.jit's options, errors and reports; opaque calls; what runs in eager."""
 
 import inspect
+import traceback
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import forge
+from forge import torchlang
 from forge.executors import OperatorExecutor
+from forge.executors.executor import Executor
 from forge.ir import Trace
 
 
@@ -69,8 +73,6 @@ def test_an_executor_object_comes_first():
 
 def test_a_users_transform_runs_before_claiming():
     def sin_to_cos(trace: Trace) -> Trace:
-        from forge import torchlang
-
         sin, cos = torchlang.find(torch.sin), torchlang.find(torch.cos)
         calls = [
             bound.replace(symbol=cos, subsymbols=()) if bound.symbol is sin else bound for bound in trace.bound_symbols
@@ -81,6 +83,84 @@ def test_a_users_transform_runs_before_claiming():
     x = torch.ones(3)
     torch.testing.assert_close(jitted(x), torch.cos(x))
     assert "sin to cos" in [trace.stage for trace in forge.last_traces(jitted)]
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["torch-prims"], ["inductor", "torch"]])
+def test_a_call_whose_symbol_a_transform_changed_is_the_new_one_for_every_executor(executors):
+    def gelu_to_relu(trace: Trace) -> Trace:
+        gelu, relu = torchlang.find(torch.nn.functional.gelu), torchlang.find(torch.relu)
+        calls = [bound.replace(symbol=relu) if bound.symbol is gelu else bound for bound in trace.bound_symbols]
+        return trace.derive("gelu to relu", calls)
+
+    x = torch.randn(64, 64, requires_grad=True)
+    jitted = forge.jit(lambda x: torch.nn.functional.gelu(x) * 2, transforms=[gelu_to_relu], executors=executors)
+    out = jitted(x)
+    torch.testing.assert_close(out, torch.relu(x) * 2)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad, (x > 0) * 2.0)
+
+
+def test_a_call_that_a_transform_gave_other_arguments_consists_of_these():
+    def doubled(trace: Trace) -> Trace:
+        calls = [
+            bound.replace(args=(bound.args[0], 4)) if bound.symbol is torchlang.find(torch.mul) else bound
+            for bound in trace.bound_symbols
+        ]
+        return trace.derive("doubled", calls)
+
+    jitted = forge.jit(lambda x: x * 2, transforms=[doubled], executors=["torch-prims"])
+    torch.testing.assert_close(jitted(torch.ones(3)), torch.full((3,), 4.0))
+
+
+def test_a_transform_whose_call_gives_something_else_is_named():
+    def summed(trace: Trace) -> Trace:
+        calls = [bound.replace(symbol=torchlang.find(torch.sum)) for bound in trace.bound_symbols]
+        return trace.derive("summed", calls)
+
+    with pytest.raises(ValueError, match=r"transform <function .*summed.*gives f32\[\], and its output says f32\[3\]"):
+        forge.jit(lambda x: torch.relu(x), transforms=[summed])(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transforms": abs}, "transforms is <built-in function abs>, but must be a list of functions"),
+        ({"transforms": [3]}, "a transform is 3, but must be a function"),
+        ({"executors": "torch"}, r"executors is 'torch', but must be a list of names or executors: \['torch'\]"),
+        ({"executors": [Executor("mine")]}, "must be a name, an OperatorExecutor or a FusionExecutor"),
+        ({"kernels": "org/name@v1"}, "kernels is 'org/name@v1', but must be a list"),
+        ({"allow_imports": "einops"}, "allow_imports is 'einops', but must be a list"),
+    ],
+)
+def test_one_thing_where_a_list_is_wanted_is_named(options, message):
+    with pytest.raises(TypeError, match=message):
+        forge.jit(lambda x: x, **options)
+
+
+def test_what_nobody_claims_says_what_to_add():
+    mine = OperatorExecutor("mine")
+    with pytest.raises(Exception, match=r'no executor claims prims.permute.*; add "torch" to executors'):
+        forge.jit(lambda x: x.permute(1, 0), executors=[mine])(torch.ones(2, 3))
+
+
+class Unfit(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 5), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.down(self.up(x))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_shapes_that_do_not_fit_raise_torchs_error_with_the_users_line_and_no_log(fullgraph, capfd):
+    with pytest.raises(RuntimeError) as caught, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forge.jit(Unfit(), fullgraph=fullgraph)(torch.ones(2, 4))
+    told = "".join(traceback.format_exception(caught.value))
+    assert "return self.down(self.up(x))" in told
+    assert any(shapes in told for shapes in ("[2, 5] X [6, 2]", "2x5 and 6x2"))
+    assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
 
 
 def test_a_transform_that_returns_no_trace_is_named():

@@ -23,7 +23,7 @@ from forge.hub.lockfile import ALONE, as_lock
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
 from forge.hub.manifest.parse import MAX_BYTES
 from forge.hub.source import parse_source
-from forge.ir import check
+from forge.ir.checks import check, check_list
 from forge.patterns import Pattern, builtin
 
 
@@ -62,11 +62,7 @@ def gather(
     those that the Hub's rules allow, and the policy.
     Raises HubError, ManifestError or TypeError saying what is wrong with which source.
     """
-    check(
-        not isinstance(sources, (str, os.PathLike)),
-        lambda: f"kernels is {sources!r}, but must be a list of repositories, folders, manifests or entries",
-        TypeError,
-    )
+    check_list(sources, "kernels", "repositories, folders, manifests or entries")
     found: list[Kernel] = []
     for source in sources:
         if isinstance(source, Kernel):
