@@ -5,6 +5,7 @@ from typing import Any
 
 from forge.executors.claim import Claim
 from forge.executors.selection import Measured
+from forge.frontend.layers import LayerUse
 from forge.ir.printing import counted, source_line, table
 from forge.jit import NOT_KEPT, record_of
 
@@ -38,6 +39,7 @@ class Explanation:
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
     measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
+    layers: for each module for which there is a layer, what became of it.
     shortened: whether forge.last_traces has the last stages alone.
     """
 
@@ -51,6 +53,7 @@ class Explanation:
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
         self.measured: list[Measured] = []
+        self.layers: list[LayerUse] = []
         self.graphs = len(record.compiled) + len(record.eager)
         self.graph_breaks = list(record.history.graph_breaks)
         self.recompiles = list(record.history.recompiles)
@@ -71,6 +74,7 @@ class Explanation:
             if folded is not None and folded.in_training:
                 self.unfrozen.append(IN_TRAINING)
             self.measured += compiled.measured
+            self.layers += compiled.layers
             for stage, seconds in compiled.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
@@ -87,6 +91,7 @@ class Explanation:
             ("outside of CUDA graphs", self.unrecorded),
             ("frozen", self.frozen),
             ("not frozen", self.unfrozen),
+            ("layers", list(map(str, self.layers))),
             ("measured", list(map(str, self.measured))),
             ("stages", [NOT_KEPT] if self.shortened else []),
         ):

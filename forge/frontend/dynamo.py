@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forge import prims, torchlang
-from forge.frontend import higher_order
+from forge.frontend import higher_order, layers
 from forge.frontend.aliasing import Pair, pairs, reconcile
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.functions import from_graphs, run_alone
@@ -96,12 +96,13 @@ class _Interpreter:
 
     def run(self) -> Any:
         higher_order.hooks_first(self.graph.graph)
+        left_out = layers.left_out(self.graph.graph)
         nodes = iter(self.graph.graph.nodes)
         for node in nodes:
             self.trace.source = node.meta.get("stack_trace")
             if node.op == "output":
                 return self.look_up(node.args[0])
-            if node in self.skipped:
+            if node in self.skipped or node in left_out:
                 continue
             try:
                 if node.target in higher_order.STARTS:
@@ -120,6 +121,17 @@ class _Interpreter:
         nothing = Effects([], frozenset(), [])  # transform_region has looked
         output = self.opaque(grad_mode.InMode(region.function), region.name, args, {}, [], region.example, nothing)
         self.env.update(zip(region.outputs, output, strict=True))
+
+    def layer(self, node: Node) -> Any:
+        """The end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
+        own, *given = node.args
+        site = node.meta.get(layers.SITE)
+        if site is None or site.take is None:
+            return self.look_up(own)
+        output = site.take(*self.trace.memory.read_all(tuple(self.look_up(given))))
+        for proxy, example in zip(tensors(output), _real_tensors(node.meta["example_value"]), strict=True):
+            proxy.strides = tuple(example.stride())
+        return output
 
     def inline(self, graph: GraphModule, args: tuple, skipped: Collection[Node] = ()) -> Any:
         """Runs a nested graph on values of this one."""
@@ -187,6 +199,8 @@ class _Interpreter:
         return self.call(node, node.target, self.look_up(node.args), self.look_up(node.kwargs))
 
     def call_function(self, node: Node) -> Any:
+        if node.target is layers.layer_call:
+            return self.layer(node)
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
         special = _SPECIAL.get(node.target)
         if special is not None:
@@ -391,6 +405,10 @@ def _makes_tensors(example: Any) -> bool:
     if isinstance(example, (tuple, list)):
         return any(_makes_tensors(item) for item in example)
     return isinstance(example, torch.Tensor)
+
+
+def _real_tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _on_numbers(target: Callable | str, args: tuple, kwargs: dict, example: Any) -> Any:
