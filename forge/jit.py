@@ -97,8 +97,8 @@ def jit(
         layer is, as kernels.use_kernel_mapping takes it; a list of sources with layers of the classes' names; or
         "registered" for what the library's register_kernel_mapping was told. One that is not as the module's own
         forward is not used (forge.explain says why).
-    allow_imports: modules that these kernels and layers may import beyond the standard library, torch and what they declare, which
-        is all that the Hub's rules allow.
+    allow_imports: modules that these kernels and layers may import beyond the standard library, torch and what they
+        declare, which is all that the Hub's rules allow.
     memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes
         ("balanced"), or wherever it saves bytes ("smallest", slower).
     cache: programs are kept on disk, where another process that captures the same one, under the same options and

@@ -41,7 +41,6 @@ from forge.frontend.layers import captured_call, replacing
 from forge.frontend.replaced import Replaced
 from forge.ir.versions import TORCH
 
-
 # torch.autograd.Function
 
 

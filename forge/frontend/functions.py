@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
-from forge.frontend.replaced import Replaced
 from forge.frontend.program import Unsupported
+from forge.frontend.replaced import Replaced
 from forge.ir import Symbol, Tag, TensorProxy, current_trace, get_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch._dynamo.variables import ConstantVariable, TensorVariable
+from torch._dynamo.variables import ConstantVariable, SymNodeVariable, TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.lists import ListVariable, TupleVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols, guard_scalar
 
 from forge import torchlang
 from forge.executors.executor import Declined
@@ -29,7 +30,7 @@ from forge.executors.hubex.layers import LayerExecutor
 from forge.executors.hubex.lent import Given, Lent, Template
 from forge.frontend.functions import run_alone, traced_directly
 from forge.frontend.higher_order import writes
-from forge.ir import TensorProxy, Trace, recording
+from forge.ir import SYMBOLIC_TYPES, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors
 from forge.torchlang import autocast_mode
@@ -85,23 +86,29 @@ class _Capturing:
     """The layers of the frame that Dynamo captures now (one at a time), and why modules kept their own forward."""
 
     executor: LayerExecutor | None = None
-    kept: dict[str, LayerUse] = {}
+    kept: dict[LayerUse, int]  # with the number of the call
+
+    def __init__(self) -> None:
+        self.kept = {}
+
+
+_capturing = _Capturing()
 
 
 @contextmanager
 def replacing(executor: LayerExecutor | None) -> Iterator[None]:
     """While Dynamo captures a frame: calls of modules for which there are layers are marked."""
-    before = _Capturing.executor, _Capturing.kept
-    _Capturing.executor, _Capturing.kept = executor, {}
+    before = _capturing.executor, _capturing.kept
+    _capturing.executor, _capturing.kept = executor, {}
     try:
         yield
     finally:
-        _Capturing.executor, _Capturing.kept = before
+        _capturing.executor, _capturing.kept = before
 
 
 def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
     """`call()`, the call of a module, marked where a layer may replace it."""
-    executor = _Capturing.executor
+    executor = _capturing.executor
     if executor is None or not executor.offered(module.value):
         return call()
     nodes = tx.output.current_tracer.graph.nodes
@@ -110,10 +117,11 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
     name = _name_of(module)
     try:
         return _marked(executor, module, tx, args, kwargs, result, _after(tx.output.current_tracer.graph, last))
-    except _Kept as reason:
-        _Capturing.kept[name] = LayerUse(name, "", None, str(reason))
+    except _Kept as kept:
+        reason = str(kept)
     except Exception as error:  # of what Dynamo cannot do with a module's attributes
-        _Capturing.kept[name] = LayerUse(name, "", None, in_one_line(error))
+        reason = in_one_line(error)
+    _capturing.kept.setdefault(LayerUse(name, "", None, reason), next(_numbers))
     return result
 
 
@@ -162,6 +170,7 @@ def _marked(
     _check_reads(tx, module, layer.kind)
     outputs = _outputs(result)
     _check_results(outputs, fakes, inside)
+    _check_inputs(fakes, inside)
     names = _names(template, value, call)
     kernel = executor.kernel(layer, value, call, names, [fake.shape for fake in fakes], training=training)
     own = tuple(each.as_proxy() for each in outputs) if isinstance(result, TupleVariable) else outputs[0].as_proxy()
@@ -228,8 +237,11 @@ def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[tor
     for name in layer.forward.__code__.co_names:
         if name in state and not isinstance(state[name], dict):
             found = _attribute(tx, module, name)
-            if not found.is_python_constant():
-                raise _Kept(f"the layer reads its attribute {name}, a {type(state[name]).__name__}, which has no guard")
+            if isinstance(found, SymNodeVariable):
+                guard_scalar(found.sym_num)
+            elif not found.is_python_constant():
+                kind = type(state[name]).__name__
+                raise _Kept(f"the layer reads its attribute {name}, a {kind} that is no constant of the program")
 
 
 def _outputs(result: Any) -> list[TensorVariable]:
@@ -261,6 +273,24 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
             raise _Kept("it changes a tensor that others see")
 
 
+def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
+    """A layer is given what the call is; what else its own forward reads would be a constant of the layer."""
+    own, given = set(inside), {id(fake) for fake in fakes}
+    lengths = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
+    for read in dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in own):
+        example = read.meta.get("example_value")
+        if id(example) in given:
+            continue
+        numbers = [example]
+        if _is_tensor(example) and example.ndim == 0:  # Dynamo gives a number that is a symbol as a tensor
+            numbers = [user.meta.get("example_value") for user in read.users if user in own]
+        for number in numbers:
+            if not isinstance(number, SYMBOLIC_TYPES):
+                raise _Kept("its own forward reads a value that is neither given to it nor a constant")
+            if not {*map(str, free_symbols(number))} <= lengths:
+                guard_scalar(number)
+
+
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -279,9 +309,8 @@ def _names(template: Template, module: torch.nn.Module, call: tuple[tuple, dict]
         wanted += [name] * sum(isinstance(leaf, Given) for leaf in _walk(each))
     taken: list[str] = []
     for name in wanted:
-        taken.append(
-            name if name not in taken else next(f"{name}_{i}" for i in range(99) if f"{name}_{i}" not in taken)
-        )
+        free = (each for each in (name, *(f"{name}_{i}" for i in range(len(wanted)))) if each not in taken)
+        taken.append(next(free))
     return taken
 
 
@@ -300,18 +329,18 @@ def decide(graph: GraphModule, executor: LayerExecutor | None) -> list[LayerUse]
     """Decides each site of a graph, those around others first, and says what became of all."""
     if executor is None:
         return []
-    uses = list(_Capturing.kept.values())
-    _Capturing.kept.clear()
+    uses = dict(_capturing.kept)
+    _capturing.kept.clear()
     for part in (each for each in graph.modules() if isinstance(each, GraphModule)):
         taken: set[int] = set()
         for node in reversed(part.graph.nodes):
             site = node.meta.get(SITE)
             if site is not None and taken.isdisjoint(node.meta.get(INSIDE, ())):
                 use = _decided(site, node, executor)
-                uses.append(use)
+                uses[use] = site.number
                 if use.how is not None:
                     taken.add(site.number)
-    return list(dict.fromkeys(reversed(uses)))
+    return sorted(uses, key=uses.__getitem__)
 
 
 def _decided(site: Site, node: Node, executor: LayerExecutor) -> LayerUse:

@@ -1,7 +1,7 @@
 """Layers of the Hub: classes whose `forward` takes the place of that of modules of a jitted model, where it fits.
 
-What a user says becomes offers: a name or class of modules, a device, modes, and where the layer is. A module is offered
-what its class's name, or the name that the `kernels` library's decorators gave it, says; then the device, its
+What a user says becomes offers: a name or class of modules, a device, modes, and where the layer is. A module is
+offered what its class's name, or the name that the `kernels` library's decorators gave it, says; then the device, its
 capability, the mode and what the layer declares of itself decide, each with a reason where they say no.
 """
 

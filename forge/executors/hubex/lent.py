@@ -1,4 +1,4 @@
-"""A module's call as a function of tensors alone: what lets a layer, which lends its forward to modules, be a kernel."""
+"""A module's call as a function of tensors alone, so that a layer, which lends its forward to modules, is a kernel."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -122,7 +122,7 @@ def _filled(tree: Any, given: Sequence[Any]) -> Any:
 
 
 class Own:
-    """What a layer is compared with, in the place of a pattern: the module's own forward. Nothing is searched for it."""
+    """What a layer is compared with, in the place of a pattern: the module's own forward."""
 
     size = 0
 
