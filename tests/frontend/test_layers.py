@@ -356,7 +356,8 @@ def test_two_threads_with_different_layers_get_their_own() -> None:
     assert found == {Fused: [TRACED] * 2, Called: [CALLED] * 2}
 
 
-def test_traced_layers_are_part_of_the_key_of_a_program_on_disk() -> None:
+def test_traced_layers_are_part_of_the_key_of_a_program_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_CACHE", "1")
     target = model()
     for layer, cached in ((Fused, 0), (Fused, 1), (Inference, 0), (None, 0)):
         torch._dynamo.reset()
