@@ -41,8 +41,11 @@ def run(version: str) -> bool:
         wanted = (f"kernels=={version}", "--no-deps", "--target", folder)
         subprocess.run((*PIP, "install", *wanted), check=True)
         path = os.pathsep.join([folder, str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS)
-        return subprocess.run(tests, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == 0
+        environment = {**os.environ, "PYTHONPATH": path}
+        is_it = f"import kernels; assert kernels.__file__.startswith({folder!r}), kernels.__file__"
+        tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS)  # they are skipped where it cannot be imported
+        runs = [subprocess.run((sys.executable, *each), cwd=ROOT, env=environment) for each in (("-c", is_it), tests)]
+        return not any(each.returncode for each in runs)
 
 
 def main(versions: list[str]) -> int:

@@ -128,6 +128,7 @@ class _Interpreter:
         site = node.meta.get(layers.SITE)
         if site is None or site.take is None:
             return self.look_up(own)
+        grad_mode.note(self.trace)
         output = site.take(*self.trace.memory.read_all(tuple(self.look_up(given))))
         for proxy, example in zip(tensors(output), _real_tensors(node.meta["example_value"]), strict=True):
             proxy.strides = tuple(example.stride())
@@ -505,7 +506,9 @@ def _autograd_function(
 
 def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule) -> Any:
     """A hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook changes."""
+    grad_mode.note(interpreter.trace)
     memory = interpreter.trace.memory
+
     def body(x: TensorProxy) -> TensorProxy:
         return prims.alias(x)
 

@@ -288,6 +288,22 @@ def test_lengths_that_are_symbols_are_verified_at_odd_ones_too(checkpointed: boo
         assert trains(compiled, target, torch.randn(rows, 8)) == [CALLED]
 
 
+@pytest.mark.parametrize(("layer", "how"), [(Fused, TRACED), (Called, CALLED)])
+def test_a_layer_right_after_a_region_without_gradients_has_its_own(layer: type, how: tuple) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                scale = x.sum()
+            return self.norm(x) + scale
+
+    target = Scaled()
+    assert trains(jitted(target, {"RMSNorm": layer}), target, X) == [how]
+
+
 class Identity(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
