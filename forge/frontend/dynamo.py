@@ -506,7 +506,6 @@ def _autograd_function(
 
 def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule) -> Any:
     """A hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook changes."""
-    grad_mode.note(interpreter.trace)
     memory = interpreter.trace.memory
 
     def body(x: TensorProxy) -> TensorProxy:

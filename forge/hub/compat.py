@@ -1,7 +1,9 @@
 """All that forge takes from `kernels` and huggingface_hub and that is not among their public names, in one place.
 
 Each function here has a contract test (tests/hub/test_compat.py), so that a new release of either library fails there
-and says what it changed. Both libraries are optional: they are imported when a function is first called.
+and says what it changed; `make test-kernels-versions` holds them against every version of `kernels` that pyproject.toml
+allows. 0.17 is the first: what forge reads of metadata, capabilities, signatures and allowed packages is in no release
+before it in this form. Both libraries are optional: they are imported when a function is first called.
 """
 
 import importlib
