@@ -7,9 +7,11 @@ on the metadata of its call; where it is right, what the module's own forward wo
 recorded: its torch code, or one call that the layers' executor runs.
 """
 
+import dis
 import inspect
 import itertools
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -232,16 +234,33 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
 
 
 def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[torch.nn.Module]) -> None:
-    """Guards the attributes that a layer's forward may read, as the module's own are."""
-    state = vars(module.value)
-    for name in layer.forward.__code__.co_names:
-        if name in state and not isinstance(state[name], dict):
-            found = _attribute(tx, module, name)
+    """Guards the attributes that a layer's forward may read, of the module and of those inside it."""
+    names = reads_of_self(layer.forward.__code__)
+    for path, inside in module.value.named_modules():
+        for name, value in vars(inside).items():
+            if not (isinstance(value, _PLAIN) if names is None else name in names) or isinstance(value, dict):
+                continue
+            found = _attribute(tx, module, f"{path}.{name}" if path else name)
             if isinstance(found, SymNodeVariable):
                 guard_scalar(found.sym_num)
             elif not found.is_python_constant():
-                kind = type(state[name]).__name__
+                kind = type(value).__name__
                 raise _Kept(f"the layer reads its attribute {name}, a {kind} that is no constant of the program")
+
+
+def reads_of_self(code: types.CodeType) -> set[str] | None:
+    """The attributes that a method may read of its first argument, or of what it has; None where it gives it away, so
+    that others may read any."""
+    if not code.co_argcount or code.co_varnames[0] in code.co_cellvars:
+        return None
+    owner, calls = code.co_varnames[0], list(dis.get_instructions(code))
+    for each, following in zip(calls, [*calls[1:], None], strict=True):
+        loaded = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        if not each.opname.startswith("LOAD_FAST") or owner not in loaded:
+            continue
+        if owner in loaded[:-1] or following is None or following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            return None
+    return set(code.co_names)
 
 
 def _outputs(result: Any) -> list[TensorVariable]:

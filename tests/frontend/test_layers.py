@@ -227,6 +227,45 @@ def test_what_a_layer_alone_reads_of_a_module_is_guarded() -> None:
     infers(compiled, target, X)
 
 
+def _read(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x if module.exact else x * 2
+
+
+class Helped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _read(self, F.rms_norm(x, self.weight.shape, self.weight, self.eps))
+
+
+class WithinBlock(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 1.0, *, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        y = F.silu(self.up(self.norm(x))) * scale + pair[0] - pair[1]
+        return y if self.norm.exact else y * 2
+
+
+@pytest.mark.filterwarnings("ignore::forge.hub.HubNotice")
+@pytest.mark.parametrize(("name", "layer"), [("RMSNorm", Helped), ("Block", WithinBlock)])
+def test_what_a_layer_reads_elsewhere_of_a_module_is_guarded_too(name: str, layer: type) -> None:
+    target = Model()
+    compiled = jitted(target, {name: layer})
+    assert infers(compiled, target, X) == [TRACED]
+    target.block.norm.exact = False
+    assert infers(compiled, target, X)[-1][0] is None
+
+
+def test_a_number_that_only_the_modules_forward_reads_is_a_constant_of_its_layer() -> None:
+    class Ignores(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.rms_norm(x, self.weight.shape, self.weight, 1e-6)
+
+    target = RMSNorm()
+    compiled = jitted(target, {"RMSNorm": Ignores}, dynamic=True)
+    assert infers(compiled, target, X) == [TRACED]
+    for eps in (0.5, 0.25):
+        target.eps = eps
+        with pytest.warns(HubNotice, match="values differ"):
+            infers(compiled, target, X)
+
+
 def test_a_module_with_hooks_keeps_its_own_forward() -> None:
     target, seen = model(), []
     compiled = jitted(target, {"RMSNorm": Fused})
