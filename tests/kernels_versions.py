@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 TESTS = ("tests/hub/test_compat.py", "tests/frontend/test_layers.py")
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def allowed() -> Requirement:
@@ -39,7 +39,7 @@ def run(version: str) -> bool:
     """Whether the tests pass with a version."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = (f"kernels=={version}", "--no-deps", "--target", folder)
-        subprocess.run((*PIP, "install", *wanted), check=True)
+        subprocess.run((*PIP, "install", "--quiet", *wanted), check=True)
         path = os.pathsep.join([folder, str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = {**os.environ, "PYTHONPATH": path}
         is_it = f"import kernels; assert kernels.__file__.startswith({folder!r}), kernels.__file__"
