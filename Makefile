@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all lint bench bench-gpu bench-kernels release-kernels patterns clean
+.PHONY: demo demo-kernels test test-all test-kernels-versions lint bench bench-gpu bench-kernels release-kernels patterns clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,10 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
+
+# downloads each version of the kernels library that pyproject.toml allows
+test-kernels-versions: $(INSTALLED)
+	$(BIN)/python -m tests.kernels_versions
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ from forge.executors.torchex.core import torchex
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.frozen import Folded, fold_weights, freezing_of
+from forge.frontend.layers import LayerUse
 from forge.frontend.program import Program, inline_epilogue
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.hub.kept import is_on
@@ -83,7 +84,7 @@ class Compiled:
     that it was read from the disk (forge/cache), `uncached` why it is not kept there. `shortened`: of the stages the
     last ones alone were kept. `records`: it runs as CUDA graphs. `frozen` says what was folded into weights, `unfrozen`
     what was not and why, where that is wanted; `folded` refers to what was computed of weights.
-    `measured`: what was measured of candidates for calls.
+    `measured`: what was measured of candidates for calls. `layers`: what became of modules for which there are layers.
     """
 
     cached = False
@@ -108,6 +109,7 @@ class Compiled:
         self.folded: Callable[[], Folded | None] = _nothing
         self.measured: list[Measured] = []
         self.saved: list[Saved] = []
+        self.layers: list[LayerUse] = []
         self.again: list[Compiled] = []
         self.seconds: dict[str, float] = {}
 

@@ -19,11 +19,12 @@ from torch._C._dynamo.eval_frame import reset_code
 from forge.cache import Slot
 from forge.compile import KEEP_STAGES, KEPT_CALLS, Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
-from forge.executors.hubex import Source, kernel_executor
+from forge.executors.hubex import LayerExecutor, Layers, Source, kernel_executor, layer_executor
 from forge.frontend import dynamo
 from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.entry import enter
 from forge.frontend.higher_order import runnable
+from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused
 from forge.ir import Trace, check
@@ -45,6 +46,7 @@ def jit(
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
     kernels: Sequence[Source] = (),
+    layers: Layers = (),
     allow_imports: Sequence[str] = (),
     memory: str = "balanced",
     cache: bool = True,
@@ -63,8 +65,13 @@ def jit(
         found on disk that the same transforms made.
     kernels: repositories ("org/name@v1"), folders of repositories, manifests' files, kernels declared in Python; their
         kernels are asked before all executors. forge.use_kernels does the same for the process.
-    allow_imports: modules that these kernels may import beyond the standard library, torch and what they declare, which
-        is all that the Hub's rules allow.
+    layers: classes of the Hub whose forward takes the place of that of the model's modules, in this program alone: a
+        mapping from names of modules' classes (or of the `kernels` library's decorators), or the classes, to where the
+        layer is, as kernels.use_kernel_mapping takes it; a list of sources with layers of the classes' names; or
+        "registered" for what the library's register_kernel_mapping was told. One that is not as the module's own
+        forward is not used (forge.explain says why).
+    allow_imports: modules that these kernels and layers may import beyond the standard library, torch and what they
+        declare, which is all that the Hub's rules allow.
     memory: what a backward reads is saved ("speed"), or computed again where that is cheap and saves bytes
         ("balanced"), or wherever it saves bytes ("smallest", slower).
     cache: programs are kept on disk, where another process that captures the same one, under the same options and
@@ -91,6 +98,7 @@ def jit(
         executors=executors,
         transforms=transforms,
         kernels=kernels,
+        layers=layers,
         allow_imports=allow_imports,
         memory=memory,
         cache=cache,
@@ -106,6 +114,8 @@ def jit(
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
     first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
+    lent = layer_executor(layers, allow_imports=allow_imports) if layers else None
+    first += [] if lent is None else [lent]
     options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, select, first)
     record = Record(name_of(target), _parameters(target))
     backend = _Backend(options, record)
@@ -117,6 +127,7 @@ def jit(
         fullgraph=fullgraph,
         dynamic=dynamic,
         history=record.history,
+        layers=lent,
     )
     compiled._forge_record = record
     if isinstance(target, torch.nn.Module):
@@ -207,10 +218,13 @@ def compile_graph(
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
+    uses = decide(graph, next((each for each in options.executors if isinstance(each, LayerExecutor)), None))
     run, slot = runnable(graph), Slot(graph, options, record.parameters)
     given = len(graph.graph.find_nodes(op="placeholder"))
     eager = lambda *inputs: run(*inputs[:given])
-    return slot.load(eager) or _compile_anew(graph, options, record, slot, eager)
+    compiled = slot.load(eager) or _compile_anew(graph, options, record, slot, eager)
+    compiled.layers = uses
+    return compiled
 
 
 def _compile_anew(

@@ -13,8 +13,9 @@ from torch.fx import GraphModule, Node
 
 from forge import torchlang
 from forge.cache.guards import count, known_of
-from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint_of
+from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint, fingerprint_of
 from forge.frontend.functions import is_once_differentiable
+from forge.frontend.layers import SITE, Site
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
@@ -69,6 +70,17 @@ class Described:
         example = self._example(node.meta.get("example_value"))
         arguments = f"{self._value(node.args)} {self._value(node.kwargs)}"
         self.words.append(f"{node.op} {node.name} {target} {arguments} {example}")
+        if SITE in node.meta:
+            self._site(node.meta[SITE])
+
+    def _site(self, site: Site) -> None:
+        """A module's call, and the layer that takes it."""
+        if site.how == "one call":
+            raise Uncacheable(f"layer {site.layer} is one call, which is of one process")
+        found = fingerprint(site.kernel)
+        if not found.is_lasting:
+            raise Uncacheable(f"layer {site.layer} is known to this process only")
+        self.words.append(f"layer {site.how} {site.take is not None} {found.digest}")
 
     def _symbol(self, value: Any) -> None:
         """An input that is a symbolic number."""

@@ -3,7 +3,6 @@
 import inspect
 import linecache
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -37,31 +36,10 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable
 from torch.autograd.function import FunctionCtx
 
+from forge.executors.hubex.layers import LayerExecutor
+from forge.frontend.layers import captured_call, replacing
+from forge.frontend.replaced import Replaced
 from forge.ir.versions import TORCH
-
-
-class Replaced:
-    """A context manager: an attribute of torch is replaced while any thread is inside."""
-
-    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
-        self.owner = owner
-        self.name = name
-        self.original = vars(owner)[name]
-        self.replacement = replacement
-        self.inside = 0
-        self.lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.inside += 1
-            setattr(self.owner, self.name, self.replacement)
-
-    def __exit__(self, *raised: Any) -> None:
-        with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                setattr(self.owner, self.name, self.original)
-
 
 # torch.autograd.Function
 
@@ -237,7 +215,7 @@ def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any
 def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """A module's call, which is one of its class's `forward`."""
     _guard_method(self, _forward_in, tx)
-    return _calls_modules.original(self, tx, *args, **options)
+    return captured_call(self, tx, *args, **options, call=partial(_calls_modules.original, self, tx, *args, **options))
 
 
 def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> Source | None:
@@ -341,12 +319,13 @@ _EVERYWHERE = (
 
 
 @contextmanager
-def captured() -> Iterator[None]:
+def captured(layers: LayerExecutor | None = None) -> Iterator[None]:
     """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
     before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs, as one in a
     transform of torch.func does. A length that is looked for among numbers is compared, a shape that changes in place
-    is seen, methods are guarded, and what is logged breaks no graph."""
+    is seen, methods are guarded, and what is logged breaks no graph. `layers` may replace the forward of modules."""
     with ExitStack() as stack:
+        stack.enter_context(replacing(layers))
         for each in _EVERYWHERE:
             stack.enter_context(each)
         if TORCH < (2, 13):

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forge import prims, torchlang
-from forge.frontend import higher_order
+from forge.frontend import higher_order, layers
 from forge.frontend.aliasing import Pair, pairs, reconcile
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.functions import from_graphs, run_alone
@@ -97,12 +97,13 @@ class _Interpreter:
 
     def run(self) -> Any:
         higher_order.hooks_first(self.graph.graph)
+        left_out = layers.left_out(self.graph.graph)
         nodes = iter(self.graph.graph.nodes)
         for node in nodes:
             self.trace.source = Source.of(node)
             if node.op == "output":
                 return self.look_up(node.args[0])
-            if node in self.skipped:
+            if node in self.skipped or node in left_out:
                 continue
             try:
                 if node.target in higher_order.STARTS:
@@ -121,6 +122,18 @@ class _Interpreter:
         nothing = Effects([], frozenset(), [])  # transform_region has looked
         output = self.opaque(grad_mode.InMode(region.function), region.name, args, {}, [], region.example, nothing)
         self.env.update(zip(region.outputs, output, strict=True))
+
+    def layer(self, node: Node) -> Any:
+        """The end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
+        own, *given = node.args
+        site = node.meta.get(layers.SITE)
+        if site is None or site.take is None:
+            return self.look_up(own)
+        grad_mode.note(self.trace)
+        output = site.take(*self.trace.memory.read_all(tuple(self.look_up(given))))
+        for proxy, example in zip(tensors(output), _real_tensors(node.meta["example_value"]), strict=True):
+            proxy.strides = tuple(example.stride())
+        return output
 
     def inline(self, graph: GraphModule, args: tuple, skipped: Collection[Node] = ()) -> Any:
         """Runs a nested graph on values of this one."""
@@ -188,6 +201,8 @@ class _Interpreter:
         return self.call(node, node.target, self.look_up(node.args), self.look_up(node.kwargs))
 
     def call_function(self, node: Node) -> Any:
+        if node.target is layers.layer_call:
+            return self.layer(node)
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
         special = _SPECIAL.get(node.target)
         if special is not None:
@@ -394,6 +409,10 @@ def _makes_tensors(example: Any) -> bool:
     return isinstance(example, torch.Tensor)
 
 
+def _real_tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def _on_numbers(target: Callable | str, args: tuple, kwargs: dict, example: Any) -> Any:
     """A call on numbers alone runs now; symbolic ones stay expressions."""
     if isinstance(example, NUMBER_TYPES):
@@ -489,6 +508,7 @@ def _autograd_function(
 def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule) -> Any:
     """A hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook changes."""
     memory = interpreter.trace.memory
+
     def body(x: TensorProxy) -> TensorProxy:
         return prims.alias(x)
 

@@ -35,6 +35,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental import _config as shapes_config
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
+from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
 from forge.frontend.program import Refused
@@ -131,12 +132,19 @@ class _Configured:
     Dynamo compiles one frame at a time; the settings, which are the process's, and its counts are the frame's."""
 
     def __init__(
-        self, callback: Callable, before: Callable, dynamic: bool | None, history: History, fullgraph: bool
+        self,
+        callback: Callable,
+        before: Callable,
+        dynamic: bool | None,
+        history: History,
+        fullgraph: bool,
+        layers: LayerExecutor | None,
     ) -> None:
         self._torchdynamo_orig_backend = callback  # the chain by which Dynamo finds the backend of a cache entry
         self._before = before
         self._history = history
         self._fullgraph = fullgraph
+        self._layers = layers
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
         self._settings = _there(config, wanted)
         self._shapes = _there(shapes_config, _SHAPES)
@@ -145,7 +153,7 @@ class _Configured:
         settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
         self._before()
         quietly, noted = _without_tracebacks(), self._history.frame()
-        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(), quietly, noted:
+        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
             try:
                 return self._torchdynamo_orig_backend(*frame)
             except BackendCompilerFailed as failure:
@@ -202,9 +210,10 @@ def enter(
     fullgraph: bool,
     dynamic: bool | None,
     history: History,
+    layers: LayerExecutor | None = None,
 ) -> Callable:
     """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture;
-    `name` is the user's for it.
+    `name` is the user's for it. Calls of modules for which `layers` has some are marked.
 
     Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
     with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
@@ -212,7 +221,7 @@ def enter(
     An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
     """
     context = torch._dynamo.optimize(backend, nopython=fullgraph, guard_fail_fn=history.guard_failed)
-    callback = context.callback = _Configured(context.callback, before, dynamic, history, fullgraph)
+    callback = context.callback = _Configured(context.callback, before, dynamic, history, fullgraph, layers)
     compiled = context(function)
     compiling, jit_tracing = torch._C._functorch.maybe_current_level, torch._C._is_tracing
     tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing

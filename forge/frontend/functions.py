@@ -17,12 +17,12 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
-from forge.frontend.capturing import Replaced
 from forge.frontend.program import Unsupported
+from forge.frontend.replaced import Replaced
 from forge.ir import Symbol, Tag, TensorProxy, current_trace, get_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.torchlang import autocast_mode
+from forge.torchlang import autocast_mode, grad_mode
 
 _NAME = "torch.autograd.Function.apply"
 _OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward_idx"})
@@ -129,6 +129,7 @@ class FunctionCall:
     def record(self, args: tuple) -> tuple:
         """The outputs of the call: what it changed is written, what shares memory may not be changed later."""
         memory = current_trace().memory
+        grad_mode.note(current_trace())
         values = memory.read_all(args)
         symbol = Symbol("autograd_function", _NAME, body=self.body, rule=self.rule, tags=self.tags)
         outputs, written = symbol(*values)

@@ -110,7 +110,7 @@ def _is_wrapped(value: Any) -> bool:
 def _check_memory(region: Region, inside: list[Node]) -> None:
     given = _memory([node.meta.get("example_value") for node in region.inputs])
     for node in inside:
-        if _writes(node) and not given.isdisjoint(_memory([_example(node.args[:1])])):
+        if writes(node) and not given.isdisjoint(_memory([_example(node.args[:1])])):
             raise Unsupported(f"{node.name} changes in place what a torch.func transform was given")
     if not given.isdisjoint(_memory(region.example)):
         raise Unsupported("a torch.func transform gives a view of its input")
@@ -120,7 +120,8 @@ def _example(tree: Any) -> Any:
     return [node.meta.get("example_value") for node in leaves(tree) if isinstance(node, Node)]
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
+    """Whether a node changes its first argument in place, or `out`."""
     if node.target in _INPLACE or "out" in node.kwargs:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

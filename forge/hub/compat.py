@@ -1,14 +1,18 @@
 """All that forge takes from `kernels` and huggingface_hub and that is not among their public names, in one place.
 
 Each function here has a contract test (tests/hub/test_compat.py), so that a new release of either library fails there
-and says what it changed. Both libraries are optional: they are imported when a function is first called.
+and says what it changed; `make test-kernels-versions` holds them against every version of `kernels` that pyproject.toml
+allows. 0.17 is the first: what forge reads of metadata, capabilities, signatures and allowed packages is in no release
+before it in this form. Both libraries are optional: they are imported when a function is first called.
 """
 
 import importlib
+import importlib.util
 import os
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +134,89 @@ def user_cache() -> Path:
 def cache_root() -> Path:
     """The folder of huggingface_hub's cache that holds kernels."""
     return Path(os.environ.get("KERNELS_CACHE") or library("huggingface_hub.constants").HF_HUB_CACHE).expanduser()
+
+
+# layers
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """Where a layer is: its repository as forge names it, or a folder; its name; and whom the user trusts for it:
+    True for everybody, else the repositories that are named."""
+
+    source: str
+    layer: str
+    trusts: bool | tuple[str, ...] = False
+
+
+def is_layer_place(value: Any) -> bool:
+    """Whether a value is one of the library's LayerRepository, LocalLayerRepository and LockedLayerRepository."""
+    return type(value).__module__.partition(".")[0] == "kernels" and hasattr(value, "layer_name")
+
+
+def layer_place(repository: Any) -> LayerPlace:
+    """What a LayerRepository, LocalLayerRepository or LockedLayerRepository says. Raises ValueError for a locked one
+    whose commit is not known."""
+    held, layer = vars(repository), repository.layer_name
+    if "_repo_path" in held:
+        return LayerPlace(os.fspath(held["_repo_path"]), layer)
+    name, wanted = held["_repo_id"], held.get("_revision")
+    trusted = held.get("_trust_remote_code", False)
+    trusts = tuple(trusted) if isinstance(trusted, (list, tuple)) else bool(trusted)
+    if held.get("_version") is not None:
+        wanted = f"v{held['_version']}"
+    if wanted is None:
+        wanted = _locked_commit(repository)
+    return LayerPlace(f"{name}@{wanted}", layer, trusts)
+
+
+def _locked_commit(repository: Any) -> str:
+    locks, dependency = (getattr(repository, name, None) for name in ("kernel_locks", "kernel_dep"))
+    if locks is not None:
+        return locks[dependency].commit
+    found = getattr(repository, "_resolve_revision", None)  # before kernels 0.16
+    if found is None:
+        raise ValueError(f"{repository!r} does not say which commit is locked")
+    return found()
+
+
+def layer_device(key: Any) -> tuple[str, tuple[int, int] | None]:
+    """(device type, range of capabilities) of a key of a mapping: "cuda", or the library's Device."""
+    if isinstance(key, str):
+        return key, None
+    limits = key.properties
+    return key.type, None if limits is None else (limits.min_capability, limits.max_capability)
+
+
+def layer_mode(mode: Any) -> frozenset[str]:
+    """The names of a Mode's flags."""
+    return frozenset(each.name for each in type(mode) if each.value and each in mode)
+
+
+def registered_layers() -> dict[str, dict[tuple[str, tuple[int, int] | None], dict[Any, Any]]]:
+    """What register_kernel_mapping and use_kernel_mapping say now: layer → (device type, range) → mode → place."""
+    mapping = library("kernels.layer.globals" if _has("kernels.layer.globals") else "kernels.layer")._KERNEL_MAPPING
+    return {
+        name: {key: modes for kind, repositories in devices.items() for key, modes in _by_range(kind, repositories)}
+        for name, devices in mapping.get().items()
+    }
+
+
+def _by_range(kind: str, repositories: Any) -> Iterator[tuple[tuple[str, tuple[int, int] | None], dict[Any, Any]]]:
+    tree = getattr(repositories, "repos_by_capability", None)
+    if tree is None:
+        yield (kind, None), repositories.repos
+        return
+    waiting = [tree.root]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            yield (kind, (node.start, node.end)), node.data
+            waiting += [node.left, node.right]
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of what it is in
+        return False

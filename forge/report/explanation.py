@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from forge.executors.selection import Measured
+from forge.frontend.layers import LayerUse
 from forge.records import Record, records_of
 from forge.report import text
 from forge.report.rows import Row, SavedRow
@@ -29,6 +30,7 @@ class Explanation:
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
     measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
+    layers: for each module for which there is a layer, what became of it.
     shortened: whether forge.last_traces has the last stages alone.
     """
 
@@ -50,6 +52,7 @@ class Explanation:
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
         self.measured: list[Measured] = []
+        self.layers: list[LayerUse] = []
         self.shortened = False
         for record in records:
             self._add(record)
@@ -77,6 +80,7 @@ class Explanation:
             if folded is not None and folded.in_training:
                 self.unfrozen.append(IN_TRAINING)
             self.measured += compiled.measured
+            self.layers += compiled.layers
             for stage, seconds in compiled.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
@@ -102,8 +106,9 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain lists, dicts, strings and numbers."""
-        told = {name: value for name, value in vars(self).items() if name not in ("rows", "saved", "measured")}
+        told = {name: value for name, value in vars(self).items() if name not in ("rows", "saved", "measured", "layers")}
         found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in ("rows", "saved", "measured")}
+        found["layers"] = [each._asdict() for each in self.layers]
         return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
 
     def to_json(self, path: str | Path | None = None) -> str:

@@ -220,6 +220,7 @@ def _reasons(told: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator
         ("outside of CUDA graphs", told.unrecorded),
         ("frozen", told.frozen),
         ("not frozen", told.unfrozen),
+        ("layers", list(map(str, told.layers))),
         ("measured", list(map(str, told.measured))),
         ("stages", [NOT_KEPT] if told.shortened else []),
     ):

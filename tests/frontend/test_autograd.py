@@ -2,6 +2,8 @@
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -255,3 +257,36 @@ def test_a_backward_that_computes_what_the_forward_did_on_the_way(function):
     """The gradient of b in a / b reads a / b / b, which was saved, but not a / b, of which it is made."""
     ours, eager = both(lambda a, b: function(a, b).sum(), *[torch.rand(3, requires_grad=True) for _ in range(2)])
     torch.testing.assert_close(ours, eager)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+
+def _function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _Product.apply(x, y)
+
+
+def _in_a_checkpoint(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.utils.checkpoint.checkpoint(_Product.apply, x, y, use_reentrant=False)
+
+
+@pytest.mark.parametrize("call", [_function, _in_a_checkpoint])
+def test_a_function_right_after_a_region_without_gradients_has_its_own(call: Callable) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        with torch.no_grad():
+            total = y.sum()
+        return call(x, y) + total
+
+    given = [torch.randn(3, requires_grad=True) for _ in range(2)]
+    found = [torch.autograd.grad(each(*given).sum(), given) for each in (forge.jit(f, executors=["torch"]), f)]
+    torch.testing.assert_close(*found)

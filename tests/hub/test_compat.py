@@ -115,6 +115,45 @@ def test_transport_errors_are_what_the_client_raises() -> None:
     assert all(issubclass(getattr(client, name), base) for name in ("ConnectError", "ConnectTimeout", "ReadTimeout"))
 
 
+def test_layers_are_where_a_mapping_says(tmp_path: Path) -> None:
+    kernels = compat.library("kernels")
+    at = {"layer_name": "Norm"}
+    places = [
+        (kernels.LayerRepository("acme/rms", version=1, **at), compat.LayerPlace("acme/rms@v1", "Norm")),
+        (kernels.LayerRepository("acme/rms", revision="main", **at), compat.LayerPlace("acme/rms@main", "Norm")),
+        (
+            kernels.LayerRepository("acme/rms", version=1, trust_remote_code=True, **at),
+            compat.LayerPlace("acme/rms@v1", "Norm", True),
+        ),
+        (
+            kernels.LayerRepository("acme/rms", version=1, trust_remote_code=["acme/rms"], **at),
+            compat.LayerPlace("acme/rms@v1", "Norm", ("acme/rms",)),
+        ),
+        (kernels.LocalLayerRepository(tmp_path, **at), compat.LayerPlace(str(tmp_path), "Norm")),
+    ]
+    for repository, place in places:
+        assert compat.is_layer_place(repository)
+        assert compat.layer_place(repository) == place
+    assert not compat.is_layer_place(tmp_path)
+
+
+def test_what_is_registered_is_known_by_device_capability_and_mode(tmp_path: Path) -> None:
+    kernels = compat.library("kernels")
+    place = kernels.LocalLayerRepository(tmp_path, layer_name="Norm")
+    mode, properties = kernels.Mode, kernels.CUDAProperties(min_capability=75, max_capability=90)
+    narrow = kernels.Device("cuda", properties=properties)
+    devices = {"cpu": place, narrow: {mode.INFERENCE | mode.TORCH_COMPILE: place}, "cuda": place}
+    assert [compat.layer_device(each) for each in devices] == [("cpu", None), ("cuda", (75, 90)), ("cuda", None)]
+    with kernels.use_kernel_mapping({"Norm": devices}, inherit_mapping=False):
+        found = compat.registered_layers()
+    modes = {key: set(map(compat.layer_mode, each)) for key, each in found["Norm"].items()}
+    assert modes == {
+        ("cpu", None): {frozenset({"FALLBACK"})},
+        ("cuda", (75, 90)): {frozenset({"INFERENCE", "TORCH_COMPILE"})},
+        ("cuda", (0, sys.maxsize)): {frozenset({"FALLBACK"})},
+    }
+
+
 def test_without_the_extra_a_call_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernels", None)
     with pytest.raises(hub.MissingExtraError, match=r"need the package kernels .*: pip install forge-jit\[hub\]"):

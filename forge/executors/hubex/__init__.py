@@ -3,6 +3,7 @@
 from forge.executors.hubex.declared import kernel
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.layers import LayerExecutor, Layers, layer_executor
 from forge.executors.hubex.listing import KernelRow, KernelTable, table_of
 from forge.executors.hubex.registry import hubex, kernel_executor, use_kernels
 from forge.executors.hubex.verification.verdicts import Verifier, verifier, verify_all
@@ -12,12 +13,15 @@ __all__ = [
     "Kernel",
     "KernelRow",
     "KernelTable",
+    "LayerExecutor",
+    "Layers",
     "Source",
     "Verifier",
     "gather",
     "hubex",
     "kernel",
     "kernel_executor",
+    "layer_executor",
     "operators",
     "table_of",
     "use_kernels",

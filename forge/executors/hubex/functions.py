@@ -162,14 +162,7 @@ class Function:
 
     def meta(self, *args: Any, **kwargs: Any) -> Any:
         """What the fake implementation says of the results."""
-        trace = current_trace()
-        with torch._C.DisableTorchFunction(), torch.no_grad(), _fake_mode([args, kwargs]):
-            args, kwargs = tree_map(_faked, (args, kwargs))
-            returned = self.operator(*args, **kwargs)
-        return tree_map(
-            lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf,
-            returned,
-        )
+        return meta_of(self.operator, args, kwargs)
 
     # what torch runs
 
@@ -225,6 +218,18 @@ def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
         return prims.clone(value, torch.contiguous_format)
     taken.append(storage)
     return prims.contiguous(value)
+
+
+def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What a function of tensors gives for a call on proxies, which is run on tensors without values."""
+    trace = current_trace()
+    with torch._C.DisableTorchFunction(), torch.no_grad(), _fake_mode([args, kwargs]):
+        args, kwargs = tree_map(_faked, (args, kwargs))
+        returned = function(*args, **kwargs)
+    return tree_map(
+        lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf,
+        returned,
+    )
 
 
 def _fake_mode(tree: Any) -> FakeTensorMode:

@@ -47,7 +47,8 @@ class Kernel:
     gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
     calls, where the target is a pattern's symbol. assumes: what must hold of the values that it is called with;
     samples: makes such values. declared: what forge.kernel was given: (op, fn, options). shipped: whether it comes with
-    forge, and nobody asked for it.
+    forge, and nobody asked for it. particular: whether it is for the very calls of a program alone, and verified on
+    nothing else.
     """
 
     entry: KernelEntry
@@ -62,6 +63,7 @@ class Kernel:
     samples: Callable | None = None
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
     shipped: bool = field(default=False, compare=False)
+    particular: bool = field(default=False, compare=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -131,7 +131,7 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
         yield made.case(resized)
         yield made.case(resized, "unaligned", offset=1)
     first = next((meta for meta in small.metas if meta.shape), None)
-    if first is not None:
+    if first is not None and not kernel.particular:
         yield made.case(_with_lengths(small, {first.shape[0]: 0}), "empty")
 
 
@@ -219,7 +219,7 @@ def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:
                     times.setdefault(dim.name, set()).add(dim.times)
     resized = {name: {each * bound[name]: each for each in found} for name, found in times.items()}
     last = next((meta.shape[-1] for meta in call.metas if meta.shape), None)
-    if last is not None and not any(last in found for found in resized.values()):
+    if last is not None and not kernel.particular and not any(last in found for found in resized.values()):
         resized["last dim"] = {last: 1}
     constraints = Constraints(kernel)
     for found in resized.values():

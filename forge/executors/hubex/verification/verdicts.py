@@ -87,7 +87,7 @@ class Verifier:
         reason = self._failed.get(identity)
         if reason is not None:
             return decline(reason)
-        reason = self._answer(kernel, subject, general).reason
+        reason = None if kernel.particular else self._answer(kernel, subject, general).reason
         if reason is None:
             answer = self._answer(kernel, subject, particular)
             reason = answer.reason or zero_accepted(answer)
