@@ -88,7 +88,7 @@ def _default_policy(source: str | os.PathLike[str]) -> hub.Policy:
 def operators(declared: Declarations | None = None) -> Operators:
     """The operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
     torch.ops has, and the patterns that forge ships."""
-    shipped = (*builtin.ALL, builtin.gelu_tanh)
+    shipped = (*builtin.ALL, *builtin.OPT_IN)
     return Operators({each.name: each.reference for each in shipped}, declared)
 
 
@@ -388,7 +388,7 @@ def _find(name: str, module: ModuleType | None, path: Path, load: Callable[[str]
     `hub:org/repo:function`, or a name in the repository's module. Raises ImportError where there is none."""
     if name.startswith("hub:"):
         repository, _, attribute = name.removeprefix("hub:").rpartition(":")
-        return _attribute(load(repository), attribute)
+        return hub.attribute(load(repository), attribute)
     if name.startswith("python:"):
         where, _, attribute = name.removeprefix("python:").rpartition(":")
         return _attribute(_import(where, module, path), attribute)
