@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -93,9 +93,9 @@ def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda 
             return _load(verified)
 
 
-def attribute(module: types.ModuleType, name: str) -> object:
+def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()) -> object:
     """What a loaded kernel has under a dotted name: also in a module of it that its own `__init__` does not import, of
-    which the imports are checked before it is.
+    which the imports are checked before it is. imports: modules that it may import beside those of its policy.
 
     Raises: ImportError for what it does not have; RefusedError for imports that are not allowed.
     """
@@ -106,18 +106,18 @@ def attribute(module: types.ModuleType, name: str) -> object:
             verified = verified_of(inner) if isinstance(owner, types.ModuleType) else None
             if verified is None or _find(verified, inner, inner.partition(".")[2].replace(".", "/")) is None:
                 raise ImportError(f"{getattr(owner, '__name__', owner)} has no {part}")
-            _import_inner(verified, inner)
+            _import_inner(verified, inner, imports)
         owner = getattr(owner, part)
     return owner
 
 
-def _import_inner(verified: Verified, name: str) -> None:
+def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> None:
     """A module of a kernel that was loaded."""
     check_imports(
         verified.files,
         root=verified.root,
         names=verified.names,
-        allowed=verified.allowed,
+        allowed=verified.allowed | {*imports},
         place=verified.resolved.place(),
         named=[name.partition(".")[2]],
     )

@@ -18,7 +18,7 @@ from tests.hub.test_versions import MANIFEST, gelu_files
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "examples/manifests").glob("*.yaml"))
-CODE = "import torch.nn.functional as F\ndef f(x):\n    return F.gelu(x)\nclass G:\n    @staticmethod\n    def f(x): ...\n"
+CODE = "import torch.nn.functional as F\ndef f(x):\n    return F.gelu(x)\nclass G:\n    f = staticmethod(f)\n"
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
