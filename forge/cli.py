@@ -355,6 +355,9 @@ def _bench(arguments: argparse.Namespace) -> int:
         "backward": arguments.backward,
         "verifier": None if arguments.unverified else hubex.verifier,
     }
+    for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if path not in (None, "-") and not Path(path).parent.is_dir():
+            raise ValueError(f"{option} is {path!r}, but there is no folder {Path(path).parent}")
     draw = None if arguments.plot is None else kernel_bench.plotter(Path(arguments.plot))
     kernels = hubex.gather(arguments.sources, policy=policy_of(arguments), backend=arguments.backend)
     results = list(kernel_bench.bench(kernels, **options))

@@ -173,6 +173,8 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
         (["--device", "q"], "--device is 'q', but must be a device of torch, such as cuda:0"),
         (["--shapes", "2y3"], "--shapes is '2y3', but must be the shape of each tensor"),
         (["--plot", "x.png"], "--plot needs matplotlib"),
+        (["--json", "no/such.json"], "--json is 'no/such.json', but there is no folder no"),
+        (["--plot", "no/such.png"], "--plot is 'no/such.png', but there is no folder no"),
     ],
 )
 def test_options_that_are_wrong_are_one_line_before_anything_is_loaded(
