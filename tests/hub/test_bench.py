@@ -95,6 +95,11 @@ def test_lengths_that_belong_together_grow_together() -> None:
     assert largest.seconds and largest.elements > 1 << 20
 
 
+def test_lengths_do_not_grow_past_what_the_constraints_allow() -> None:
+    *_, largest = bench([kernel(where="H <= 100")])
+    assert int(largest.arguments.split("float32[")[-1].rstrip("]")) <= 100 and largest.elements > 1 << 20
+
+
 def test_the_backward_is_timed_with_the_forward() -> None:
     (found,) = bench([kernel(grad="composite")], shapes=[[(4, 8), (8,)]], backward=True)
     assert found.seconds.keys() == {"norm", "eager", "reference"}
