@@ -1,4 +1,4 @@
-"""The command `forge`: `forge doctor`, `forge kernels list | lock | check | new | build | verify`."""
+"""The command `forge`: `forge doctor`, `forge kernels list | lock | check | new | build | bench | verify`."""
 
 import argparse
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from forge import doctor, hub
+from forge import doctor, hub, kernel_bench
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.executors.hubex.verification.verdicts import OK
@@ -330,6 +330,51 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0 if all(row[-1].startswith(OK) for row in rows) else 1
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="org/name@v1, org/name@REVISION, a folder or YAML")
+    parser.add_argument("--op", help="kernels of this operation alone, as verify prints it")
+    parser.add_argument(
+        "--shapes", action="append", default=[], metavar="2x512,512", help="of each tensor; may be repeated"
+    )
+    parser.add_argument("--dtype", help="this one alone, such as bfloat16")
+    parser.add_argument("--device", help="this one alone, such as cuda:1")
+    parser.add_argument("--backward", action="store_true", help="time forward and backward together")
+    parser.add_argument("--unverified", action="store_true", help="time kernels without asking whether they are right")
+    parser.add_argument("--json", metavar="FILE", help="write JSON to a file; - for stdout, in the place of the table")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw time against size (needs matplotlib)")
+    add_policy(parser)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    """Times kernels; the status is 1 where one of them was not timed."""
+    options = {
+        "op": arguments.op,
+        "shapes": [kernel_bench.parse_shapes(each) for each in arguments.shapes],
+        "dtype": None if arguments.dtype is None else kernel_bench.parse_dtype(arguments.dtype),
+        "device": None if arguments.device is None else kernel_bench.parse_device(arguments.device),
+        "backward": arguments.backward,
+        "verifier": None if arguments.unverified else hubex.verifier,
+    }
+    for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if path not in (None, "-") and not Path(path).parent.is_dir():
+            raise ValueError(f"{option} is {path!r}, but there is no folder {Path(path).parent}")
+    draw = None if arguments.plot is None else kernel_bench.plotter(Path(arguments.plot))
+    kernels = hubex.gather(arguments.sources, policy=policy_of(arguments), backend=arguments.backend)
+    results = list(kernel_bench.bench(kernels, **options))
+    text = json.dumps(kernel_bench.as_json(results), indent=1)
+    if arguments.json not in (None, "-"):
+        Path(arguments.json).write_text(text + "\n")
+    if arguments.json == "-":
+        print(text)
+    elif sys.stdout.isatty():
+        Console().print(kernel_bench.rich_table(results))
+    else:
+        print(kernel_bench.show(results))
+    if draw is not None:
+        draw(results)
+    return 1 if any(each.kernel in each.reasons for each in results) else 0
+
+
 KERNEL_COMMANDS = (
     Command("list", "what the cache or a lock file holds", _list_arguments, _list),
     Command("lock", "write the commit and the sha256 of every file to a lock file", _lock_arguments, _lock),
@@ -338,6 +383,7 @@ KERNEL_COMMANDS = (
     ),
     Command("new", "write a source tree of a kernel, to be filled in", _new_arguments, _new),
     Command("build", "compile the sources of kernels, unless the cache has them", _build_arguments, _build),
+    Command("bench", "time kernels against eager, their references and the fuser", _bench_arguments, _bench),
     Command("verify", "run kernels on samples and compare them with torch", _verify_arguments, _verify),
 )
 

@@ -222,7 +222,7 @@ class Measuring:
         """The candidate as it would run, once it has run right. Raises _Unmeasured where it does not."""
         option = options[place]
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
-        given = [_Forced(each) if each is option.candidate else each for each in executors]
+        given = [Forced(each) if each is option.candidate else each for each in executors]
         symbol = program.symbol
         alone = self._build(
             program.trace, given, lambda bound, executors, active=(): others if bound.symbol is symbol else {}
@@ -313,7 +313,7 @@ class _Program:
                     raise _Unmeasured(f"its {what} is {_shown(value)}, but must be {_shown(proxy)}")
 
 
-class _Forced(FusionExecutor):
+class Forced(FusionExecutor):
     """A fusion executor that makes a region of whatever it takes: alone, a call is worth none."""
 
     def __init__(self, fuser: FusionExecutor) -> None:

@@ -20,7 +20,7 @@ from forge.hub.errors import (
     RefusedError,
     UnreachableError,
 )
-from forge.hub.loader import Loaded, Verified, content_of, load, loaded, verified_of, verify
+from forge.hub.loader import Loaded, Verified, attribute, content_of, load, loaded, verified_of, verify
 from forge.hub.lock_kernels import check_locked, lock_kernels, named_repositories
 from forge.hub.lockfile import Lock, LockedKernel, read_lock
 from forge.hub.metadata import Metadata

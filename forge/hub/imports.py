@@ -34,18 +34,24 @@ class ImportProblem:
 
 
 def check_imports(
-    files: Mapping[str, File], *, root: str, names: Collection[str], allowed: Collection[str], place: Place
+    files: Mapping[str, File],
+    *,
+    root: str,
+    names: Collection[str],
+    allowed: Collection[str],
+    place: Place,
+    named: Collection[str] = (),
 ) -> dict[str, ast.Module]:
     """The imports of a kernel that loading it runs, held against the Hub's rules; gives what each file was parsed to.
 
-    What its manifest names runs too. root, names and allowed are as `problem_of` has them.
+    What its manifest names runs too, and the modules `named`. root, names and allowed are as `problem_of` has them.
     Raises: MalformedError for a file that is no Python; RefusedError with every such import that is not allowed.
     """
     trees = {path: parse(file.content, place.at(path)) for path, file in files.items() if file.content is not None}
     manifest = files.get(MANIFEST)
-    named = [each.decode() for each in NAMED.findall(manifest.read())] if manifest is not None else []
+    own = [each.decode() for each in NAMED.findall(manifest.read())] if manifest is not None else []
     try:
-        runs = reach.runs_at_import(trees, root, named)
+        runs = reach.runs_at_import(trees, root, [*own, *named])
     except RecursionError as error:
         raise MalformedError(f"{place}: is nested too deeply to be read") from error
     blocking = []

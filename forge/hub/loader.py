@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from forge.hub import compat, private
 from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
 from forge.hub.files import NATIVE, File, check_pins, content_hash, read_files
 from forge.hub.imports import check_id, check_imports
-from forge.hub.metadata import dependency_modules
+from forge.hub.metadata import Metadata, dependency_modules
 from forge.hub.resolver import Resolved
 from forge.ir.collection import paused_gc
 from forge.ir.locks import new_lock
@@ -37,7 +37,8 @@ class Verified:
     """A kernel whose files passed every check.
 
     content: the hash of them all. root: the folder of its package. trees: its Python as it was parsed for the checks,
-    until it is imported. copies: where this process has its files, where native ones are among them.
+    until it is imported. copies: where this process has its files, where native ones are among them. allowed: modules
+    that it may import beside torch and the standard library.
     """
 
     resolved: Resolved
@@ -47,6 +48,12 @@ class Verified:
     depends: tuple["Verified", ...] = ()
     trees: dict[str, ast.Module] = field(default_factory=dict, repr=False, compare=False)
     copies: Path | None = field(default=None, compare=False)
+    allowed: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """As `check_imports` has them."""
+        return _names(self.resolved.metadata)
 
     @property
     def module_name(self) -> str:
@@ -84,6 +91,44 @@ def load(resolved: Resolved, before_import: Callable[[Verified], None] = lambda 
         before_import(verified)
         with _lock:
             return _load(verified)
+
+
+def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()) -> object:
+    """What a loaded kernel has under a dotted name: also in a module of it that its own `__init__` does not import, of
+    which the imports are checked before it is. imports: modules that it may import beside those of its policy.
+
+    Raises: ImportError for what it does not have; RefusedError for imports that are not allowed.
+    """
+    owner: object = module
+    for part in name.split("."):
+        if not hasattr(owner, part):
+            inner = f"{getattr(owner, '__name__', '')}.{part}"
+            verified = verified_of(inner) if isinstance(owner, types.ModuleType) else None
+            if verified is None or _find(verified, inner, inner.partition(".")[2].replace(".", "/")) is None:
+                raise ImportError(f"{getattr(owner, '__name__', owner)} has no {part}")
+            _import_inner(verified, inner, imports)
+        owner = getattr(owner, part)
+    return owner
+
+
+def _import_inner(verified: Verified, name: str, imports: Collection[str]) -> None:
+    """A module of a kernel that was loaded."""
+    check_imports(
+        verified.files,
+        root=verified.root,
+        names=verified.names,
+        allowed=verified.allowed | {*imports},
+        place=verified.resolved.place(),
+        named=[name.partition(".")[2]],
+    )
+    with _lock, _nothing_else_changes(verified.resolved.place()):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            place = verified.resolved.place()
+            raise KernelImportError(
+                f"{place}: {name.partition('.')[2]} raised while it was imported: {type(error).__name__}: {error}"
+            ) from error
 
 
 def loaded() -> tuple[Loaded, ...]:
@@ -140,16 +185,20 @@ def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified
     root, content = _package_root(resolved, files), content_hash(files)
     modules = frozenset(dependency_modules(metadata, resolved.backend, place))
     allowed = modules | {*resolved.policy.imports, *(["kernels"] if depends else [])}
-    names = frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
-    trees = {}
+    names, trees = _names(metadata), {}
     if (content, root, names, allowed) not in _import_checks:
         trees = check_imports(files, root=root, names=names, allowed=allowed, place=place)
         _import_checks.add((content, root, names, allowed))
-    verified = Verified(resolved, files, content, root, depends, trees, copy_to)
+    verified = Verified(resolved, files, content, root, depends, trees, copy_to, allowed)
     if metadata.id is not None:
         check_id(metadata.id, resolved.folder, place)
         _check_id_is_free(verified)
     return verified
+
+
+def _names(metadata: Metadata) -> frozenset[str]:
+    """What a kernel is called, which only a relative import may mean."""
+    return frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
 
 
 def _check_signature(resolved: Resolved) -> None:

@@ -1,8 +1,9 @@
 """The patterns that forge ships: how real models write norms, gated units, rotary embeddings and the loss.
 
 Larger ones come first where they contain others, in the order of `ALL`: rotary embedding, residual + norm, norm, gated
-units, the causal language model's loss. `gelu_tanh` is not among them: in half precision the expression rounds after
-each step, where a kernel computes in float32. Ask for it by name.
+units, the causal language model's loss. Those of `OPT_IN` are found where a kernel asks for them by name: `gelu_tanh`,
+since in half precision the expression rounds after each step, where a kernel computes in float32, and gated units of
+one tensor, which take calls from those of two.
 """
 
 import torch
@@ -130,6 +131,27 @@ def geglu_written(gate, up):
 
 
 @pattern
+def silu_and_mul(x):
+    """swiglu of the two halves of x's last dim. Opt-in."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@pattern
+def gelu_and_mul(x):
+    """geglu_exact of the two halves of x's last dim. Opt-in."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate) * up
+
+
+@pattern
+def gelu_tanh_and_mul(x):
+    """geglu of the two halves of x's last dim. Opt-in."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+@pattern
 def swiglu_clamped(gate, up, limit: float, alpha: float):
     """(up + 1) * gate * sigmoid(alpha * gate) of clamped values (gpt-oss)."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
@@ -169,10 +191,12 @@ ALL: tuple[Pattern, ...] = (
     causal_lm_loss,
 )
 
+OPT_IN: tuple[Pattern, ...] = (gelu_tanh, silu_and_mul, gelu_and_mul, gelu_tanh_and_mul)
+
 
 def by_name(name: str) -> Pattern:
     """A shipped pattern. Raises KeyError naming the ones there are."""
-    known = {each.name: each for each in (*ALL, gelu_tanh)}
+    known = {each.name: each for each in (*ALL, *OPT_IN)}
     if name not in known:
         raise KeyError(f"no shipped pattern is called {name!r}; there are {', '.join(sorted(known))}")
     return known[name]

@@ -106,8 +106,9 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain lists, dicts, strings and numbers."""
-        told = {name: value for name, value in vars(self).items() if name not in ("rows", "saved", "measured", "layers")}
-        found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in ("rows", "saved", "measured")}
+        tables = ("rows", "saved", "measured")
+        told = {name: value for name, value in vars(self).items() if name not in (*tables, "layers")}
+        found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
         found["layers"] = [each._asdict() for each in self.layers]
         return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
 

@@ -84,7 +84,7 @@ def _default_policy(source: str | os.PathLike[str]) -> hub.Policy:
 def operators(declared: Declarations | None = None) -> Operators:
     """The operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
     torch.ops has, and the patterns that forge ships."""
-    shipped = (*builtin.ALL, builtin.gelu_tanh)
+    shipped = (*builtin.ALL, *builtin.OPT_IN)
     return Operators({each.name: each.reference for each in shipped}, declared)
 
 
@@ -295,11 +295,11 @@ def _check_within(place: Path, *folders: Path | None) -> None:
 def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin) -> list[Kernel]:
     others: dict[str, ModuleType] = {}
 
-    def load(repository: str) -> ModuleType:
+    def load(repository: str, attribute: str) -> Any:
         if repository not in others:
             asked = {"lock": origin.lock, "policy": origin.policy, "backend": origin.backend}
             others[repository] = hub.load(hub.resolve(repository, **asked))
-        return others[repository]
+        return hub.attribute(others[repository], attribute, origin.policy.imports if origin.policy is not None else ())
 
     def find(name: str) -> Any:
         return _find(name, module, file.path, load)
@@ -379,12 +379,12 @@ def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
     return _patterns.setdefault(reference, Pattern(reference))
 
 
-def _find(name: str, module: ModuleType | None, path: Path, load: Callable[[str], ModuleType]) -> Any:
+def _find(name: str, module: ModuleType | None, path: Path, load: Callable[[str, str], Any]) -> Any:
     """The function that a manifest means: `ns::op`, `python:module:function` (`.module` within the repository),
     `hub:org/repo:function`, or a name in the repository's module. Raises ImportError where there is none."""
     if name.startswith("hub:"):
         repository, _, attribute = name.removeprefix("hub:").rpartition(":")
-        return _attribute(load(repository), attribute)
+        return load(repository, attribute)
     if name.startswith("python:"):
         where, _, attribute = name.removeprefix("python:").rpartition(":")
         return _attribute(_import(where, module, path), attribute)

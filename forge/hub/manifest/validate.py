@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from forge.hub.compat import library
+from forge.hub.errors import HubError
 from forge.hub.manifest import kernels, signatures
 from forge.hub.manifest.aliases import Aliases, read_aliases
 from forge.hub.manifest.errors import Mark, Problems, did_you_mean
@@ -478,8 +479,10 @@ def _what(value: Any) -> str:
 
 
 def described(error: Exception) -> str:
-    """An exception as one line."""
-    lines = str(error).strip().splitlines()
+    """An exception as one line: what a repository is refused for as a whole, of others what their first line says."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if isinstance(error, HubError) and len(lines) > 1:
+        return f"{lines[0]} {'; '.join(lines[1:])}"
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

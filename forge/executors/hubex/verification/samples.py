@@ -103,7 +103,7 @@ def _problem(
     start = {**{f"length {length}": length for length in found}, **numbers}
 
     def build(values: Values) -> Call:
-        changed = _with_lengths(call, {length: values[f"length {length}"] for length in found})
+        changed = with_lengths(call, {length: values[f"length {length}"] for length in found})
         by_name = kernel.target.signature.bind(changed.args, changed.kwargs)
         return arguments(kernel, {**by_name, **{n: values[n] for n in numbers if values[n] is not numbers[n]}})
 
@@ -132,7 +132,7 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
         yield made.case(resized, "unaligned", offset=1)
     first = next((meta for meta in small.metas if meta.shape), None)
     if first is not None and not kernel.particular:
-        yield made.case(_with_lengths(small, {first.shape[0]: 0}), "empty")
+        yield made.case(with_lengths(small, {first.shape[0]: 0}), "empty")
 
 
 class _Values:
@@ -196,7 +196,7 @@ def _smaller(call: Call) -> Call:
     if first is None or prod(first.shape) <= LARGE:
         return call
     kept = first.shape[-1]
-    return _with_lengths(call, {length: 5 for length in first.shape[:-1] if length > 16 and length != kept})
+    return with_lengths(call, {length: 5 for length in first.shape[:-1] if length > 16 and length != kept})
 
 
 def _strided(leaf: Any) -> Any:
@@ -232,10 +232,10 @@ def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:
 
 
 def _of_length(call: Call, found: Mapping[int, int], length: int) -> Call:
-    return _with_lengths(call, {old: each * length for old, each in found.items()})
+    return with_lengths(call, {old: each * length for old, each in found.items()})
 
 
-def _with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
+def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
     """The call with lengths replaced wherever they stand: in shapes, and in lists of numbers as normalized_shape is."""
 
     def change(leaf: Any) -> Any:
