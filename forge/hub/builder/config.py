@@ -6,6 +6,7 @@ without doubt is read as well.
 Source: https://huggingface.co/docs/kernels/builder/writing-kernels
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -240,7 +241,7 @@ class _Reader:
             path = PurePosixPath(each)
             if path.is_absolute() or ".." in path.parts:
                 self.no(section, key, f"has {each!r}, but paths are below the folder of {FILE}")
-            if not (self._folder / path).exists():
+            if not os.path.exists(self._folder / path):  # which a name that can be none is not, either
                 self.no(section, key, f"has {each!r}, which is not there")
         return found
 
