@@ -37,8 +37,8 @@ def search_path() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, without the relative entries of the paths in which programs, modules and libraries are
-    found; an empty one is the current folder, too."""
+    """This process's environment, without the relative entries of the paths in which programs, modules and libraries
+    are found; an empty one is the current folder, too."""
     kept = dict(os.environ)
     for name in _PATHS:
         if name in kept:

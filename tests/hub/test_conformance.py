@@ -312,8 +312,10 @@ def test_lock_reads_the_folders_that_check_reads(tmp_path: Path, capsys: pytest.
     os.mkfifo(folder / "build" / ".unfinished" / "pipe")
     wanted = ["check", folder], ["lock", folder, "--all-variants", "-o", tmp_path / "k.lock"]
     assert [run(capsys, *each)[0] for each in wanted] == [0, 0]
-    (variant / "more.py").symlink_to("more.py")
-    assert [run(capsys, *each)[0] for each in wanted] == [1, 1]
+    for path, to in ((variant / "more.py", "more.py"), (folder / "forge_kernels.yaml", "/etc/hostname")):
+        path.symlink_to(to)
+        assert [run(capsys, *each)[0] for each in wanted] == [1, 1]
+        path.unlink()
 
 
 def test_a_repository_of_the_hub_is_checked_as_far_as_it_is_here(
