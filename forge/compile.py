@@ -555,7 +555,8 @@ def _unreached_results(parts: Split, missing: Sequence[frozenset[tuple[int, int]
     for bound in innermost(parts.forward.bound_symbols) if missing else ():
         place = next((places[name] for name in bound.outputs if name in places), None)
         if place is not None and keeps_graph(bound):
-            found |= dict.fromkeys(bound.outputs, [i for graph, i in missing[0] if graph == place])
+            arguments = [i for graph, i in missing[0] if graph == place]
+            found |= {name: arguments for name in bound.outputs}
     return found
 
 
