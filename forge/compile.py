@@ -556,7 +556,7 @@ def _unreached_results(parts: Split, missing: Sequence[frozenset[tuple[int, int]
         place = next((places[name] for name in bound.outputs if name in places), None)
         if place is not None and keeps_graph(bound):
             arguments = [i for graph, i in missing[0] if graph == place]
-            found |= {name: arguments for name in bound.outputs}
+            found |= dict.fromkeys(bound.outputs, arguments)
     return found
 
 
