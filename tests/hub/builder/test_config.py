@@ -152,13 +152,13 @@ def test_a_folder_without_one_and_a_tree_without_python(tmp_path: Path) -> None:
 
 LINES = TOML.splitlines()
 KEYS = sorted({line.partition("=")[0].strip() for line in LINES if "=" in line} | {"universal", "stable-abi", "kernel"})
-TEXTS = ["", "a", "../x", "/etc", ".", "*", "gates.cpp/x", "2.11", "cpu", "0" * 30 + ".1", "a" * 5000, "é", "\0", "\ud800"]
+TEXTS = ["", "a", "../x", "/etc", ".", "*", "gates.cpp/x", "2.11", "cpu", "0" * 30 + ".1", "a" * 5000, "é", "\0"]
 VALUES = st.recursive(
     st.booleans() | st.integers(-1, 10**20) | st.floats() | st.sampled_from(TEXTS) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["cpu", "cuda", ""]), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["cpu", ""]), inner, max_size=2),
     max_leaves=3,
 )
-HEADINGS = ("[kernel]", "[[kernel]]", "[kernel.'']", '[kernel."a/b"]', "[torch-noarch]", "[tvm-ffi]", "[general.hub]", "[")
+HEADINGS = ("[kernel]", "[[kernel]]", "[kernel.'']", '[kernel."a/b"]', "[torch-noarch]", "[tvm-ffi]", "[")
 
 
 def as_toml(value: object) -> str:
