@@ -132,8 +132,11 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     """What a call of the same form may look like."""
     made, small = _Values(kernel, call), _smaller(call)
     yield made.case(small, "unaligned", offset=1)
-    for note, laid in _layouts(small):
-        yield made.case(laid, note)
+    yield made.case(small.map(_strided), "strided rows")
+    function = kernel.target.function
+    if function is None or function.foreign:  # results of others must be contiguous, and torch's follow their arguments
+        for note, laid in _layouts(small):
+            yield made.case(laid, note)
     yield from made.special(small)
     for resized in _resized(kernel, small):
         yield made.case(resized)
@@ -237,7 +240,6 @@ def _smaller(call: Call) -> Call:
 def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
     """The call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel which
     takes the strides of one for another's is found."""
-    yield "strided rows", call.map(_strided)
     yield "transposed", call.map(_transposed)
     if sum(len(meta.shape) > 1 for meta in call.metas) > 1:
         places, others = count(), count()
