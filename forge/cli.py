@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)
-    except (hub.HubError, ValueError, TypeError) as error:
-        print(f"forge: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # who reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (hub.HubError, ValueError, TypeError, OSError) as error:  # the last: a path that the system refuses
+        print(f"forge: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

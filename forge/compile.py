@@ -47,7 +47,7 @@ from forge.ir.printing import DEL
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns
 from forge.torchlang import autocast_mode
-from forge.torchlang.opaque import run_opaque_backward
+from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms import (
     Freezing,
     attention_masks,
@@ -506,12 +506,13 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
         compiled.shorten()
         return made
 
-    def again_for(key: tuple[tuple[bool, ...], tuple[bool, ...]]) -> Again:
-        present, recorded = key
+    def again_for(key: tuple) -> Again:
+        present, recorded, *missing = key
         chosen = [output for i, output in enumerate(outputs) if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             seeds = seeds_of(trace, chosen, recorded)
-            make = partial(_differentiable_backward, trace, parts, given, seeds, options, compiled)
+            unreached = _unreached_results(parts, missing)
+            make = partial(_differentiable_backward, trace, parts, given, seeds, options, compiled, unreached)
             return settled(make)
 
     constants = [i for i in range(len(outputs)) if i not in flowing]
@@ -550,6 +551,18 @@ def _without_unreached(joint: Joint, parts: Split, missing: Sequence[frozenset[t
     return without_gradients(joint, unreached)
 
 
+def _unreached_results(parts: Split, missing: Sequence[frozenset[tuple[int, int]]]) -> dict[str, list[int]]:
+    """Of opaque calls, by the names of their results: the places of the arguments whose gradients are None."""
+    found: dict[str, list[int]] = {}
+    places = {each.name: place for place, each in enumerate(parts.saved_numbers)}
+    for bound in innermost(parts.forward.bound_symbols) if missing else ():
+        place = next((places[name] for name in bound.outputs if name in places), None)
+        if place is not None and keeps_graph(bound):
+            arguments = [i for graph, i in missing[0] if graph == place]
+            found |= dict.fromkeys(bound.outputs, arguments)
+    return found
+
+
 def _usual(outputs: Sequence[TensorProxy], flowing: Collection[int]) -> tuple[bool, ...]:
     """Which outputs most likely get a gradient: the losses, where there are some among others."""
     losses = [i for i in flowing if outputs[i].ndim == 0] or flowing
@@ -583,11 +596,15 @@ def _differentiable_backward(
     seeds: dict[str, TensorProxy],
     options: Options,
     compiled: Compiled,
+    unreached: Mapping[str, Sequence[int]],
 ) -> Again:
     """The backward as a program of the inputs, compiled as one."""
     wanted = [proxy.name for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
-    backward = differentiable_backward(trace, wanted, seeds, chooser(options.executors, {}, options.selection), given)
+    choose = chooser(options.executors, {}, options.selection)
+    backward = differentiable_backward(trace, wanted, seeds, choose, given, unreached)
     found = [i for i, gradient in enumerate(backward.output) if gradient is not None]
+    if not found:
+        return Again(lambda *given: (), [], [], [])
     program = backward.derive(backward.stage, backward.bound_symbols, output=tuple(backward.output[i] for i in found))
     again = Compiled()
     again.traces.append(program)

@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import torch
 from forge import hub
 from forge.executors import hubex
 from forge.executors.executor import Declined, known_executors, resolve_executors
-from forge.hub import cache, toolchain
+from forge.hub import cache, kept, toolchain
 from forge.hub.compat import cache_root, user_cache
 from forge.ir.checks import in_one_line
 from forge.ir.printing import counted
@@ -131,13 +130,12 @@ def _of_folder(folder: Path) -> tuple[State, str]:
         if os.access(parent, os.W_OK):
             return "absent", f"{folder}: nothing is kept yet"
         return "problem", f"{folder}: {parent} cannot be written to, so nothing is kept"
-    found = folder.stat()
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     told = f"{folder}: {counted(len(files), 'file')}, {_size(sum(path.stat().st_size for path in files))}"
-    if hasattr(os, "getuid") and found.st_uid != os.getuid():
-        return "problem", f"{told}, but it belongs to another user"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "problem", f"{told}, but other users can write to it"
+    try:
+        kept.check_folder(folder if folder.is_relative_to(user_cache()) else folder.resolve())
+    except kept.Refused as reason:  # as what is kept there would be
+        return "problem", f"{told}, but {reason}"
     return ("ok", told) if os.access(folder, os.W_OK) else ("problem", f"{told}, but it cannot be written to")
 
 

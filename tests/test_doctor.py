@@ -41,8 +41,17 @@ def test_a_folder_that_others_can_write_to_is_a_problem(_caches: Path) -> None:
     assert found("caches")["programs"].state == "ok"
     programs.chmod(0o777)
     assert found("caches")["programs"].state == "problem"
-    assert "other users can write to it" in found("caches")["programs"].detail
+    assert "the folder can be written to by other users" in found("caches")["programs"].detail
     assert cli.main(["doctor"]) == 1
+
+
+def test_a_link_in_the_place_of_forges_own_cache_is_a_problem(_caches: Path, tmp_path: Path) -> None:
+    """Nothing is kept there, nor believed."""
+    (_caches / "forge").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (_caches / "forge/programs").symlink_to(tmp_path / "elsewhere")
+    assert found("caches")["programs"].state == "problem"
+    assert "the folder is a link" in found("caches")["programs"].detail
 
 
 def test_a_missing_compiler_is_a_problem_with_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def _training(
     def backward_for(present: tuple[bool, ...], *, batched: bool = False) -> Generated:
         return compiled().backward_for(present, batched=batched)
 
-    def again_for(key: tuple[tuple[bool, ...], tuple[bool, ...]]) -> Again:
+    def again_for(key: tuple) -> Again:
         return compiled().again_for(key)
 
     def numbers() -> Sequence[Any]:

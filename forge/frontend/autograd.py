@@ -87,8 +87,8 @@ class Region:
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a function for each set of outputs
     that have a gradient, so that an unused output costs nothing and leaves None; `batched` too, for gradients that
     torch.autograd.grad(is_grads_batched=True) makes, on which no other code than torch's runs. `agains` has the Again
-    for a set of them and those of the gradients that have a history. It runs in place of the backward under
-    create_graph=True.
+    for a set of them, those of the gradients that have a history, and the gradients of opaque calls that are None. It
+    runs in place of the backward under create_graph=True.
     """
 
     def __init__(
@@ -149,8 +149,17 @@ class Region:
 
             @staticmethod
             def backward_with_graphs(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
-                """The gradients of the inputs where opaque calls have some: which of theirs are None is known only when
-                they run, and most likely as it was before."""
+                """The gradients of the inputs where opaque calls have some."""
+                _, gradients = ForgeFunction.reached(ctx, present, given)
+                ctx.maybe_clear_saved_tensors()
+                if not graph_is_kept():
+                    ctx.remembered = ctx.copies = None
+                return gradients
+
+            @staticmethod
+            def reached(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple[frozenset, tuple]:
+                """The gradients of the inputs, and which of those of opaque calls are None, as (place of the graph,
+                input): that is known only when they run, and most likely as it was before."""
                 found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
                 saved, lengths = ctx.saved_tensors, ctx.lengths if numbered else ()
                 compiled = batched if any(map(is_batched, given)) else backwards
@@ -161,24 +170,22 @@ class Region:
                     function = compiled.get((*present, missing) if missing else present, lengths)
                     try:
                         with torch.no_grad():
-                            gradients = function([*saved, *ctx.numbers, *given])
+                            return missing, function([*saved, *ctx.numbers, *given])
                     except Unreached:
                         unreached.update((place, graph.unreached) for place, graph in found.items())
-                        continue
-                    ctx.maybe_clear_saved_tensors()
-                    if not graph_is_kept():
-                        ctx.remembered = ctx.copies = None
-                    return gradients
 
             @staticmethod
             def backward_again(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
                 """The gradients of the inputs, with a history."""
                 flowing = tuple([gradient.requires_grad for gradient in given])
-                key = present, flowing
-                again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
                 for number in ctx.numbers:
                     if isinstance(number, OpaqueGraph) and number.random:
                         raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
+                key: tuple = present, flowing
+                if any(map(_is_graph, ctx.numbers)):
+                    missing, _ = ForgeFunction.reached(ctx, present, [each.detach() for each in given])
+                    key = (*key, missing) if missing else key
+                again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
                 saved = [*ctx.saved_tensors, *ctx.numbers]
                 inputs = _inputs(ctx, saved, sources, again.reads)
                 ctx.maybe_clear_saved_tensors()

@@ -27,9 +27,9 @@ class Training(NamedTuple):
 
     backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
     constants: the positions of outputs without a gradient. backward_for: compiles the backward of other outputs, or one
-    by torch's own functions alone, for batched gradients. again_for: an Again of a set of outputs and those of their
-    gradients that have a history. split: the forward with what it saves, before it was claimed; None for one that was
-    read from the disk. numbers: gives the symbolic inputs.
+    by torch's own functions alone, for batched gradients. again_for: an Again of a set of outputs, those of their
+    gradients that have a history, and those of opaque calls that are None. split: the forward with what it
+    saves, before it was claimed; None for one that was read from the disk. numbers: gives the symbolic inputs.
     """
 
     backward: Generated
@@ -38,7 +38,7 @@ class Training(NamedTuple):
     constants: list[int]
     sources: Sources
     backward_for: Callable[..., Generated]
-    again_for: Callable[[tuple[tuple[bool, ...], tuple[bool, ...]]], Again]
+    again_for: Callable[[tuple], Again]
     split: Trace | None = None
     numbers: Callable[[], Sequence[Any]] = tuple
 

@@ -170,7 +170,7 @@ def _read(folder: Path, wanted: Build) -> dict[str, bytes]:
         if len(found) >= MAX_FILES:
             raise MalformedError(f"{folder}: more than {MAX_FILES} files are sources or in an include folder")
         place = Place(str(folder), file=path)
-        content = read_small(folder / path, place, MAX_SOURCE_BYTES, links_into=folder)
+        content = read_small(folder / path, place, MAX_SOURCE_BYTES, within=folder)
         if content is None:
             raise MalformedError(f"{place}: is no longer there")
         found[path] = content

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+_PATHS = "PATH PYTHONPATH PYTHONPYCACHEPREFIX PYTHONUSERBASE LD_LIBRARY_PATH DYLD_LIBRARY_PATH".split()
 _FORGE = str(Path(__file__).parents[2])
 _BOOT = "import sys; import json; sys.path[:] = json.loads(sys.argv.pop(1)); import runpy; "
 _MODULE = _BOOT + "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -36,9 +37,10 @@ def search_path() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, without the relative entries of the paths in which programs and modules are found."""
+    """This process's environment, without the relative entries of the paths in which programs, modules and libraries
+    are found; an empty one is the current folder, too."""
     kept = dict(os.environ)
-    for name in ("PATH", "PYTHONPATH"):
+    for name in _PATHS:
         if name in kept:
             kept[name] = os.pathsep.join(filter(os.path.isabs, kept[name].split(os.pathsep)))
     return kept

@@ -51,6 +51,12 @@ def is_bytecode(path: str) -> bool:
     return path.endswith(".pyc") or "__pycache__" in path.split("/")
 
 
+def is_opened(path: str) -> bool:
+    """Whether a file is one that code opens by its path, if at all: neither Python, which is imported from the bytes
+    that were hashed, nor what says something of the kernel."""
+    return not (path.endswith((".py", MANIFEST, *UNPINNED)) or is_bytecode(path))
+
+
 def unsafe_path(path: str) -> str | None:
     """Why a path may not stand in a listing of a variant's files, or None."""
     if not path or "\0" in path or "\\" in path or ":" in path:
@@ -92,13 +98,21 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def read_small(location: Path, place: Place, limit: int, links_into: Path | None = None) -> bytes | None:
-    """The content of one file of at most `limit` bytes, or None where there is none. Raises as read_files does."""
-    roots = [location.parent.resolve()] + ([links_into.resolve()] if links_into else [])
-    if not os.path.lexists(location):
-        return None
+def read_small(
+    location: Path, place: Place, limit: int, *, links_into: Path | None = None, within: Path | None = None
+) -> bytes | None:
+    """The content of one file of at most `limit` bytes, or None where there is none. Raises as read_files does.
+
+    within: the folder that it must lie in, however many links lead to it.
+    """
     try:
-        file, _ = _open(location, roots, place, limit)
+        if not os.path.lexists(location):
+            return None
+        folder = Path(os.path.realpath(location.parent))
+        root = folder if within is None else Path(os.path.realpath(within))
+        if not folder.is_relative_to(root):
+            raise MalformedError(f"{place}: is in {folder}, which is outside of {within}")
+        file, _ = _open(location, [root] + ([links_into.resolve()] if links_into else []), place, limit)
         with file:
             return file.read(limit + 1)
     except OSError as error:
@@ -108,7 +122,7 @@ def read_small(location: Path, place: Place, limit: int, links_into: Path | None
 def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[BinaryIO, int]:
     """A regular file that lies in one of the roots, and its size."""
     if location.is_symlink():
-        target = location.resolve()
+        target = Path(os.path.realpath(location))  # of links that lead to each other it gives one of them
         if not any(target.is_relative_to(root) for root in roots):
             raise MalformedError(f"{place}: is a link to {target}, which is outside of the kernel's folder")
         location = target

@@ -28,7 +28,7 @@ def is_on() -> bool:
 def read(path: Path, head: bytes) -> bytes:
     """What was written to a file of the format that `head` names. Raises FileNotFoundError where there is none, Refused
     or OSError where it is not to be used."""
-    _check_folder(path.parent)
+    check_folder(path.parent)
     content = _own_bytes(path)
     if not content.startswith(head):
         raise Refused("it is of another format")
@@ -51,14 +51,14 @@ def write(path: Path, head: bytes, body: bytes, size: int) -> None:
 def make_folder(path: Path) -> None:
     """A folder for what is kept. Raises Refused or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_folder(path)
+    check_folder(path)
 
 
 def open_own(path: Path) -> BinaryIO:
     """Opens a file of a folder of its own among those that are kept. Raises Refused where it, or either folder, is
     another user's or open to other users; FileNotFoundError, OSError."""
-    _check_folder(path.parent.parent)
-    _check_folder(path.parent)
+    check_folder(path.parent.parent)
+    check_folder(path.parent)
     return _opened(path)
 
 
@@ -68,7 +68,8 @@ def open_itself(path: Path) -> BinaryIO:
     return open(os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY)), "rb")
 
 
-def _check_folder(path: Path) -> None:
+def check_folder(path: Path) -> None:
+    """Raises Refused where nothing in a folder is believed: another user's, one that others may write to, a link."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise Refused("the folder is a link or a file")

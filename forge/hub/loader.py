@@ -10,7 +10,9 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import io
+import linecache
 import os
 import re
 import sys
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from forge.hub import compat, private
 from forge.hub.errors import HubError, HubNotice, IntegrityError, KernelImportError, MalformedError, Place, RefusedError
-from forge.hub.files import NATIVE, File, check_pins, content_hash, read_files
+from forge.hub.files import NATIVE, File, check_pins, content_hash, is_opened, read_files
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import Metadata, dependency_modules
 from forge.hub.resolver import Resolved
@@ -37,8 +39,8 @@ class Verified:
     """A kernel whose files passed every check.
 
     content: the hash of them all. root: the folder of its package. trees: its Python as it was parsed for the checks,
-    until it is imported. copies: where this process has its files, where native ones are among them. allowed: modules
-    that it may import beside torch and the standard library.
+    until it is imported. copies: where this process has its files, where some are among them that code opens by a path.
+    allowed: modules that it may import beside torch and the standard library.
     """
 
     resolved: Resolved
@@ -157,9 +159,10 @@ def _contents(verified: Verified) -> Iterator[str]:
 def verify(resolved: Resolved, *, to_load: bool = False) -> Verified:
     """Every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
 
-    to_load: what is hashed of a kernel with native libraries is copied for this process, and loaded from there.
+    to_load: what is hashed of a kernel with files that are opened by a path (native libraries, data) is copied for
+    this process, and opened there.
     """
-    copy_to = private.new_folder() if to_load and has_native(resolved.folder) else None
+    copy_to = private.new_folder() if to_load and _has_opened(resolved.folder) else None
     try:
         return _verify(resolved, to_load, copy_to)
     except BaseException:
@@ -168,9 +171,9 @@ def verify(resolved: Resolved, *, to_load: bool = False) -> Verified:
         raise
 
 
-def has_native(folder: Path) -> bool:
-    """Whether a variant has libraries that the system loads."""
-    return any(name.endswith(NATIVE) or ".so." in name for _, _, names in os.walk(folder) for name in names)
+def _has_opened(folder: Path) -> bool:
+    """Whether a variant has files that the system or its code opens by a path: libraries, tables, sources of others."""
+    return any(is_opened(name) for _, _, names in os.walk(folder) for name in names)
 
 
 def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified:
@@ -181,6 +184,9 @@ def _verify(resolved: Resolved, to_load: bool, copy_to: Path | None) -> Verified
     for pins in (resolved.pins, metadata.digest):
         if pins is not None:
             check_pins(files, pins, place)
+    described = files.get("metadata.json")
+    if (described and described.sha256) != metadata.sha256:
+        raise IntegrityError(f"{place.at('metadata.json')}: changed while the kernel was checked")
     _check_signature(resolved)
     root, content = _package_root(resolved, files), content_hash(files)
     modules = frozenset(dependency_modules(metadata, resolved.backend, place))
@@ -252,8 +258,7 @@ def _load(verified: Verified) -> types.ModuleType:
 def _copied(verified: Verified) -> Verified:
     """With all its files beside each other in this process's copies: what code opens by a path from its own is what was
     hashed. Raises IntegrityError for a file that changed since."""
-    natives = [path for path in verified.files if path.endswith(NATIVE)]
-    if verified.copies is None and not natives:
+    if verified.copies is None and not any(map(is_opened, verified.files)):
         return verified
     folder = verified.copies or private.new_folder()
     files = {path: _copy_of(file, folder, verified.resolved.place()) for path, file in verified.files.items()}
@@ -330,7 +335,12 @@ class _Source(importlib.machinery.SourceFileLoader):
         self._trees = trees
 
     def get_code(self, fullname: str) -> types.CodeType:
-        return self.source_to_code(self._trees.pop(self._file.path, self._file.content), str(self._file.location))
+        path = str(self._file.location)
+        code = self.source_to_code(self._trees.pop(self._file.path, self._file.content), path)
+        for name in {path, self.path}:  # what asks for a function's source, as Triton does, gets what was hashed
+            lines = importlib.util.decode_source(self._file.content).splitlines(keepends=True)
+            linecache.cache[name] = (self._file.size, None, lines, name)
+        return code
 
     def get_data(self, path: str) -> bytes:
         return self._file.content if path == self.path else super().get_data(path)

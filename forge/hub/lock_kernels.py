@@ -83,7 +83,7 @@ def _locked(lock: Lock, selection: Selection, resolved: Sequence[Resolved]) -> L
 
 def _beside(folder: Path) -> dict[str, str]:
     """The manifest at the root of a folder, from which a build copies it into the variants."""
-    content = read_small(folder / MANIFEST, Place(str(folder), file=MANIFEST), MAX_BYTES, links_into=folder)
+    content = read_small(folder / MANIFEST, Place(str(folder), file=MANIFEST), MAX_BYTES, within=folder)
     return {} if content is None else {MANIFEST: hashlib.sha256(content).hexdigest()}
 
 
@@ -129,7 +129,7 @@ def check_beside(kernel: LockedKernel, lock: Lock, folder: Path) -> None:
     """Raises IntegrityError unless what lies beside the variants is as it was locked."""
     names = dict.fromkeys([*kernel.files, *([] if kernel.is_manifest else [MANIFEST])])
     for name in names:
-        content = read_small(folder / name, Place(str(folder), file=name), MAX_BYTES, links_into=folder)
+        content = read_small(folder / name, Place(str(folder), file=name), MAX_BYTES, within=folder)
         if content is not None:
             kernel.check(name, content, lock.path)
         elif name in kernel.files:

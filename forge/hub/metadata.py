@@ -1,9 +1,10 @@
 """metadata.json: the form of today, the one before, and none at all."""
 
+import hashlib
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,8 @@ class Metadata:
 
     form: which published form it has. name: the kernel's, with dashes; the repository's where the file does not say.
     python_depends: names from the Hub's list of allowed dependencies, those for this backend included.
-    archs: the device architectures that a native build was made for. digest: what it says its files are.
+    archs: the device architectures that a native build was made for. digest: what it says its files are. sha256: of
+    what was read.
     """
 
     form: Literal["current", "earlier", "none"]
@@ -42,6 +44,7 @@ class Metadata:
     backend: str | None = None
     archs: tuple[str, ...] = ()
     digest: Pins | None = None
+    sha256: str | None = field(default=None, compare=False)
 
     def declines(self, device: torch.device) -> str | None:
         """Why the build does not run on this very device (not the process's first one), or None."""
@@ -62,9 +65,14 @@ def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_
     Raises: MalformedError for a file that has neither published form; NotFoundError for a newer one than `kernels`.
     """
     place = place.at("metadata.json")
-    content = read_small(folder / "metadata.json", place, MAX_METADATA_BYTES, links_into)
+    content = read_small(folder / "metadata.json", place, MAX_METADATA_BYTES, links_into=links_into)
     if content is None:
         return Metadata("none", name)
+    metadata = _parsed(content, place, name, backend)
+    return replace(metadata, sha256=hashlib.sha256(content).hexdigest())
+
+
+def _parsed(content: bytes, place: Place, name: str, backend: str) -> Metadata:
     values = _json_object(content, place)
     backend_depends = _backend_depends(values, backend, place)
     if {"name", "id", "backend"} & values.keys():

@@ -170,7 +170,7 @@ def _select_folder(wanted: Source, locked: LockedKernel | None, policy: Policy, 
     """A folder of this machine: the variants in it, those in its build/, or the folder itself, in this order."""
     if locked is None and not policy.local:
         raise RefusedError(f"{wanted}: is a folder of this machine; allow it with Policy(local=True), or lock it")
-    root = wanted.path.resolve()
+    root = Path(os.path.realpath(wanted.path))  # of links that lead to each other it gives one of them
     if not root.is_dir():
         raise NotFoundError(f"{wanted}: there is no such folder")
     rejected: tuple[tuple[str, str], ...] = ()
@@ -186,7 +186,8 @@ def _select_folder(wanted: Source, locked: LockedKernel | None, policy: Policy, 
 
 
 def _folders(build: Path) -> list[str]:
-    return [each.name for each in build.iterdir() if each.is_dir()] if build.is_dir() else []
+    folders = [each.name for each in build.iterdir() if each.is_dir()] if build.is_dir() else []
+    return [name for name in folders if not name.startswith((".", "_"))]
 
 
 def _variant_folders(root: Path) -> list[str]:

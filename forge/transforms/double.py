@@ -9,15 +9,16 @@ What must not run again is given to it: what random calls drew in the forward, a
 gradient.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from forge import clang, prims
 from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, Trace, check, recording
 from forge.ir.pytree import proxies, rename, tensors
 from forge.ir.symbol import substitute
-from forge.torchlang.opaque import keeps_graph, repeated_rule
+from forge.torchlang.opaque import Pullback, keeps_graph, repeated_rule
 from forge.transforms.dce import dce
-from forge.transforms.grad import Choice, Choose, Joint, backward, differentiate
+from forge.transforms.grad import Choice, Choose, Joint, backward, differentiate, without_gradients
 from forge.transforms.split import free_names, unfold
 
 _redraws: dict[Symbol, Callable] = {}
@@ -92,12 +93,18 @@ def _holds_one(bound: BoundSymbol) -> bool:
 
 
 def differentiable_backward(
-    trace: Trace, wanted: Sequence[str], seeds: dict[str, TensorProxy], choose: Choose, given: Sequence[Given]
+    trace: Trace,
+    wanted: Sequence[str],
+    seeds: dict[str, TensorProxy],
+    choose: Choose,
+    given: Sequence[Given],
+    unreached: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Trace:
     """The backward of `trace` as a program: inputs are the trace's, the values of `given`, and the gradients of outputs
     (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
 
-    choose: the executors' choices, which hold for random calls. given: those of the forward that ran.
+    choose: the executors' choices, which hold for random calls. given: those of the forward that ran. unreached: by the
+    names of results of opaque calls, which of the gradients that they give are None.
     Raises NotImplementedError naming a call that has no gradient rule, or one that would have to draw again.
     """
 
@@ -119,6 +126,9 @@ def differentiable_backward(
         return choose(bound, active) if Tag.RANDOM in bound.all_tags else Choice()
 
     joint = differentiate(trace, wanted, choice, again=True)
+    if unreached:
+        dropped = set(_unreached_gradients(joint, unreached))
+        joint = without_gradients(joint, lambda bound: dropped.intersection(bound.outputs))
     back = backward(joint, seeds, trace.inputs)
     program = back.derive("differentiable backward", name="backward", inputs=[], output=None)
     replacer = _Replacer(program, given_calls(joint, repeated), given, repeated)
@@ -130,6 +140,15 @@ def differentiable_backward(
     with recording(program):
         program.output = _own_values(program, rename(back.output, copied))
     return dce(program)
+
+
+def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """The names of what an opaque call's backward gives in the place of None."""
+    for run in joint.runs:
+        places = {place for output, _ in run.gets for place in unreached.get(output.name, ())}
+        for bound in run.calls:
+            if isinstance(bound.symbol.op, Pullback):
+                yield from (bound.output[place].name for place in places)
 
 
 def show_inside(

@@ -130,3 +130,36 @@ def test_a_parameter_that_no_gradient_reaches_is_left_alone_by_an_optimizer() ->
     jitted(torch.ones(4)).sum().backward()
     optimizer.step()
     assert torch.equal(layer.weight, before)
+
+
+OTHERS = ("an error", "no history at all", "two results", "a result of its own")
+TWICE = [name for name in CASES if name not in OTHERS]
+
+
+def twice(function: Callable) -> list[Any]:
+    """Gradients with a history, and where there is one, the gradients of those: zeros where there are none."""
+    torch.manual_seed(0)
+    x, w = (torch.randn(4, requires_grad=True) for _ in range(2))
+    first = torch.autograd.grad(function(x, w).sum(), (x, w), create_graph=True, allow_unused=True)
+    found = [each.detach() if each is not None else None for each in first]
+    total = sum((each**2).sum() for each in first if each is not None)
+    if isinstance(total, torch.Tensor) and total.requires_grad:
+        second = torch.autograd.grad(total, (x, w), allow_unused=True, materialize_grads=True)
+    else:
+        second = (torch.zeros(4), torch.zeros(4))
+    return [*found, *second]
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_it_is_missing_where_gradients_have_a_history(name: str) -> None:
+    same(twice(forge.jit(CASES[name])), twice(CASES[name]))
+
+
+def test_a_program_whose_gradients_have_a_history_and_end_elsewhere_is_as_in_eager() -> None:
+    function = lambda x, w: first(torch.sin(x) * w, w) * w * x
+    same(twice(forge.jit(function)), twice(function))
+
+
+def test_an_error_stays_one_where_gradients_have_a_history() -> None:
+    with pytest.raises(RuntimeError, match=r"missing_python\.raises"):
+        twice(forge.jit(CASES["an error"]))

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from forge.executors.hubex import gather, operators
-from forge.executors.hubex.verification import verdicts
+from forge.executors.hubex.verification import process, verdicts
+from forge.executors.hubex.verification.messages import Question
 from forge.hub import Policy, build_kernels, children
 from forge.hub.manifest import read_manifest
 
@@ -58,6 +60,18 @@ def test_a_folder_on_the_path_does_not_customize_the_start_of_a_process(
     program.write_text("import sys\nassert sys.argv[1:] == []\n")
     subprocess.run(children.run_file(str(program)), env=children.environment(), check=True)
     assert ran(cloned) == []
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPYCACHEPREFIX", "PYTHONUSERBASE"])
+def test_what_is_verified_finds_no_program_library_or_bytecode_in_the_current_folder(
+    name: str, monkeypatch: pytest.MonkeyPatch, repository: Callable
+) -> None:
+    made = repository("right", "def f(x):\n    return F.gelu(x)\n", op="torch.nn.functional.gelu", args="{x: input}")
+    [kernel] = gather([made.folder])
+    question = Question(torch.device("cpu"), torch.float32)
+    for value, left in ((os.pathsep.join(["", "/bin", "tools"]), "/bin"), ("tools", "")):
+        monkeypatch.setenv(name, value)
+        assert process._request(kernel, question, 1.0, "").environment[name] == left
 
 
 def test_the_worker_runs_nothing_of_the_current_folder(

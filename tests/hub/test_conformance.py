@@ -294,6 +294,30 @@ def test_lock_takes_what_check_takes(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(capsys, "lock", bad, "-o", lock, "--force")[0] == run(capsys, "lock", good, "-o", lock)[0] == 0
 
 
+@pytest.mark.parametrize("command", ["check", "lock", "verify", "build"])
+def test_paths_that_the_system_refuses_are_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    for path in ("loop", "a" * 5000, "a/" * 3000):
+        status, out, err = run(capsys, command, f"./{path}")
+        assert status == 1 and "Traceback" not in out + err and path[:200] in out + err
+
+
+def test_lock_reads_the_folders_that_check_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "good", kernel())
+    variant = folder / "build" / "torch-universal"
+    (folder / "build" / ".unfinished").mkdir()
+    os.mkfifo(folder / "build" / ".unfinished" / "pipe")
+    wanted = ["check", folder], ["lock", folder, "--all-variants", "-o", tmp_path / "k.lock"]
+    assert [run(capsys, *each)[0] for each in wanted] == [0, 0]
+    for path, to in ((variant / "more.py", "more.py"), (folder / "forge_kernels.yaml", "/etc/hostname")):
+        path.symlink_to(to)
+        assert [run(capsys, *each)[0] for each in wanted] == [1, 1]
+        path.unlink()
+
+
 def test_a_repository_of_the_hub_is_checked_as_far_as_it_is_here(
     server: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """What is hashed is what is loaded: files that are exchanged in between, and what a lock holds of manifests."""
 
+import inspect
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 from forge import cli, hub
 from forge.executors.hubex import gather
 from forge.hub import build, loader, private
+from forge.hub.errors import Place
+from forge.hub.files import read_small
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import LOCAL, kernel, metadata, native_module, write
 from tests.hub.test_build import Sources, answer, pretended
@@ -163,3 +166,59 @@ def test_a_manifest_for_somebody_elses_repository_is_locked_with_it(
     for ask in (lambda: gather([lock]), lambda: gather([manifest], lock=lock)):
         with pytest.raises(hub.IntegrityError, match=r"theirs\.yaml is sha256:"):
             ask()
+
+
+READS = """\
+import inspect
+from pathlib import Path
+
+
+def double(x):
+    return x * 2
+
+
+TEXT = inspect.getsource(double)
+TABLE = (Path(__file__).parent / "table.txt").read_text()
+"""
+
+
+@pytest.mark.parametrize("table", [None, "right"])
+@pytest.mark.parametrize("locked", [False, True])
+def test_sources_and_tables_that_code_reads_are_those_that_were_hashed(
+    tmp_path: Path, table: str | None, locked: bool
+) -> None:
+    """Triton compiles what inspect.getsource gives."""
+    code = READS if table else READS.partition("TABLE")[0]
+    folder = write(tmp_path / "rms", kernel({"__init__.py": code, **({"table.txt": table} if table else {})}))
+    lock = hub.lock_kernels([folder], tmp_path / "a.lock", policy=LOCAL) if locked else None
+
+    def exchange(verified: loader.Verified) -> None:
+        variant = folder / "build" / "torch-universal"
+        for path in (variant / "__init__.py", variant / "table.txt"):
+            path.write_text(path.read_text().replace("2", "3") if path.suffix == ".py" else "wrong")
+
+    module = hub.load(hub.resolve(folder, policy=LOCAL, lock=lock), exchange)
+    assert module.TEXT == "def double(x):\n    return x * 2\n" and getattr(module, "TABLE", None) == table
+    assert "x * 2" in inspect.getsource(module.double)
+
+
+def test_metadata_that_is_exchanged_after_it_was_read_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "rms", kernel({"metadata.json": metadata(python_depends=["einops"])}))
+    resolved = hub.resolve(folder, policy=LOCAL)
+    write(folder, kernel())
+    with pytest.raises(hub.IntegrityError, match=r"metadata\.json\): changed while the kernel was checked"):
+        hub.load(resolved)
+
+
+def test_files_through_a_link_to_another_folder_are_no_sources(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "a.cpp").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "linked").symlink_to(tmp_path / "theirs")
+    (tmp_path / "mine" / "own").mkdir()
+    (tmp_path / "mine" / "own" / "a.cpp").write_text("own")
+    (tmp_path / "mine" / "again").symlink_to("own")
+    read = lambda path: read_small(tmp_path / "mine" / path, Place("p"), 10, within=tmp_path / "mine")
+    assert read("again/a.cpp") == b"own"
+    with pytest.raises(hub.MalformedError, match="theirs, which is outside of"):
+        read("linked/a.cpp")

@@ -48,13 +48,16 @@ class Call:
 @dataclass(frozen=True)
 class Case:
     """A call on real tensors. note: what is special about them. offset: by how many elements each tensor lies behind
-    the start of its memory. strides_known: whether the checker sees the strides."""
+    the start of its memory. strides_known: whether the checker sees the strides. gradients: whether they are
+    compared. any_for_nan: whether any value is right where eager has NaN."""
 
     args: tuple
     kwargs: dict[str, Any]
     note: str = ""
     offset: int = 0
     strides_known: bool = True
+    gradients: bool = True
+    any_for_nan: bool = False
 
     def describe(self, kernel: Kernel) -> str:
         """'x: float32[3, 7] (unaligned), eps=1e-06'."""

@@ -188,7 +188,7 @@ def _read(config: Config, target: Target) -> dict[str, bytes]:
     files = {}
     for path in sorted(found):
         place = Place(str(config.folder), file=path)
-        content = read_small(config.folder / path, place, MAX_SOURCE_BYTES, links_into=config.folder)
+        content = read_small(config.folder / path, place, MAX_SOURCE_BYTES, within=config.folder)
         if content is None:
             raise MalformedError(f"{place}: is no longer there")
         files[path] = content

@@ -6,6 +6,7 @@ without doubt is read as well.
 Source: https://huggingface.co/docs/kernels/builder/writing-kernels
 """
 
+import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -240,8 +241,10 @@ class _Reader:
             path = PurePosixPath(each)
             if path.is_absolute() or ".." in path.parts:
                 self.no(section, key, f"has {each!r}, but paths are below the folder of {FILE}")
-            if not (self._folder / path).exists():
+            if not os.path.exists(self._folder / path):  # nor is what can be no name
                 self.no(section, key, f"has {each!r}, which is not there")
+            if key == "src" and not os.path.isfile(self._folder / path):
+                self.no(section, key, f"has {each!r}, which is not a file")
         return found
 
     def version(self, section: str, values: Mapping[str, Any], key: str) -> str | None:

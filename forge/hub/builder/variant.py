@@ -132,7 +132,7 @@ def _python_files(config: Config) -> dict[str, bytes]:
     found = {}
     for path, file in paths.items():
         place = Place(str(config.folder), file=str(path))
-        found[str(path)] = read_small(file, place, MAX_SOURCE_BYTES, links_into=config.folder) or b""
+        found[str(path)] = read_small(file, place, MAX_SOURCE_BYTES, within=config.folder) or b""
     return found
 
 

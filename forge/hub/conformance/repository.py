@@ -13,7 +13,8 @@ from typing import Any
 from forge.hub import compat
 from forge.hub.conformance.finding import Finding
 from forge.hub.errors import HubError, Place
-from forge.hub.files import NATIVE, File, read_files
+from forge.hub.files import MANIFEST, NATIVE, File, read_files, read_small
+from forge.hub.manifest.parse import MAX_BYTES
 from forge.hub.policy import Policy
 from forge.hub.variants import BACKENDS
 
@@ -150,7 +151,18 @@ def read_repository(
         _read_metadata(variant)
         variant.python = {each: _parse(each, file.content) for each, file in files.items() if file.content is not None}
         repository.variants.append(variant)
+    if blobs is None:  # of the Hub's, variants are fetched and nothing beside them
+        repository.unread += _unread_manifest(folder)
     return repository
+
+
+def _unread_manifest(folder: Path) -> Iterator[Finding]:
+    """The manifest at the root of a folder, which is locked with it, where it cannot be read."""
+    place = Place(str(folder), file=MANIFEST)
+    try:
+        read_small(folder / MANIFEST, place, MAX_BYTES, within=folder)
+    except HubError as error:
+        yield Finding(MANIFEST, 0, "files", _short(error, place))
 
 
 def _short(error: HubError, place: Place) -> str:

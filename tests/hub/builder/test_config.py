@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from forge.hub.builder import read_config
-from forge.hub.errors import MalformedError
+from forge.hub.builder.targets import targets
+from forge.hub.errors import HubError, MalformedError
 
 TOML = """\
 [general]
@@ -145,3 +148,67 @@ def test_a_folder_without_one_and_a_tree_without_python(tmp_path: Path) -> None:
     (tree(tmp_path) / "torch-ext/two_gates").rmdir()
     with pytest.raises(MalformedError, match=r"its Python files are in torch-ext/two_gates/, which is not there"):
         read_config(tmp_path)
+
+
+LINES = TOML.splitlines()
+KEYS = sorted({line.partition("=")[0].strip() for line in LINES if "=" in line} | {"universal", "stable-abi", "kernel"})
+TEXTS = ["", "a", "../x", "/etc", ".", "*", "gates.cpp/x", "2.11", "cpu", "0" * 30 + ".1", "a" * 5000, "é", "\0"]
+VALUES = st.recursive(
+    st.booleans() | st.integers(-1, 10**20) | st.floats() | st.sampled_from(TEXTS) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["cpu", ""]), inner, max_size=2),
+    max_leaves=3,
+)
+HEADINGS = ("[kernel]", "[[kernel]]", "[kernel.'']", '[kernel."a/b"]', "[torch-noarch]", "[tvm-ffi]", "[")
+
+
+def as_toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{as_toml(key)} = {as_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, str):
+        return '"' + "".join(f"\\u{ord(each):04x}" if ord(each) < 0x10000 else "?" for each in value) + '"'
+    return str(value).lower()
+
+
+ENTRIES = st.builds(lambda key, value: f"{key} = {as_toml(value)}", st.sampled_from(KEYS), VALUES)
+NEW = ENTRIES | st.sampled_from([*LINES, *HEADINGS]) | st.text(max_size=8)
+EDITS = st.lists(st.tuples(st.integers(0, len(LINES)), st.integers(0, 2), st.lists(NEW, max_size=1)), max_size=3)
+
+
+def edited(folder: Path, edits: list[tuple[int, int, list[str]]]) -> None:
+    """A file with lines taken away and put in is read, or the error is one of forge's, in one line that names it."""
+    lines = [*LINES]
+    for start, taken, put in edits:
+        lines[start : start + taken] = put
+    tree(folder)
+    (folder / "build.toml").write_bytes("\n".join(lines).encode(errors="surrogatepass"))
+    try:
+        targets(read_config(folder))
+    except HubError as error:
+        assert str(folder) in str(error)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=EDITS)
+def test_a_file_that_is_edited_at_random_has_no_traceback(edits: list, tmp_path: Path) -> None:
+    edited(tmp_path, edits)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, derandomize=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=EDITS)
+def test_files_that_are_edited_at_random_have_no_traceback(edits: list, tmp_path: Path) -> None:
+    edited(tmp_path, edits)
+
+
+@pytest.mark.parametrize("path", ["a" * 5000, "a\\u0000b", "gates.cpp/x"])
+def test_a_path_that_the_system_refuses_is_one_that_is_not_there(tmp_path: Path, path: str) -> None:
+    with pytest.raises(MalformedError, match=r":28: \[kernel.gates\] src: has .*, which is not there"):
+        read_config(tree(tmp_path, TOML.replace('["gates.cu"]', f'["{path}"]')))
+
+
+def test_a_folder_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(MalformedError, match=r":35: \[kernel.gates_cpu\] src: has 'folder', which is not a file"):
+        read_config(tree(tmp_path, TOML.replace('["gates.cpp"]', '["folder"]')))

@@ -196,7 +196,7 @@ class Worker:
 def _request(
     kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
 ) -> Request:
-    path, environment = children.search_path(), {**os.environ, **ENVIRONMENT}
+    path, environment = children.search_path(), {**children.environment(), **ENVIRONMENT}
     relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
     place = (os.getcwd(), (*path, *relative), environment)  # what is there shadows no module that is installed
     about = (digest, declared, _entry(kernel))

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from math import prod
 from typing import Any
 
@@ -18,6 +18,12 @@ from forge.testing import OpInfo, all_opinfos, make_tensor
 
 ODD = (1, 7, 100)
 LARGE = 1 << 20
+HUGE = 100.0  # its exponential is infinite in float32; what comes of rounding it in a sum is within tolerances
+SPECIAL = {
+    "NaN": (float("nan"), float("nan")),
+    "infinities": (float("inf"), float("-inf")),
+    "huge values": (HUGE, -HUGE),
+}
 TEMPLATES, TRIES = 6, 2000  # samples that are changed, and calls that are tried for each
 
 
@@ -127,6 +133,11 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     made, small = _Values(kernel, call), _smaller(call)
     yield made.case(small, "unaligned", offset=1)
     yield made.case(small.map(_strided), "strided rows")
+    function = kernel.target.function
+    if function is None or function.foreign:  # results of others must be contiguous, and torch's follow their arguments
+        for note, laid in _layouts(small):
+            yield made.case(laid, note)
+    yield from made.special(small)
     for resized in _resized(kernel, small):
         yield made.case(resized)
         yield made.case(resized, "unaligned", offset=1)
@@ -150,6 +161,33 @@ class _Values:
             return Case(own.args, own.kwargs, note, offset, self.known)
         made = call.map(lambda leaf: self.tensor(leaf) if isinstance(leaf, Meta) else leaf)
         return Case(made.args, made.kwargs, note, offset, self.known)
+
+    def special(self, call: Call) -> Iterator[Case]:
+        """Values in which kernels differ that agree on others: each in one place of each tensor, and in another one of
+        the next, so that none hides what comes of another. What an infinity less another is, or the gradient of a
+        value that is not finite, is a matter of the order of operations, and of convention."""
+        own = self.kernel.samples or self.kernel.assumes  # these say which values are right
+        if own is not None or not any(meta.dtype.is_floating_point for meta in call.metas):
+            return
+        within = all(bound is None or abs(bound) >= HUGE for bound in (self.low, self.high))
+        zeros = lambda leaf: self.tensor(leaf).zero_() if isinstance(leaf, Meta) else leaf
+        made = call.map(zeros)
+        yield Case(made.args, made.kwargs, "zeros", 0, self.known, gradients=False)
+        for note, (first, last) in SPECIAL.items():
+            if note != "huge values" or within:
+                places = count()
+                made = call.map(lambda leaf: self._with(leaf, next(places), first, last))  # noqa: B023  runs here
+                about = {"gradients": note == "huge values", "any_for_nan": note == "infinities"}
+                yield Case(made.args, made.kwargs, note, 0, self.known, **about)
+
+    def _with(self, leaf: Any, place: int, first: float, last: float) -> Any:
+        if not isinstance(leaf, Meta):
+            return leaf
+        values = self.tensor(replace(leaf, strides=None))
+        if leaf.dtype.is_floating_point and values.numel():
+            flat, place = values.view(-1), place % values.numel()
+            flat[-1 - place], flat[place] = last, first
+        return with_strides(values, leaf.strides)
 
     def tensor(self, meta: Meta) -> torch.Tensor:
         if meta.dtype.is_floating_point:
@@ -199,11 +237,37 @@ def _smaller(call: Call) -> Call:
     return with_lengths(call, {length: 5 for length in first.shape[:-1] if length > 16 and length != kept})
 
 
+def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
+    """The call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel which
+    takes the strides of one for another's is found."""
+    yield "transposed", call.map(_transposed)
+    if sum(len(meta.shape) > 1 for meta in call.metas) > 1:
+        places, others = count(), count()
+        yield "the first transposed", call.map(lambda leaf: leaf if next(places) else _transposed(leaf))
+        yield "but the first transposed", call.map(lambda leaf: _transposed(leaf) if next(others) else leaf)
+    yield "expanded", call.map(_expanded)
+
+
 def _strided(leaf: Any) -> Any:
     """x[:, ::2] in the place of x."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     return replace(leaf, strides=tuple(2 * each for each in _dense(leaf.shape, leaf.strides)))
+
+
+def _transposed(leaf: Any) -> Any:
+    """The dims in the opposite order in memory."""
+    if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
+        return leaf
+    order = [-each for each in _dense(leaf.shape, leaf.strides)]
+    return replace(leaf, strides=_dense(leaf.shape, order))
+
+
+def _expanded(leaf: Any) -> Any:
+    """One row for all."""
+    if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
+        return leaf
+    return replace(leaf, strides=(0, *_dense(leaf.shape, leaf.strides)[1:]))
 
 
 def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:

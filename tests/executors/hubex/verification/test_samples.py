@@ -134,3 +134,76 @@ def test_nan_is_equal_to_nan_alone() -> None:
         "values differ: nan at [0], but must be 1 (2 of 2 values)"
     )
     assert _difference(torch.tensor(inf), torch.tensor(-inf), (0, 1)) == "values differ: inf, but must be -inf"
+
+
+# values and layouts
+
+
+def other_than(condition: Callable[[torch.Tensor], bool]) -> Callable:
+    """A kernel that is right, but where the condition holds of a tensor with elements."""
+
+    def silu(input: torch.Tensor) -> torch.Tensor:
+        wrong = input.numel() > 0 and bool(condition(input))
+        return F.silu(input) + 1 if wrong else F.silu(input)
+
+    return silu
+
+
+@pytest.mark.parametrize(
+    ("function", "note"),
+    [
+        (lambda input: torch.nan_to_num(F.silu(input)), "NaN"),
+        (other_than(lambda x: x.isinf().any()), "infinities"),
+        (other_than(lambda x: x.abs().max() == 100), "huge values"),
+        (other_than(lambda x: (x == 0).all()), "zeros"),
+        (other_than(lambda x: x.ndim > 1 and x.stride(0) == 0), "expanded"),
+    ],
+)
+def test_a_mistake_for_some_values_or_layouts_is_found(function: Callable, note: str) -> None:
+    found = answer("torch.nn.functional.silu", function, grad="composite")
+    assert found.reason is not None and f"({note}): " in found.reason
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_mistake_where_one_of_two_tensors_has_other_strides_is_found(which: int) -> None:
+    def mixed(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        dense = [each.is_contiguous() or not each.numel() for each in (gate, up)]
+        return swiglu(gate, up) + (not dense[which] and dense[1 - which])
+
+    assert "first transposed" in answer("pattern:swiglu", mixed, dtypes=FLOAT).reason
+
+
+def test_a_gradient_that_overflows_is_found() -> None:
+    def backward(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        e = torch.exp(-input)
+        return grad * (1 / (1 + e) + input * e / (1 + e) ** 2)
+
+    found = answer("torch.nn.functional.silu", F.silu, grad=backward)
+    assert "(huge values): the gradient of input: values differ: nan at" in found.reason
+
+
+def test_a_gradient_that_is_wrong_for_a_transposed_one_is_found() -> None:
+    class Silu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(input)
+            return F.silu(input)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            right = torch.ops.aten.silu_backward(grad, *ctx.saved_tensors)
+            return right if grad.is_contiguous() or 0 in grad.stride() else -right
+
+    found = answer("torch.nn.functional.silu", Silu.apply, args=["input"], grad="autograd")
+    assert "the gradient of input from a transposed one: values differ" in found.reason
+
+
+def test_what_an_infinity_less_another_is_may_be_anything() -> None:
+    """Attention by blocks looks for a largest score, and has none where all are -inf."""
+
+    def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> torch.Tensor:
+        right = F.softmax(input, dim, dtype=dtype)
+        return torch.where(input.isinf().any(dim, keepdim=True) & ~input.isnan(), right.nan_to_num(0), right)
+
+    found = answer("torch.nn.functional.softmax", softmax, where="dim == -1")
+    assert found.reason is None
