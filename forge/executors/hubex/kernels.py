@@ -7,12 +7,14 @@ An adapter is no function that wraps the kernel: when a call is claimed, the tra
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
-from forge.executors.executor import Decision, Implementation, OperatorExecutor
+from forge.executors.executor import Decision, Implementation, OperatorExecutor, decline
 from forge.executors.hubex.assumed import Assumed, Assumption, reference_of
+from forge.executors.hubex.extension import Extended
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.lockfile import Lock
 from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
@@ -47,13 +49,14 @@ class Kernel:
     gradient kernel, where the entry names one; forward: what runs instead where that is needed. pattern: what finds its
     calls, where the target is a pattern's symbol. assumes: what must hold of the values that it is called with;
     samples: makes such values. declared: what forge.kernel was given: (op, fn, options). shipped: whether it comes with
-    forge, and nobody asked for it.
+    forge, and nobody asked for it. extension: of a kernel by class, what loads its function, which until then stands
+    in its place.
     """
 
     entry: KernelEntry
     signature: Signature
     target: Target
-    function: Callable
+    function: Callable = field(hash=False)
     backward: Callable | None = None
     forward: Callable | None = None
     pattern: Pattern | None = None
@@ -62,11 +65,31 @@ class Kernel:
     samples: Callable | None = None
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
     shipped: bool = field(default=False, compare=False)
+    extension: Extended | None = field(default=None, compare=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
         library = self.entry.library
         object.__setattr__(self, "name", f"{library}.{self.entry.name}" if library else self.entry.name)
+
+    def unusable(self) -> str | None:
+        """Why this machine cannot use it, by its own word; None for what has none."""
+        return None if self.extension is None else self.extension.unusable()
+
+    def load(self) -> str | None:
+        """Loads the function, where it is not there yet; why that failed, None where it did not."""
+        if self.is_loaded:
+            return None
+        reason = self.extension.load()
+        if reason is None:
+            object.__setattr__(self, "function", self.extension.function)
+            op, _, options = self.declared
+            object.__setattr__(self, "declared", (op, self.function, options))
+        return reason
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.extension is None or self.function is not self.extension
 
     @property
     def operation(self) -> str:
@@ -114,10 +137,18 @@ def implementation(
     kind = kernel.entry.grad.kind
 
     def checker(*args: Any, **kwargs: Any) -> Decision:
+        reason = kernel.unusable()
+        if reason is not None:
+            return decline(reason)
         decision = constraints(*args, **kwargs)
-        return verdict(kernel, args, kwargs) if decision and verdict is not None else decision
+        if not decision:
+            return decision
+        reason = kernel.load()
+        if reason is not None:
+            return decline(reason)
+        return decision if verdict is None else verdict(kernel, args, kwargs)
 
-    caller = _Caller(kernel)
+    caller = _Caller(kernel) if kernel.is_loaded else _Later(kernel)
     return Implementation(
         kernel.target.symbol,
         None,
@@ -266,6 +297,22 @@ class _Caller:
         if layout is None or not isinstance(value, TensorProxy):
             return value
         return _fix(value, layout)
+
+
+class _Later:
+    """As _Caller, of a kernel that is not loaded before a call is claimed for it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._caller = cache(lambda: _Caller(kernel))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._caller().forward(*args, **kwargs)
+
+    def rule(self, *args: Any, **kwargs: Any) -> Any:
+        return self._caller().rule(*args, **kwargs)
+
+    def autograd_rule(self, *args: Any, **kwargs: Any) -> Any:
+        return self._caller().autograd_rule(*args, **kwargs)
 
 
 def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:

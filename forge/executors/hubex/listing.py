@@ -68,6 +68,11 @@ def _status(kernel: Kernel, device: torch.device | None, verifier: Verifier) -> 
     if device is None:
         types = kernel.entry.device.types
         return "declined", f"no {' or '.join(types)} device is here"
+    reason = kernel.unusable() or (kernel.extension.failed if kernel.extension is not None else None)
+    if reason is not None:
+        return "declined", reason
+    if not kernel.is_loaded:
+        return "not loaded yet", "its first use does it"
     return verifier.status(kernel, device)
 
 

@@ -1,8 +1,10 @@
 """The kernels of the process, and executors of others."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from forge.executors.executor import register_executor
+from forge.executors.hubex.extension import is_extension
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
@@ -11,6 +13,7 @@ from forge.executors.hubex.shipped import shipped
 from forge.executors.hubex.verification.verdicts import Verifier, verifier
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
+from forge.hub.manifest import KernelEntry
 from forge.hub.manifest.errors import did_you_mean
 from forge.ir import check
 from forge.ir.printing import qualified_name
@@ -39,6 +42,29 @@ def use_kernels(
     hubex.add(kernels)
     if not verify:
         verifier.trust(kernels)
+
+
+def register_kernel(kernel: Any) -> Any:
+    """Makes one kernel known to the process, and gives it back: a KernelExtension's class, an instance of one, or what
+    forge.kernel made. It is asked, verified and listed as those of forge.use_kernels are; a class is not loaded before
+    a call comes that it could take.
+
+        @forge.register_kernel
+        class Norm(forge.KernelExtension): ...
+
+    Raises TypeError for anything else, or where the class lacks something; ManifestError with every problem of what it
+    says; ValueError where its name is taken for the same operation. Then it was not registered.
+    """
+    check(
+        is_extension(kernel) or isinstance(kernel, (Kernel, KernelEntry)),
+        lambda: (
+            f"forge.register_kernel: {kernel!r} is no KernelExtension and nothing that forge.kernel made; "
+            "forge.use_kernels takes repositories, folders and manifests"
+        ),
+        TypeError,
+    )
+    hubex.add(gather([kernel]))
+    return kernel
 
 
 def kernel_executor(
