@@ -17,7 +17,19 @@ from forge.executors.hubex.assumed import Assumed, Assumption, reference_of
 from forge.executors.hubex.extension import Extended
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.lockfile import Lock
-from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
+from forge.hub.manifest import (
+    Argument,
+    DimOrder,
+    Given,
+    KernelEntry,
+    Layout,
+    OrderAlias,
+    Signature,
+    candidates,
+    empty_in_order,
+    fix,
+    fix_ups,
+)
 from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors, tree_map
@@ -370,22 +382,33 @@ def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any, befo
     args, kwargs = given
     trace = current_trace()
     if op.out:
-        memory = {place: _allocated(proxy) for place, proxy in zip(op.out, tensors(output), strict=True)}
+        orders = op.executor.entry.orders
+        memory = {
+            place: _allocated(proxy, orders.get(place)) for place, proxy in zip(op.out, tensors(output), strict=True)
+        }
         for place in sorted(place for place in memory if isinstance(place, int)):
             args.insert(place, memory[place])
         kwargs = kwargs | {place: proxy for place, proxy in memory.items() if isinstance(place, str)}
     trace.record(BoundSymbol(op, (*before, *args), kwargs, output))
 
 
-def _allocated(like: TensorProxy) -> TensorProxy:
-    """Memory that a kernel writes a result to."""
+def _allocated(like: TensorProxy, alias: OrderAlias | None) -> TensorProxy:
+    """Memory that a kernel writes a result to, in the dim order that it declares."""
     memory = _like(like)
+    order = alias.orders[0] if alias is not None else DimOrder()
+    if not order.is_contiguous and len(order.dims) == memory.ndim:
+        args = tuple(memory.shape), order.dims, memory.dtype, memory.device
+        current_trace().record(BoundSymbol(_ALLOCATE_IN, args, {}, memory))
+        return memory
     given = {"dtype": memory.dtype, "device": memory.device}
     current_trace().record(BoundSymbol(ALLOCATE, (tuple(memory.shape),), given, memory))
     return memory
 
 
 ALLOCATE = Symbol("allocate", "hub.allocate", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.empty)
+_ALLOCATE_IN = Symbol(
+    "allocate_in", "hub.allocate_in", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=empty_in_order
+)
 _COPY = Symbol("copy", "hub.copy", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.clone)
 _CONTIGUOUS = Symbol("contiguous", "hub.contiguous", meta=_written, op=torch.Tensor.contiguous)
 _FIX = Symbol("fix", "hub.fix", meta=_written, op=fix)
