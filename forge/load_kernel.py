@@ -7,7 +7,7 @@ from forge import clang, hub
 from forge.compile import Compiled
 from forge.executors.executor import unknown
 from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
-from forge.executors.hubex.registry import operation
+from forge.executors.hubex.registry import of_operation
 from forge.frontend.direct import input_tensors
 from forge.functional import Direct
 from forge.hub.manifest import Checker, no_kernel
@@ -75,8 +75,7 @@ def load_kernel(
     can be loaded by force.
     """
     known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
-    wanted = operation(op, known)
-    found = [kernel for kernel in known if kernel.operation == wanted]
+    wanted, found = of_operation(op, known)
     ops = {kernel.operation for kernel in known}
     check(bool(found), lambda: f"forge.load_kernel: there is no kernel of {wanted}; {_there_are(ops)}")
     if name is not None:

@@ -334,6 +334,8 @@ def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin
     declared.declare([op for op in manifest.ops if op.kind == "func"], find)
     found = [_kernel(entry, find, origin, declared) for entry in manifest.kernels]
     _refuse_themselves(found)
+    if any(each.target.function is not None and not each.target.function.can_be_found_again for each in found):
+        found = [replace(each, origin=Origin()) for each in found]  # another process cannot read this manifest
     define(declared.new.values(), found)
     return found
 

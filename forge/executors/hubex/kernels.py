@@ -493,14 +493,12 @@ class HubExecutor(OperatorExecutor):
             )
             kept.append(kernel)
         self._known = kept
-        by_entry = {kernel.entry: kernel for kernel in kept}
         self._by_symbol = {}
-        for entry in candidates(by_entry):
-            kernel = by_entry[entry]
+        for kernel in in_order(kept):
             self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
                 implementation(kernel, self._verdict, checked=self.checked, faster=self.faster)
             )
-        self._patterns = _in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
+        self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
 
     def regardless(self) -> "HubExecutor":
         """The same kernels, which take every call that they are right for: where times decide who runs it."""
@@ -518,7 +516,13 @@ def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
     return earlier.target.symbol is kernel.target.symbol and earlier.origin != kernel.origin
 
 
-def _in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
+def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Kernels in the order in which they are asked."""
+    by_entry = {kernel.entry: kernel for kernel in kernels}
+    return [by_entry[entry] for entry in candidates(by_entry)]
+
+
+def _patterns_in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
     """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
     shipped = {each: place for place, each in enumerate(builtin.ALL)}

@@ -90,9 +90,20 @@ def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | Non
     """
     found = hubex.kernels if sources is None else gather(sources)
     if op is not None:
-        wanted = operation(op, found)
-        found = [kernel for kernel in found if kernel.operation == wanted]
+        _, found = of_operation(op, found)
     return table_of(found, verifier)
+
+
+def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> tuple[str, list[Kernel]]:
+    """The name of an operator, and the kernels of it: by whichever of its names they are declared, as torch.add and
+    aten::add.out. Raises ValueError where there is no such operator."""
+    kernels = list(kernels)
+    wanted = operation(op, kernels)
+    named = [kernel for kernel in kernels if kernel.operation == wanted]
+    target = named[0].target if named else None if wanted.startswith(PATTERN) else operators().target(wanted)
+    if target is None:
+        return wanted, named
+    return wanted, [kernel for kernel in kernels if kernel.target.symbol is target.symbol]
 
 
 def operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> str:

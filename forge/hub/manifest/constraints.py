@@ -97,6 +97,7 @@ class Checker:
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
         if self.entry.device is not None:
             yield from self._device(self.entry.device, values)
+        yield from self._kinds(values)
         yield from self._dropped(values)
         tensors = yield from self._present(values)
         dims: dict[str, Any] = {}
@@ -136,6 +137,21 @@ class Checker:
         for name, default in self.dropped:
             if not is_default(values.get(name, default), default):
                 yield f"{name} is given, but the kernel takes none"
+
+    def _kinds(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Where an overload of an operator is meant: what is a call of another one, as add(x, 2) is of add.Scalar."""
+        if "::" not in self.signature.name:
+            return
+        for parameter in self.signature.parameters:
+            value = values.get(parameter.name)
+            if parameter.out or parameter.name in self.constrained:
+                continue
+            if value is None and not parameter.optional:
+                yield f"{parameter.name} is None, which {self.signature.name} does not take"
+            elif value is not None and (parameter.kind == "tensor") != isinstance(value, TENSORS):
+                if parameter.kind in ("tensor", "other"):
+                    wanted = "a tensor" if parameter.kind == "tensor" else "no tensor"
+                    yield f"{parameter.name} is {show(value)}, but {self.signature.name} takes {wanted} there"
 
     def _present(self, values: Mapping[str, Any]) -> Iterator[str]:
         """The constrained arguments that are there; what is missing, or is no tensor, is a reason."""

@@ -139,6 +139,7 @@ class _Manifest:
         self.folder = folder
         self.library = Library("")
         self.functions: dict[str, Signature] = {}
+        self.compiled = False
 
     def read(self, root: Node) -> Manifest | None:
         if isinstance(root, ListNode):
@@ -241,6 +242,7 @@ class _Manifest:
     def _executorch(self, node: Node | None, compiled: bool) -> tuple[OpEntry, ...]:
         """The entries of each functions.yaml that is named, in order; of kernels that are compiled, the binding's
         operators are what is called."""
+        self.compiled = compiled
         found: list[OpEntry] = []
         for item in self.reader.one_or_more(node):
             text = self.reader.text(item, "executorch")
@@ -253,8 +255,7 @@ class _Manifest:
             self._check_path(item, "executorch")
             if len(self.problems.found) == before:
                 found += self._functions(self.folder / text)
-        ops = _named_apart(tuple(found))
-        return tuple(_bound(op, self.library.name) for op in ops) if compiled else ops
+        return _named_apart(tuple(found))
 
     def _functions(self, path: Path) -> tuple[OpEntry, ...]:
         document = read_document(path)
@@ -447,6 +448,9 @@ class _Manifest:
         if node is None:
             found += self._dispatched(fields.get("dispatch"), op)
         entries = tuple(entry for entry in found if entry is not None)
+        if executorch and self.compiled:
+            written = signature.name if signature is not None else name or ""
+            entries = tuple(_bound(entry, self.library.name, written) for entry in entries)
         if self.find is not None and signature is not None:
             for entry in entries:
                 for text in kernel_problems(entry, signature, self.find):
@@ -486,17 +490,14 @@ def is_bound(entry: KernelEntry, library: str) -> bool:
     return (entry.kernel_name or "").startswith(f"{bound_namespace(library)}::")
 
 
-def _bound(op: OpEntry, library: str) -> OpEntry:
-    """An entry whose C++ kernels are called through the generated binding: one operator for each of them."""
-
-    def bound(entry: KernelEntry) -> KernelEntry:
-        if entry.kernel_name is None or entry.kernel_name.startswith(("python:", "hub:")):
-            return entry
-        operator = re.sub(r"\W+", "_", f"{entry.kernel_name}__{op.name}")
-        device = entry.device or Device(("cpu",))
-        return dataclasses.replace(entry, kernel_name=f"{bound_namespace(library)}::{operator}", device=device)
-
-    return dataclasses.replace(op, kernels=tuple(map(bound, op.kernels)))
+def _bound(entry: KernelEntry, library: str, written: str) -> KernelEntry:
+    """A C++ kernel, called through the operator that the generated binding has for it. written: the operator of its
+    entry, which is the same in a process that does not have what it computes."""
+    if entry.kernel_name is None or entry.kernel_name.startswith(("python:", "hub:")):
+        return entry
+    operator = re.sub(r"\W+", "_", f"{entry.kernel_name}__{written}")
+    device = entry.device or Device(("cpu",))
+    return dataclasses.replace(entry, kernel_name=f"{bound_namespace(library)}::{operator}", device=device)
 
 
 def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:
