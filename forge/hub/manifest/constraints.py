@@ -64,6 +64,9 @@ class Checker:
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
         self.constrained = entry.constrained
+        is_overload = "::" in signature.name
+        unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained))
+        self.typed = tuple(unsaid) if is_overload else ()
         self.given = {parameter.name for parameter in signature.parameters if not parameter.out}
         self.faster = entry.faster if faster else ()
 
@@ -97,7 +100,8 @@ class Checker:
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
         if self.entry.device is not None:
             yield from self._device(self.entry.device, values)
-        yield from self._kinds(values)
+        if self.typed:
+            yield from self._kinds(values)
         yield from self._dropped(values)
         tensors = yield from self._present(values)
         dims: dict[str, Any] = {}
@@ -140,18 +144,14 @@ class Checker:
 
     def _kinds(self, values: Mapping[str, Any]) -> Iterator[str]:
         """Where an overload of an operator is meant: what is a call of another one, as add(x, 2) is of add.Scalar."""
-        if "::" not in self.signature.name:
-            return
-        for parameter in self.signature.parameters:
+        for parameter in self.typed:
             value = values.get(parameter.name)
-            if parameter.out or parameter.name in self.constrained:
-                continue
             if value is None and not parameter.optional:
                 yield f"{parameter.name} is None, which {self.signature.name} does not take"
-            elif value is not None and (parameter.kind == "tensor") != isinstance(value, TENSORS):
-                if parameter.kind in ("tensor", "other"):
-                    wanted = "a tensor" if parameter.kind == "tensor" else "no tensor"
-                    yield f"{parameter.name} is {show(value)}, but {self.signature.name} takes {wanted} there"
+            elif value is not None and parameter.kind == "tensor" and not isinstance(value, TENSORS):
+                yield f"{parameter.name} is {show(value)}, but {self.signature.name} takes a tensor there"
+            elif parameter.kind == "other" and isinstance(value, TENSORS):
+                yield f"{parameter.name} is a tensor, but {self.signature.name} takes none there"
 
     def _present(self, values: Mapping[str, Any]) -> Iterator[str]:
         """The constrained arguments that are there; what is missing, or is no tensor, is a reason."""
