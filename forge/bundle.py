@@ -44,8 +44,8 @@ def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
         check(
             not is_bound(kernel.entry, kernel.entry.library),
             lambda kernel=kernel: (
-                f"forge.bundle: kernel {kernel.name} of {kernel.operation} is in {kernel.entry.mark.file}, which another "
-                "manifest names; a bundle holds what a manifest itself declares"
+                f"forge.bundle: kernel {kernel.name} of {kernel.operation} is in {kernel.entry.mark.file}, which "
+                "another manifest names; a bundle holds what a manifest itself declares"
             ),
             NotImplementedError,
         )
