@@ -2,7 +2,7 @@
 
 from forge import startup  # before all that imports torch
 from forge.bundle import bundle
-from forge.executors.hubex import kernel, use_kernels
+from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
 from forge.executors.hubex.registry import kernels
 from forge.functional import grad, trace, value_and_grad, vjp
 from forge.ir import versions
@@ -13,6 +13,7 @@ from forge.report import Explanation, explain
 
 __all__ = [
     "Explanation",
+    "KernelExtension",
     "LoadedKernel",
     "Pattern",
     "StrictError",
@@ -28,6 +29,7 @@ __all__ = [
     "load_kernel",
     "pattern",
     "refold",
+    "register_kernel",
     "trace",
     "use_kernels",
     "value_and_grad",

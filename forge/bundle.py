@@ -14,6 +14,7 @@ from forge.hub.compat import library
 from forge.hub.files import MANIFEST
 from forge.hub.manifest import read_manifest
 from forge.hub.manifest.parse import ListNode, MappingNode, Node, read_document, to_python
+from forge.hub.manifest.validate import is_bound
 from forge.ir import Trace, check
 from forge.records import record_of
 
@@ -39,6 +40,14 @@ def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
                 f"forge.bundle: kernel {kernel.name} of {kernel.operation} was declared in Python at "
                 f"{kernel.entry.mark}, and has no files; put it in a repository (docs/writing-a-kernel.md)"
             ),
+        )
+        check(
+            not is_bound(kernel.entry, kernel.entry.library),
+            lambda kernel=kernel: (
+                f"forge.bundle: kernel {kernel.name} of {kernel.operation} is in {kernel.entry.mark.file}, which "
+                "another manifest names; a bundle holds what a manifest itself declares"
+            ),
+            NotImplementedError,
         )
     by_manifest: dict[str, list[Kernel]] = {}
     for kernel in used:

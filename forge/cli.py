@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.text import Text
 from forge import doctor, hub, kernel_bench
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
+from forge.executors.hubex.registry import of_operation
 from forge.executors.hubex.verification.verdicts import OK
 from forge.hub import builder, cache, lockfile, variants
 from forge.hub.manifest import read_manifest
@@ -85,13 +86,18 @@ def policy_of(arguments: argparse.Namespace) -> hub.Policy:
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", nargs="*", metavar="SOURCE", help="show the kernels of these, instead of the cache")
     parser.add_argument("--lock", type=Path, help="what this lock file holds, instead of what the cache does")
+    parser.add_argument("--op", help="of SOURCE, the kernels of one operator only: torch.add, pattern:swiglu")
+    parser.add_argument("--json", action="store_true", help="of SOURCE, one JSON list instead of a table")
     add_policy(parser)
 
 
 def _list(arguments: argparse.Namespace) -> int:
     if arguments.sources:
         kernels = hubex.gather(arguments.sources, policy=policy_of(arguments), backend=arguments.backend)
-        print(hubex.table_of(kernels, hubex.verifier))
+        if arguments.op is not None:
+            _, kernels = of_operation(arguments.op, kernels)
+        found = hubex.table_of(kernels, hubex.verifier)
+        print(json.dumps([asdict(row) for row in found], indent=2) if arguments.json else found)
         return 0
     if arguments.lock is not None:
         for kernel in hub.read_lock(arguments.lock).kernels:

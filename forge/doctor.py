@@ -151,7 +151,8 @@ def _executors() -> Iterator[Row]:
 def _kernels() -> Iterator[Row]:
     kernels = [*hubex.hubex.kernels]
     for kernel in kernels:
-        yield kernel.name, "ok", kernel.operation
+        reason = kernel.unusable()
+        yield kernel.name, *(("ok", kernel.operation) if reason is None else ("absent", reason))
     if not kernels:
         yield "with forge", "absent", "Triton and a GPU are needed for the kernels that come with forge"
     try:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from forge import clang
+from forge import clang, hub
 from forge.compile import Compiled
 from forge.executors.executor import unknown
 from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
-from forge.executors.hubex.registry import operation
+from forge.executors.hubex.registry import of_operation
 from forge.frontend.direct import input_tensors
 from forge.functional import Direct
 from forge.hub.manifest import Checker, no_kernel
@@ -45,6 +45,9 @@ class LoadedKernel:
     def _reasons(self, name: str, compiled: Compiled, args: tuple, kwargs: dict) -> list[str]:
         """Every constraint that fails, else why it was declined all the same."""
         kernel = self._by_name[name]
+        unusable = kernel.unusable()
+        if unusable is not None:
+            return [unusable]
         declined = [reason for claim in compiled.claims for who, reason in claim.declined if who == name]
         failures = Checker(kernel.entry, kernel.signature).failures(**kernel.bind(args, kwargs))
         return failures or list(dict.fromkeys(declined))
@@ -64,21 +67,30 @@ def load_kernel(
     """The kernels of an operator, to be called directly with the operator's own arguments.
 
     op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; the
-    best that takes a call otherwise. force: neither constraints nor verification are asked. kernels: sources, as
+    best that takes a call otherwise. force: neither constraints nor verification are asked, nor a class whether it is
+    available; what cannot be loaded is left out all the same. kernels: sources, as
     forge.jit takes them; those of the process (forge.use_kernels) otherwise. allow_imports: modules that these may
     import beyond those that the Hub's rules allow.
-    Raises ValueError for an operator or a name that there is not.
+    Raises ValueError for an operator or a name that there is not; KernelImportError with each reason where none of them
+    can be loaded by force.
     """
     known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
-    wanted = operation(op, known)
-    found = [kernel for kernel in known if kernel.operation == wanted]
+    wanted, found = of_operation(op, known)
     ops = {kernel.operation for kernel in known}
     check(bool(found), lambda: f"forge.load_kernel: there is no kernel of {wanted}; {_there_are(ops)}")
     if name is not None:
         names = [kernel.entry.name for kernel in found]
         found = [kernel for kernel in found if name in (kernel.name, kernel.entry.name)]
         check(bool(found), lambda: f"forge.load_kernel: {wanted}: {unknown('kernel', name, names)}")
-    return LoadedKernel(wanted, found, force)
+    return LoadedKernel(wanted, _loaded(found) if force else found, force)
+
+
+def _loaded(kernels: list[Kernel]) -> list[Kernel]:
+    reasons = {kernel.name: kernel.load() for kernel in kernels}
+    found = [kernel for kernel in kernels if reasons[kernel.name] is None]
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    check(bool(found), lambda: f"forge.load_kernel: {listed}", hub.KernelImportError)
+    return found
 
 
 def _there_are(ops: set[str]) -> str:

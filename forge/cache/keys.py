@@ -122,6 +122,8 @@ def _of_kernels(executor: HubExecutor) -> str:
 
 
 def _of_kernel(kernel: Kernel) -> tuple:
+    if kernel.extension is not None:
+        raise Uncacheable(f"kernel {kernel.name} is a class's, and what it loads is known to this process only")
     found = fingerprint(kernel)
     if not found.is_lasting:
         raise Uncacheable(f"kernel {kernel.name} is known to this process only")

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from forge.hub import children, compiler, kept, private, toolchain
+from forge.hub import children, compiler, executorch, kept, private, toolchain
 from forge.hub.compat import library, user_cache
 from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, Place, RefusedError
 from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
@@ -151,6 +151,11 @@ def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
             notice = f"forge: {manifest.file}: its CUDA sources are left out: {problem}"
             warnings.warn(notice, HubNotice, stacklevel=4)
     files = _read(Path(manifest.file).parent, wanted)
+    try:
+        files |= executorch.files_of(manifest)
+    except executorch.NotBound as reason:
+        raise _Failed(str(reason)) from None
+    wanted = executorch.with_binding(wanted, files)
     return _Plan(manifest.file, manifest.library.name, wanted, files, _system(bool(wanted.cuda)))
 
 

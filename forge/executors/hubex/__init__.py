@@ -1,16 +1,18 @@
 """The Hub executor: kernels of the Hugging Face Kernel Hub, and a user's own, as implementations of forge's symbols."""
 
 from forge.executors.hubex.declared import kernel
+from forge.executors.hubex.extension import KernelExtension
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.layers import LayerExecutor, Layers, layer_executor
 from forge.executors.hubex.listing import KernelRow, KernelTable, table_of
-from forge.executors.hubex.registry import hubex, kernel_executor, use_kernels
+from forge.executors.hubex.registry import hubex, kernel_executor, register_kernel, use_kernels
 from forge.executors.hubex.verification.verdicts import Verifier, verifier, verify_all
 
 __all__ = [
     "HubExecutor",
     "Kernel",
+    "KernelExtension",
     "KernelRow",
     "KernelTable",
     "LayerExecutor",
@@ -23,6 +25,7 @@ __all__ = [
     "kernel_executor",
     "layer_executor",
     "operators",
+    "register_kernel",
     "table_of",
     "use_kernels",
     "verifier",

@@ -346,7 +346,8 @@ def _unsupported(schema: Any) -> Iterator[str]:
     """Why an operator can be no symbol."""
     for argument in schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield f"writes to {argument.name}; declare what it computes, and say 'out' in its kernels"
+            other = "" if "out" not in schema.overload_name else f", or register {schema.name} in torch.library"
+            yield f"writes to {argument.name}; declare what it computes, and say 'out' in its kernels{other}"
         elif argument.kwarg_only and "Tensor" in str(argument.type):
             yield f"has the keyword-only tensor {argument.name}, which has no gradient in torch; put it before the *"
     if not schema.returns or any(str(each.type) != "Tensor" for each in schema.returns):

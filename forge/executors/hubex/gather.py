@@ -14,6 +14,7 @@ import torch
 
 from forge import hub
 from forge.executors.hubex.eager import define
+from forge.executors.hubex.extension import KernelExtension, extended, is_extension
 from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
@@ -22,6 +23,7 @@ from forge.hub.imports import ALWAYS
 from forge.hub.lockfile import ALONE, as_lock
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
 from forge.hub.manifest.parse import MAX_BYTES
+from forge.hub.manifest.validate import kernel_problems
 from forge.hub.source import parse_source
 from forge.ir.checks import check, check_list
 from forge.patterns import Pattern, builtin
@@ -43,7 +45,7 @@ class ManifestFile:
         return hashlib.sha256(self.content).hexdigest()
 
 
-Source = str | os.PathLike[str] | KernelEntry | Kernel
+Source = str | os.PathLike[str] | KernelEntry | Kernel | KernelExtension | type[KernelExtension]
 
 
 def gather(
@@ -55,7 +57,7 @@ def gather(
     allow_imports: Sequence[str] = (),
 ) -> list[Kernel]:
     """The kernels that `sources` name, in order: "org/name@v1", a folder of a repository, a manifest (.yaml), a lock
-    file (.lock) with all that it holds, an entry.
+    file (.lock) with all that it holds, an entry, a class.
 
     A folder or file that is named is thereby allowed; a repository needs the policy's or the lock's word. Nothing of a
     source is imported before it passed every check (forge/hub). allow_imports: modules that kernels may import beyond
@@ -69,6 +71,8 @@ def gather(
             found.append(source)
         elif isinstance(source, KernelEntry):
             found.append(from_entry(source))
+        elif is_extension(source):
+            found.append(from_extension(source))
         else:
             found += _from_files(source, lock=lock, policy=policy, backend=backend, allow_imports=allow_imports)
     return found
@@ -97,6 +101,21 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
     kernel = replace(kernel, assumes=entry.assumes_fn, samples=entry.samples_fn)
     define(declared.new.values(), [])
     return kernel
+
+
+def from_extension(given: KernelExtension | type[KernelExtension]) -> Kernel:
+    """A kernel by class; its function is not loaded. Raises TypeError, or ManifestError with every problem."""
+    op = given.op
+    pattern = op if isinstance(op, Pattern) else None
+    known = operators() if pattern is None else Operators({pattern.name: pattern.reference})
+    extension, entry, options = extended(given, known)
+    kernel = from_entry(entry, pattern)
+    extension.check = lambda function: kernel_problems(replace(entry, fn=function), kernel.signature, _find_nothing)
+    return replace(kernel, declared=(op, extension, options), extension=extension)
+
+
+def _find_nothing(name: str) -> Any:
+    raise ImportError(f"{name} was given in Python")
 
 
 def _from_files(
@@ -311,6 +330,8 @@ def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin
     declared.declare([op for op in manifest.ops if op.kind == "func"], find)
     found = [_kernel(entry, find, origin, declared) for entry in manifest.kernels]
     _refuse_themselves(found)
+    if any(each.target.function is not None and not each.target.function.can_be_found_again for each in found):
+        found = [replace(each, origin=Origin()) for each in found]  # another process cannot read this manifest
     define(declared.new.values(), found)
     return found
 

@@ -7,15 +7,29 @@ An adapter is no function that wraps the kernel: when a call is claimed, the tra
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
-from forge.executors.executor import Decision, Implementation, OperatorExecutor
+from forge.executors.executor import Decision, Implementation, OperatorExecutor, decline
 from forge.executors.hubex.assumed import Assumed, Assumption, reference_of
+from forge.executors.hubex.extension import Extended
 from forge.executors.hubex.operators import Target, make_checker
 from forge.hub.lockfile import Lock
-from forge.hub.manifest import Argument, DimOrder, Given, KernelEntry, Layout, Signature, candidates, fix, fix_ups
+from forge.hub.manifest import (
+    Argument,
+    DimOrder,
+    Given,
+    KernelEntry,
+    Layout,
+    OrderAlias,
+    Signature,
+    candidates,
+    empty_in_order,
+    fix,
+    fix_ups,
+)
 from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors, tree_map
@@ -48,13 +62,13 @@ class Kernel:
     calls, where the target is a pattern's symbol. assumes: what must hold of the values that it is called with;
     samples: makes such values. declared: what forge.kernel was given: (op, fn, options). shipped: whether it comes with
     forge, and nobody asked for it. particular: whether it is for the very calls of a program alone, and verified on
-    nothing else.
+    nothing else. extension: of a kernel by class, what loads its function, which until then stands in its place.
     """
 
     entry: KernelEntry
     signature: Signature
     target: Target
-    function: Callable
+    function: Callable = field(hash=False)
     backward: Callable | None = None
     forward: Callable | None = None
     pattern: Pattern | None = None
@@ -64,11 +78,31 @@ class Kernel:
     declared: tuple[Any, Callable, dict[str, Any]] | None = field(default=None, compare=False)
     shipped: bool = field(default=False, compare=False)
     particular: bool = field(default=False, compare=False)
+    extension: Extended | None = field(default=None, compare=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
         library = self.entry.library
         object.__setattr__(self, "name", f"{library}.{self.entry.name}" if library else self.entry.name)
+
+    def unusable(self) -> str | None:
+        """Why this machine cannot use it, by its own word; None for what has none."""
+        return None if self.extension is None else self.extension.unusable()
+
+    def load(self) -> str | None:
+        """Loads the function, where it is not there yet; why that failed, None where it did not."""
+        if self.is_loaded:
+            return None
+        reason = self.extension.load()
+        if reason is None:
+            object.__setattr__(self, "function", self.extension.function)
+            op, _, options = self.declared
+            object.__setattr__(self, "declared", (op, self.function, options))
+        return reason
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.extension is None or self.function is not self.extension
 
     @property
     def operation(self) -> str:
@@ -116,10 +150,18 @@ def implementation(
     kind = kernel.entry.grad.kind
 
     def checker(*args: Any, **kwargs: Any) -> Decision:
+        reason = kernel.unusable()
+        if reason is not None:
+            return decline(reason)
         decision = constraints(*args, **kwargs)
-        return verdict(kernel, args, kwargs) if decision and verdict is not None else decision
+        if not decision:
+            return decision
+        reason = kernel.load()
+        if reason is not None:
+            return decline(reason)
+        return decision if verdict is None else verdict(kernel, args, kwargs)
 
-    caller = _Caller(kernel)
+    caller = _Caller(kernel) if kernel.is_loaded else _Later(kernel)
     return Implementation(
         kernel.target.symbol,
         None,
@@ -270,6 +312,22 @@ class _Caller:
         return _fix(value, layout)
 
 
+class _Later:
+    """As _Caller, of a kernel that is not loaded before a call is claimed for it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._caller = cache(lambda: _Caller(kernel))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._caller().forward(*args, **kwargs)
+
+    def rule(self, *args: Any, **kwargs: Any) -> Any:
+        return self._caller().rule(*args, **kwargs)
+
+    def autograd_rule(self, *args: Any, **kwargs: Any) -> Any:
+        return self._caller().autograd_rule(*args, **kwargs)
+
+
 def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
     """(outputs, graph) of a kernel that torch's autograd differentiates. Raises RuntimeError where it does not."""
     output, graph = run_opaque_forward(function, args, kwargs, positions)
@@ -325,22 +383,33 @@ def _call(op: Symbol, given: tuple[list[Any], dict[str, Any]], output: Any, befo
     args, kwargs = given
     trace = current_trace()
     if op.out:
-        memory = {place: _allocated(proxy) for place, proxy in zip(op.out, tensors(output), strict=True)}
+        orders = op.executor.entry.orders
+        memory = {
+            place: _allocated(proxy, orders.get(place)) for place, proxy in zip(op.out, tensors(output), strict=True)
+        }
         for place in sorted(place for place in memory if isinstance(place, int)):
             args.insert(place, memory[place])
         kwargs = kwargs | {place: proxy for place, proxy in memory.items() if isinstance(place, str)}
     trace.record(BoundSymbol(op, (*before, *args), kwargs, output))
 
 
-def _allocated(like: TensorProxy) -> TensorProxy:
-    """Memory that a kernel writes a result to."""
+def _allocated(like: TensorProxy, alias: OrderAlias | None) -> TensorProxy:
+    """Memory that a kernel writes a result to, in the dim order that it declares."""
     memory = _like(like)
+    order = alias.orders[0] if alias is not None else DimOrder()
+    if not order.is_contiguous and len(order.dims) == memory.ndim:
+        args = tuple(memory.shape), order.dims, memory.dtype, memory.device
+        current_trace().record(BoundSymbol(_ALLOCATE_IN, args, {}, memory))
+        return memory
     given = {"dtype": memory.dtype, "device": memory.device}
     current_trace().record(BoundSymbol(ALLOCATE, (tuple(memory.shape),), given, memory))
     return memory
 
 
 ALLOCATE = Symbol("allocate", "hub.allocate", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.empty)
+_ALLOCATE_IN = Symbol(
+    "allocate_in", "hub.allocate_in", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=empty_in_order
+)
 _COPY = Symbol("copy", "hub.copy", meta=_written, tags=frozenset({Tag.UNINITIALIZED}), op=torch.clone)
 _CONTIGUOUS = Symbol("contiguous", "hub.contiguous", meta=_written, op=torch.Tensor.contiguous)
 _FIX = Symbol("fix", "hub.fix", meta=_written, op=fix)
@@ -425,14 +494,12 @@ class HubExecutor(OperatorExecutor):
             )
             kept.append(kernel)
         self._known = kept
-        by_entry = {kernel.entry: kernel for kernel in kept}
         self._by_symbol = {}
-        for entry in candidates(by_entry):
-            kernel = by_entry[entry]
+        for kernel in in_order(kept):
             self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
                 implementation(kernel, self._verdict, checked=self.checked, faster=self.faster)
             )
-        self._patterns = _in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
+        self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
 
     def regardless(self) -> "HubExecutor":
         """The same kernels, which take every call that they are right for: where times decide who runs it."""
@@ -450,7 +517,13 @@ def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
     return earlier.target.symbol is kernel.target.symbol and earlier.origin != kernel.origin
 
 
-def _in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
+def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Kernels in the order in which they are asked."""
+    by_entry = {kernel.entry: kernel for kernel in kernels}
+    return [by_entry[entry] for entry in candidates(by_entry)]
+
+
+def _patterns_in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
     """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
     shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
     shipped = {each: place for place, each in enumerate(builtin.ALL)}

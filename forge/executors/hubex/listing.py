@@ -6,16 +6,17 @@ from dataclasses import astuple, dataclass, fields
 
 import torch
 
-from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.kernels import HubExecutor, Kernel, in_order
 from forge.executors.hubex.verification.verdicts import Verifier
-from forge.hub.manifest import KernelEntry, candidates
+from forge.hub.manifest import KernelEntry
 from forge.ir.printing import table
 
 
 @dataclass(frozen=True)
 class KernelRow:
     """A kernel on a device. op: what it implements. status: "verified", "not verified yet", "declined" or "trusted",
-    with the reason. constraints: which calls it takes, in words. place: the file and line that declare it."""
+    with the reason. constraints: which calls it takes, in words. place: the file and line that declare it. next: who is
+    asked after it, when, and by which rule it comes after."""
 
     op: str
     kernel: str
@@ -24,6 +25,7 @@ class KernelRow:
     reason: str
     constraints: str
     place: str
+    next: str
 
 
 class KernelTable(tuple[KernelRow, ...]):
@@ -39,21 +41,48 @@ class KernelTable(tuple[KernelRow, ...]):
 
 
 def table_of(kernels: Iterable[Kernel], verifier: Verifier) -> KernelTable:
-    """A row for each kernel and device, those of one operator in the order in which they are asked."""
-    return KernelTable(_rows(list(kernels), verifier))
+    """A row for each kernel and device, those of one operation in the order in which they are asked: an executor's own.
+    Raises ValueError where no executor takes them: two of one name for the same operation."""
+    executor = HubExecutor("kernels")
+    executor.add(kernels)
+    return KernelTable(_rows(executor.kernels, executor, verifier))
 
 
-def _rows(kernels: list[Kernel], verifier: Verifier) -> Iterator[KernelRow]:
-    by_entry = {kernel.entry: kernel for kernel in kernels}
-    ordered = [by_entry[entry] for entry in candidates(by_entry)]
-    ops = dict.fromkeys(kernel.operation for kernel in ordered)
-    for kernel in (kernel for op in ops for kernel in ordered if kernel.operation == op):
-        entry = kernel.entry
-        place = f"{_short(entry.mark.file)}:{entry.mark.line}"
-        for device in kernel.devices or [None]:
-            status, reason = _status(kernel, device, verifier)
-            shown = "-" if device is None else str(device)
-            yield KernelRow(kernel.operation, kernel.name, shown, status, reason, constraints(entry), place)
+def _rows(kernels: list[Kernel], executor: HubExecutor, verifier: Verifier) -> Iterator[KernelRow]:
+    symbols = {kernel.target.symbol.id: kernel.target.symbol for kernel in in_order(kernels)}
+    for symbol in symbols.values():
+        by_name = {kernel.name: kernel for kernel in kernels if kernel.target.symbol is symbol}
+        asked = [by_name[each.name] for each in executor.candidates(symbol)]
+        for kernel, following in zip(asked, [*asked[1:], None], strict=True):
+            entry = kernel.entry
+            place = f"{_short(entry.mark.file)}:{entry.mark.line}"
+            for device in kernel.devices or [None]:
+                status, reason = _status(kernel, device, verifier)
+                shown = "-" if device is None else str(device)
+                after = _next(kernel, status, following)
+                yield KernelRow(kernel.operation, kernel.name, shown, status, reason, constraints(entry), place, after)
+
+
+def _next(kernel: Kernel, status: str, following: Kernel | None) -> str:
+    """'norm_any, where the constraints do not hold; it has fewer of them (0, not 3)'."""
+    name = "what runs without kernels" if following is None else following.name
+    entry = kernel.entry
+    when = [
+        *(["the constraints do not hold"] if entry.specificity else []),
+        *(["a gradient is needed"] if entry.grad.kind == "none" else []),
+        *(["it is not faster"] if entry.faster else []),
+    ]
+    where = "always" if status == "declined" else f"where {' or '.join(when)}" if when else "where this one fails"
+    return f"{name}, {where}" + ("" if following is None else f"; {_why_after(entry, following.entry)}")
+
+
+def _why_after(first: KernelEntry, second: KernelEntry) -> str:
+    """By which rule the second of two kernels comes second (forge/hub/manifest/ordering.py)."""
+    if first.priority != second.priority:
+        return f"its priority is lower ({second.priority}, not {first.priority})"
+    if first.specificity != second.specificity:
+        return f"it has fewer constraints ({second.specificity}, not {first.specificity})"
+    return "it was declared later"
 
 
 def _short(path: str) -> str:
@@ -68,6 +97,11 @@ def _status(kernel: Kernel, device: torch.device | None, verifier: Verifier) -> 
     if device is None:
         types = kernel.entry.device.types
         return "declined", f"no {' or '.join(types)} device is here"
+    reason = kernel.unusable() or (kernel.extension.failed if kernel.extension is not None else None)
+    if reason is not None:
+        return "declined", reason
+    if not kernel.is_loaded:
+        return "not loaded yet", "its first use does it"
     return verifier.status(kernel, device)
 
 

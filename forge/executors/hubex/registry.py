@@ -1,8 +1,10 @@
 """The kernels of the process, and executors of others."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from forge.executors.executor import register_executor
+from forge.executors.hubex.extension import is_extension
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
@@ -11,6 +13,7 @@ from forge.executors.hubex.shipped import shipped
 from forge.executors.hubex.verification.verdicts import Verifier, verifier
 from forge.hub import Policy
 from forge.hub.lockfile import Lock
+from forge.hub.manifest import KernelEntry
 from forge.hub.manifest.errors import did_you_mean
 from forge.ir import check
 from forge.ir.printing import qualified_name
@@ -41,6 +44,29 @@ def use_kernels(
         verifier.trust(kernels)
 
 
+def register_kernel(kernel: Any) -> Any:
+    """Makes one kernel known to the process, and gives it back: a KernelExtension's class, an instance of one, or what
+    forge.kernel made. It is asked, verified and listed as those of forge.use_kernels are; a class is not loaded before
+    a call comes that it could take.
+
+        @forge.register_kernel
+        class Norm(forge.KernelExtension): ...
+
+    Raises TypeError for anything else, or where the class lacks something; ManifestError with every problem of what it
+    says; ValueError where its name is taken for the same operation. Then it was not registered.
+    """
+    check(
+        is_extension(kernel) or isinstance(kernel, (Kernel, KernelEntry)),
+        lambda: (
+            f"forge.register_kernel: {kernel!r} is no KernelExtension and nothing that forge.kernel made; "
+            "forge.use_kernels takes repositories, folders and manifests"
+        ),
+        TypeError,
+    )
+    hubex.add(gather([kernel]))
+    return kernel
+
+
 def kernel_executor(
     sources: Sequence[Source],
     *,
@@ -64,9 +90,20 @@ def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | Non
     """
     found = hubex.kernels if sources is None else gather(sources)
     if op is not None:
-        wanted = operation(op, found)
-        found = [kernel for kernel in found if kernel.operation == wanted]
+        _, found = of_operation(op, found)
     return table_of(found, verifier)
+
+
+def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> tuple[str, list[Kernel]]:
+    """The name of an operator, and the kernels of it: by whichever of its names they are declared, as torch.add and
+    aten::add.out. Raises ValueError where there is no such operator."""
+    kernels = list(kernels)
+    wanted = operation(op, kernels)
+    named = [kernel for kernel in kernels if kernel.operation == wanted]
+    target = named[0].target if named else None if wanted.startswith(PATTERN) else operators().target(wanted)
+    if target is None:
+        return wanted, named
+    return wanted, [kernel for kernel in kernels if kernel.target.symbol is target.symbol]
 
 
 def operation(op: str | Callable | Pattern, kernels: Iterable[Kernel]) -> str:

@@ -10,7 +10,7 @@ Nothing is imported or registered here.
 from forge.hub.manifest.builder import caller, kernel
 from forge.hub.manifest.constraints import Checker, checker, no_kernel
 from forge.hub.manifest.errors import ManifestError, Mark, Problem
-from forge.hub.manifest.layout import fix, fix_ups
+from forge.hub.manifest.layout import empty_in_order, fix, fix_ups
 from forge.hub.manifest.model import (
     REQUIRED,
     Argument,
@@ -68,6 +68,7 @@ __all__ = [
     "candidates",
     "checker",
     "duplicates",
+    "empty_in_order",
     "fix",
     "fix_ups",
     "from_function",

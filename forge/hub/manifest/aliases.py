@@ -19,6 +19,10 @@ class Aliases:
     dtypes: dict[str, DtypeAlias | None] = field(default_factory=dict)
     orders: dict[str, OrderAlias | None] = field(default_factory=dict)
 
+    def with_own(self, own: "Aliases") -> "Aliases":
+        """These, and those of one kernel, which go before."""
+        return Aliases({**self.dtypes, **own.dtypes}, {**self.orders, **own.orders})
+
 
 @dataclass(frozen=True)
 class Meta:
@@ -100,7 +104,8 @@ def read_order(reader: Reader, node: Node) -> DimOrder | None:
 
 
 def read_meta(reader: Reader, name: str, node: Node, aliases: Aliases) -> Meta:
-    """`T`, `[T, C]`, `[null, C]`, `C`: the dtype and the dim order of one argument; `T?` may be None."""
+    """`T`, `[T, C]`, `[null, C]`, `C`: the dtype and the dim order of one argument; `T?` may be None. In the
+    place of an alias may stand what it would be defined as: `[[float32, float16], [[0, 1, 2, 3], [0, 2, 3, 1]]]`."""
     what = f"arg_meta of {name}"
     items = reader.one_or_more(node)
     if not 1 <= len(items) <= 2:
@@ -126,6 +131,9 @@ def read_dtype_or_alias(reader: Reader, what: str, node: Node, aliases: Aliases)
         return None, False
     if isinstance(node, ScalarNode) and isinstance(node.value, torch.dtype):
         return DtypeAlias(None, (node.value,)), False
+    if isinstance(node, ListNode) and node.items:
+        dtypes = [read_dtype(reader, item, what) for item in node.items]
+        return (None if None in dtypes else DtypeAlias(None, tuple(dict.fromkeys(dtypes)))), False
     text = reader.text(node, what)
     if text is None:
         return None, False
@@ -143,8 +151,8 @@ def _order(reader: Reader, what: str, node: Node, aliases: Aliases) -> OrderAlia
     if isinstance(node, ScalarNode) and node.value is None:
         return None
     if isinstance(node, ListNode):
-        order = read_order(reader, node)
-        return None if order is None else OrderAlias(None, (order,))
+        alias = _order_alias(reader, what, node)
+        return alias and OrderAlias(None, alias.orders)
     name = node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
     if name in aliases.orders:
         return aliases.orders[name]

@@ -64,20 +64,24 @@ class Checker:
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
         self.constrained = entry.constrained
+        is_overload = "::" in signature.name
+        unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained))
+        self.typed = tuple(unsaid) if is_overload else ()
+        self.given = {parameter.name for parameter in signature.parameters if not parameter.out}
         self.faster = entry.faster if faster else ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> bool | str:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> bool | str:
         return self.decide(self.signature.bind(args, kwargs))
 
     def decide(self, values: dict[str, Any]) -> bool | str:
         """As a call, for arguments by the operator's own names."""
         return next(self._reasons(values), True)
 
-    def failures(self, *args: Any, **kwargs: Any) -> list[str]:
+    def failures(self, /, *args: Any, **kwargs: Any) -> list[str]:
         """Every constraint that fails, in words; empty when the kernel takes the call."""
         return list(self._reasons(self.signature.bind(args, kwargs)))
 
-    def result_failures(self, outputs: Any, *args: Any, **kwargs: Any) -> list[str]:
+    def result_failures(self, outputs: Any, /, *args: Any, **kwargs: Any) -> list[str]:
         """What is wrong with the dtypes of the results of a call, as `__ret_0` declares them."""
         bound: dict[str, torch.dtype] = {}
         values = self.signature.bind(args, kwargs)
@@ -96,6 +100,8 @@ class Checker:
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
         if self.entry.device is not None:
             yield from self._device(self.entry.device, values)
+        if self.typed:
+            yield from self._kinds(values)
         yield from self._dropped(values)
         tensors = yield from self._present(values)
         dims: dict[str, Any] = {}
@@ -136,6 +142,17 @@ class Checker:
             if not is_default(values.get(name, default), default):
                 yield f"{name} is given, but the kernel takes none"
 
+    def _kinds(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Where an overload of an operator is meant: what is a call of another one, as add(x, 2) is of add.Scalar."""
+        for parameter in self.typed:
+            value = values.get(parameter.name)
+            if value is None and not parameter.optional:
+                yield f"{parameter.name} is None, which {self.signature.name} does not take"
+            elif value is not None and parameter.kind == "tensor" and not isinstance(value, TENSORS):
+                yield f"{parameter.name} is {show(value)}, but {self.signature.name} takes a tensor there"
+            elif parameter.kind == "other" and isinstance(value, TENSORS):
+                yield f"{parameter.name} is a tensor, but {self.signature.name} takes none there"
+
     def _present(self, values: Mapping[str, Any]) -> Iterator[str]:
         """The constrained arguments that are there; what is missing, or is no tensor, is a reason."""
         found: dict[str, list[Any]] = {}
@@ -146,7 +163,7 @@ class Checker:
                 found[name] = tensors
             elif value is not None:
                 yield f"{name} is {show(value)}, but must be a tensor"
-            elif name not in self.entry.optional and not self.signature.by_name[name].out:
+            elif name not in self.entry.optional and name in self.given:
                 yield f"{name} is None, but must be a tensor"
         return found
 
@@ -175,10 +192,16 @@ class Checker:
             if fixed is not None and fixed.order is not None:
                 continue
             for tensor in tensors.get(name, ()):
-                reason = _order(name, alias, tensor, bound)
+                reason = self._unknown(name, alias, tensor) or _order(name, alias, tensor, bound)
                 if reason is not None:
                     yield reason
                     break
+
+    def _unknown(self, name: str, alias: OrderAlias, tensor: Any) -> str | None:
+        """Of orders that are keys: a tensor whose order is not known is not taken for one in channels_last."""
+        if self.entry.keyed and strides_of(tensor) is None and not any(order.is_contiguous for order in alias.orders):
+            return f"{name}'s dim order is not known here, and {alias} is asked for"
+        return None
 
     def _shapes(self, tensors: Mapping[str, list[Any]], dims: dict[str, Any]) -> Iterator[str]:
         """Yields what does not fit; the result says whether there was such a shape."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forge.hub.manifest.aliases import Aliases, read_dtype, read_dtype_or_alias, read_meta
+from forge.hub.manifest.aliases import Aliases, read_aliases, read_dtype, read_dtype_or_alias, read_meta
 from forge.hub.manifest.errors import Mark, did_you_mean
 from forge.hub.manifest.fields import NAME, Fields, Reader, constant, shown
 from forge.hub.manifest.layout import ORDERS
@@ -49,8 +49,10 @@ KEYS = (
     "mutates",
     "assumes",
     "samples",
+    "type_alias",
+    "dim_order_alias",
 )
-EXECUTORCH_KEYS = ("arg_meta", "kernel_name")
+EXECUTORCH_KEYS = ("arg_meta", "kernel_name", "type_alias", "dim_order_alias")
 
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 _DOTTED = rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})*"
@@ -95,7 +97,10 @@ def read_kernel(reader: Reader, node: Node, index: int, op: Op, fn: Callable | N
         required=() if fn else ("kernel_name",),
         hint=hint if _has_forge_key(node) else "",
     )
-    return None if fields is None else _Kernel(reader, fields, op, fn).read()
+    if fields is None:
+        return None
+    own = read_aliases(reader, fields.get("type_alias"), fields.get("dim_order_alias"))
+    return _Kernel(reader, fields, dataclasses.replace(op, aliases=op.aliases.with_own(own)), fn).read()
 
 
 def result_names(signature: Signature | None) -> tuple[str, ...]:
@@ -108,7 +113,8 @@ def result_names(signature: Signature | None) -> tuple[str, ...]:
 
 
 def _has_forge_key(node: Node) -> bool:
-    return isinstance(node, MappingNode) and any(name in KEYS for name, _, _ in node.items)
+    forges = set(KEYS) - set(EXECUTORCH_KEYS)
+    return isinstance(node, MappingNode) and any(name in forges for name, _, _ in node.items)
 
 
 def _condition(key: str, text: str) -> Where:
@@ -160,6 +166,7 @@ class _Kernel:
             mutates=self._mutates(fields, ()),
             assumes=self._kernel_name(fields.get("assumes"), "assumes"),
             samples=self._kernel_name(fields.get("samples"), "samples"),
+            keyed=self.op.executorch and bool(orders),
             mark=fields.mark,
         )
         self._check_names(entry)

@@ -118,6 +118,10 @@ class DimOrder:
 
     dims: tuple[int, ...] | None = None
 
+    @property
+    def is_contiguous(self) -> bool:
+        return self.dims is None or self.dims == tuple(range(len(self.dims)))
+
     def __str__(self) -> str:
         return "contiguous" if self.dims is None else str(list(self.dims))
 
@@ -228,6 +232,8 @@ class KernelEntry:
     returns: the dtypes of results, by position. args: what the kernel is called with, None for the operator's own
     arguments. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
     layout: fix-ups by argument. tolerance: (rtol, atol) by dtype. replaces: earlier manifests' kernels are dropped.
+    keyed: its dim orders are ExecuTorch's keys: it is for tensors that are known to be in them, and nothing is copied
+    into an order that it would not have otherwise.
     faster: the calls for which it was measured to be faster than what runs otherwise; it is right for the others, too.
     mutates: the arguments that it overwrites, of which it gets copies. assumes: the name of a predicate on the values
     of the arguments, without which it is not right; samples: of a function that makes arguments for verification;
@@ -260,6 +266,7 @@ class KernelEntry:
     assumes_fn: Callable | None = field(default=None, compare=False)
     samples_fn: Callable | None = field(default=None, compare=False)
     replaces: bool = False
+    keyed: bool = False
     mark: Mark = field(default=NOWHERE, compare=False)
 
     __hash__ = object.__hash__

@@ -61,6 +61,8 @@ def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
     """As parse_schema, the torch._C.FunctionSchema."""
     if len(text) > MAX_SCHEMA or not text.isascii() or not text.isprintable():
         raise InvalidSchema(f"invalid schema: it must be at most {MAX_SCHEMA} printable ASCII characters on one line")
+    if namespace is not None:
+        text = text.replace("Tensor(?)", "Tensor?")  # as ExecuTorch's documentation writes an optional tensor
     try:
         schema = torch._C.parse_schema(text)
     except RuntimeError as error:

@@ -30,7 +30,7 @@ from forge.hub.manifest.ordering import duplicates
 from forge.hub.manifest.parse import Document, ListNode, MappingNode, Node, parse, parsed, read_document
 
 VERSION = 1
-KEYS = ("forge_kernels", "library", "requires", "build", "ops")
+KEYS = ("forge_kernels", "library", "requires", "build", "executorch", "ops")
 OP_KEYS = (
     "op",
     "func",
@@ -140,25 +140,23 @@ class _Manifest:
         self.folder = folder
         self.library = Library("")
         self.functions: dict[str, Signature] = {}
+        self.compiled = False
 
     def read(self, root: Node) -> Manifest | None:
         if isinstance(root, ListNode):
             self.library = Library(Path(self.document.file).stem)
-            return self._finished(Manifest(self.document.file, "executorch", self.library, self._ops(root, True)))
-        fields = self.reader.fields(root, "the manifest", KEYS, required=("forge_kernels", "library", "ops"))
+            ops = _named_apart(self._ops(root, True))
+            return self._finished(Manifest(self.document.file, "executorch", self.library, ops))
+        required = ("forge_kernels", "library", *(() if _has(root, "executorch") else ("ops",)))
+        fields = self.reader.fields(root, "the manifest", KEYS, required=required)
         if fields is None:
             return None
         self._version(fields)
         self.library = self._library(fields.get("library"))
-        manifest = Manifest(
-            self.document.file,
-            "forge",
-            self.library,
-            self._ops(fields.get("ops"), False),
-            self._requires(fields.get("requires")),
-            self._build(fields.get("build")),
-        )
-        return self._finished(manifest)
+        ops = self._ops(fields.get("ops"), False)
+        requires, build = self._requires(fields.get("requires")), self._build(fields.get("build"))
+        executorch = self._executorch(fields.get("executorch"), bool(build.cpp))
+        return self._finished(Manifest(self.document.file, "forge", self.library, ops + executorch, requires, build))
 
     def _finished(self, manifest: Manifest) -> Manifest:
         by_op: dict[str, list[KernelEntry]] = {}
@@ -226,18 +224,62 @@ class _Manifest:
         text = constant(node)
         if not isinstance(text, str):
             return
+        label = key if key == "executorch" else f"build {key}"
         absolute = PurePosixPath(text).is_absolute() or PureWindowsPath(text).anchor or "\0" in text
         if absolute or ".." in re.split(r"[/\\]", text):
-            self.problems.add(node.mark, f"build {key} {text!r} must be a path inside of the manifest's folder")
+            self.problems.add(node.mark, f"{label} {text!r} must be a path inside of the manifest's folder")
             return
         if self.folder is None:
             return
         base, path = os.path.realpath(self.folder), os.path.realpath(self.folder / text)
         if os.path.commonpath([base, path]) != base:
-            self.problems.add(node.mark, f"build {key} {text!r} is a link out of the manifest's folder")
+            self.problems.add(node.mark, f"{label} {text!r} is a link out of the manifest's folder")
         elif not (os.path.isdir(path) if key == "include" else os.path.isfile(path)):
             near = did_you_mean(text, _files_beside(self.folder, text))
-            self.problems.add(node.mark, f"build {key} {text!r} does not exist in {self.folder}{near}")
+            self.problems.add(node.mark, f"{label} {text!r} does not exist in {self.folder}{near}")
+
+    # ExecuTorch's files
+
+    def _executorch(self, node: Node | None, compiled: bool) -> tuple[OpEntry, ...]:
+        """The entries of each functions.yaml that is named, in order; of kernels that are compiled, the binding's
+        operators are what is called."""
+        self.compiled = compiled
+        found: list[OpEntry] = []
+        for item in self.reader.one_or_more(node):
+            text = self.reader.text(item, "executorch")
+            if text is None:
+                continue
+            if self.folder is None:
+                self.problems.add(item.mark, "executorch: its files lie beside sources, in a manifest that is built")
+                continue
+            before = len(self.problems.found)
+            self._check_path(item, "executorch")
+            if len(self.problems.found) == before:
+                found += self._functions(self.folder / text)
+        return _named_apart(tuple(found))
+
+    def _functions(self, path: Path) -> tuple[OpEntry, ...]:
+        document = read_document(path)
+        self.problems.found.extend(document.problems)
+        if isinstance(document.root, ListNode):
+            return self._ops(document.root, True)
+        if not document.problems:
+            mark = Mark(document.file, 1, 1)
+            self.problems.add(mark, "is no functions.yaml, which is a list of entries that begin with '- op: …'")
+        return ()
+
+    def _functional(self, signature: Signature) -> Signature | None:
+        """The operator that an out-variant computes, where there is one with the same arguments."""
+        wanted = [p.name for p in signature.parameters if not p.out]
+        base, _, overload = signature.name.partition(".")
+        named = overload.removesuffix("out").rstrip("_")
+        for name in (f"{base}.{named}" if named else base, base):
+            found = self.functions.get(name) or self.resolver.resolve(name)
+            if found is not None and [p.name for p in found.parameters] == wanted and len(wanted) < len(
+                signature.parameters
+            ):
+                return found
+        return None
 
     # operators
 
@@ -261,11 +303,18 @@ class _Manifest:
         aliases = read_aliases(self.reader, fields.get("type_alias"), fields.get("dim_order_alias"))
         kind = given[0] if len(given) == 1 else None
         name, signature = self._target(kind, fields, executorch)
+        functional = self._functional(signature) if executorch and kind == "func" and signature is not None else None
+        if functional is not None:  # a kernel of it, which writes to memory that it is given
+            name = functional.name
         schema = self.reader.text(fields.get("func"), "func") if kind == "func" else None
         replaces = self.reader.boolean(fields.get("replace"), "replace")
         entry_kernels = self._kernels(fields, kind or "op", name, signature, aliases, executorch)
         if kind == "func" and signature is not None and not executorch:
             self._check_func(fields, signature)
+        if functional is not None:
+            outs = [p.name for p in signature.parameters if p.out]
+            entry_kernels = tuple(_of_functional(each, outs) for each in entry_kernels)
+            kind, signature = "op", functional
         return OpEntry(
             kind=kind or "op",
             name=name or "",
@@ -400,11 +449,56 @@ class _Manifest:
         if node is None:
             found += self._dispatched(fields.get("dispatch"), op)
         entries = tuple(entry for entry in found if entry is not None)
+        if executorch and self.compiled:
+            written = signature.name if signature is not None else name or ""
+            entries = tuple(_bound(entry, self.library.name, written) for entry in entries)
         if self.find is not None and signature is not None:
             for entry in entries:
                 for text in kernel_problems(entry, signature, self.find):
                     self.problems.add(entry.mark, text)
         return entries
+
+
+def _has(node: Node, key: str) -> bool:
+    return isinstance(node, MappingNode) and any(name == key for name, _, _ in node.items)
+
+
+def _of_functional(entry: KernelEntry, outs: list[str]) -> KernelEntry:
+    """A kernel of an out-variant as one of the operator that returns what it writes."""
+    returns = {i: entry.dtypes[name] for i, name in enumerate(outs) if name in entry.dtypes}
+    dtypes = {name: alias for name, alias in entry.dtypes.items() if name not in outs}
+    return dataclasses.replace(entry, op_kind="op", dtypes=dtypes, returns={**returns, **entry.returns})
+
+
+def _named_apart(ops: tuple[OpEntry, ...]) -> tuple[OpEntry, ...]:
+    """ExecuTorch's kernels have no names but their functions': of one operator, the second is called `f#2`."""
+    counts: dict[tuple[str, str], int] = {}
+
+    def named(entry: KernelEntry) -> KernelEntry:
+        count = counts[entry.op, entry.name] = counts.get((entry.op, entry.name), 0) + 1
+        return entry if count == 1 else dataclasses.replace(entry, name=f"{entry.name}#{count}")
+
+    return tuple(dataclasses.replace(op, kernels=tuple(map(named, op.kernels))) for op in ops)
+
+
+def bound_namespace(library: str) -> str:
+    """The namespace of the operators that are generated for a library's C++ kernels."""
+    return f"forge_executorch_{re.sub(r'[^A-Za-z0-9_]', '_', library)}"
+
+
+def is_bound(entry: KernelEntry, library: str) -> bool:
+    """Whether a kernel is called through the generated binding."""
+    return (entry.kernel_name or "").startswith(f"{bound_namespace(library)}::")
+
+
+def _bound(entry: KernelEntry, library: str, written: str) -> KernelEntry:
+    """A C++ kernel, called through the operator that the generated binding has for it. written: the operator of its
+    entry, which is the same in a process that does not have what it computes."""
+    if entry.kernel_name is None or entry.kernel_name.startswith(("python:", "hub:")):
+        return entry
+    operator = re.sub(r"\W+", "_", f"{entry.kernel_name}__{written}")
+    device = entry.device or Device(("cpu",))
+    return dataclasses.replace(entry, kernel_name=f"{bound_namespace(library)}::{operator}", device=device)
 
 
 def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:

@@ -1,5 +1,6 @@
 """forge.kernels: what there is, and whether it may be used."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,3 +78,49 @@ def test_a_verdict_on_disk_is_shown_in_another_process(tmp_path: Path, capsys: p
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["op", "kernel", "device", "status"]
     assert row.split()[:4] == ["torch.nn.functional.gelu", "acme.kept", "cpu", "verified"]
+
+
+def test_the_order_that_is_shown_is_the_order_of_claiming() -> None:
+    """Under whichever of its names an operator was declared: torch.add and aten::add.Tensor."""
+    options = {"dtypes": [torch.float32]}
+    kernels = [
+        forge.kernel("aten::add.Tensor", lambda self, other, alpha: self, name="late", device="cpu"),
+        forge.kernel("torch.add", torch.add, name="odd", where="input.ndim == 7", priority=2, device="cpu"),
+        forge.kernel("aten::add.Tensor", lambda self, other, alpha: self + other * alpha, name="typed", **options),
+        forge.kernel("torch.add", torch.add, name="never", device={"type": "xpu"}, priority=1),
+    ]
+    forge.use_kernels(kernels, verify=False)
+    jitted = forge.jit(torch.add)
+    torch.testing.assert_close(jitted(torch.ones(3), torch.ones(3)), torch.ones(3) + 1)
+    (claim,) = forge.explain(jitted).rows
+    shown = list(dict.fromkeys(row.kernel for row in forge.kernels(op=torch.add)))
+    assert shown == ["odd", "never", "typed", "late"]
+    assert [*(name for name, _ in claim.declined), claim.executor] == shown[:3]
+    assert shown == forge.load_kernel("aten::add.Tensor").kernels
+    after = {row.kernel: row.next for row in forge.kernels(op="torch.add") if row.device in ("cpu", "-")}
+    assert after == {
+        "odd": "never, where the constraints do not hold or a gradient is needed; its priority is lower (1, not 2)",
+        "never": "typed, always; its priority is lower (0, not 1)",
+        "typed": "late, where the constraints do not hold or a gradient is needed; it has fewer constraints (1, not 2)",
+        "late": "what runs without kernels, where the constraints do not hold or a gradient is needed",
+    }
+
+
+def test_what_is_listed_of_a_source_is_what_an_executor_has_of_it(tmp_path: Path) -> None:
+    """`replace` drops what was declared before."""
+    kernels = "  kernels: [{name: %s, kernel_name: 'python:torch.nn.functional:silu'}]\n"
+    head = "forge_kernels: 1\nlibrary: {name: %s}\nops:\n- op: torch.nn.functional.silu\n"
+    paths = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    paths[0].write_text(head % "a" + kernels % "first")
+    paths[1].write_text(head % "b" + "  replace: true\n" + kernels % "second")
+    assert [row.kernel for row in forge.kernels(paths)] == ["b.second"]
+    assert forge.load_kernel(F.silu, kernels=paths).kernels == ["b.second"]
+
+
+def test_one_operator_of_a_source_is_listed_as_json(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    made = Repository(tmp_path, "kept", "def f(x): return F.gelu(x)", **GELU, device="cpu")
+    assert cli.main(["kernels", "list", str(made.folder), "--json", "--op", "torch.nn.functional.gelu"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["kernel"] == "acme.kept" and row["next"].startswith("what runs without kernels, where")
+    assert cli.main(["kernels", "list", str(made.folder), "--op", "torch.add"]) == 0
+    assert capsys.readouterr().out.startswith("no kernels")

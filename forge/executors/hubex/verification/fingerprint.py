@@ -113,7 +113,7 @@ def entry_text(entry: KernelEntry) -> str:
     values["grad"] = {
         field.name: getattr(entry.grad, field.name) for field in fields(entry.grad) if not field.name.endswith("fn")
     }
-    for name in ("mutates", "samples", "assumes"):  # what says nothing there leaves older answers as they are
+    for name in ("mutates", "samples", "assumes", "keyed"):  # what says nothing there leaves older answers as they are
         if not values[name]:
             del values[name]
     if not entry.grad.mutates:

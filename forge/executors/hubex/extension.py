@@ -1,0 +1,276 @@
+"""Kernels by class: what there is to find out and to load before a kernel can be called, in the words of its author.
+
+An extension becomes a kernel as any other when it is registered: one entry with constraints, which is asked in order
+and verified. What differs is that its function is not there yet: it is loaded when a call comes that it could take.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge import hub
+from forge.hub.manifest import Build, Library, Manifest, Mark
+from forge.hub.manifest import kernel as entry_of
+from forge.ir import check
+from forge.patterns import Pattern
+
+_CONTRACT = ("is_available", "assert_compatible", "build_aot", "build_jit", "load")
+_SAID = ("op", "name", "library", "priority", "options", "module", "build", "kernel_name")
+_NEAR = 0.85  # how alike two names are, of which one is taken for a misspelt other
+
+
+class KernelExtension:
+    """A kernel by class, for what must be found out or built before it can be called. A subclass says
+
+    op: what it implements, as forge.kernel takes it. name: its own, the class's by default. priority: who is asked
+    first. options: what it takes, as forge.kernel says it: dtypes, shape, where, device, grad, …
+    module: of what was compiled ahead of time, the module to import. build: sources as in a manifest
+    ({"cpp": ["csrc/norm.cpp"]}), beside the class's file. kernel_name: the function in what is loaded: "name", or
+    "ns::name" of torch.ops.
+
+    and overrides of the methods those that it needs. forge.register_kernel takes the class, or an instance.
+    """
+
+    op: Any = None
+    name: str | None = None
+    library: str = ""
+    priority: int = 0
+    options: Mapping[str, Any] = {}
+    module: str | None = None
+    build: Mapping[str, Any] = {}
+    kernel_name: str | None = None
+
+    def is_available(self) -> bool | str:
+        """Whether this machine has what the kernel needs: True; False, or the reason why not."""
+        return True
+
+    def assert_compatible(self) -> None:
+        """Raises, with the reason, where what is there cannot be used: a device too old, another version."""
+
+    def build_aot(self) -> Any:
+        """What a setup.py compiles: a setuptools Extension called `module`, of the sources of `build`."""
+        from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
+
+        sources = _build_of(self)
+        check(bool(self.module and sources.sources), lambda: f"{_named(self)}: has no module, or build has no sources")
+        kind = cpp_extension.CUDAExtension if sources.cuda else cpp_extension.CppExtension
+        flags = {"cxx": [*sources.cflags], **({"nvcc": [*sources.cuda_cflags]} if sources.cuda else {})}
+        folder = _folder(self)
+        return kind(
+            self.module,
+            [str(folder / path) for path in sources.sources],
+            include_dirs=[str(folder / path) for path in sources.include],
+            extra_compile_args=flags,
+            extra_link_args=[*sources.ldflags],
+        )
+
+    def build_jit(self) -> Callable | ModuleType:
+        """Compiles the kernel now: the sources of `build`, once for all that decides what comes out
+        (forge/hub/build.py). Raises BuildError."""
+        check(bool(self.build), lambda: f"{_named(self)} has no build_jit, and no build with sources", hub.BuildError)
+        is_operator = "::" in (self.kernel_name or "")
+        check(is_operator, lambda: f'{_named(self)}: kernel_name must be "ns::name" of what build registers')
+        file = str(_folder(self) / Path(inspect.getfile(type(self))).name)
+        manifest = Manifest(file, "forge", Library(_named(self)), (), build=_build_of(self))
+        built = hub.build_kernels(manifest, policy=hub.Policy(local=True), prebuilt=f"{self.module} is not installed")
+        hub.load_built(built)
+        return _operator(self.kernel_name)
+
+    def load(self) -> Callable | ModuleType:
+        """The function: of `module` where it is installed, else what build_jit gives.
+
+        A module that is there and does not import (it was compiled for another torch, say) is no reason for silence:
+        there is a warning, and it is built anew, or the error is the reason why the kernel is not used.
+        """
+        if self.module is None or not _is_installed(self.module):
+            return self.build_jit()
+        try:
+            return importlib.import_module(self.module)
+        except Exception as error:
+            text = f"{_named(self)}: {self.module} is installed and cannot be imported: {_said(error)}"
+            if not self.build and type(self).build_jit is KernelExtension.build_jit:
+                raise hub.KernelImportError(text) from error
+            warnings.warn(f"forge: {text}; it is built instead", hub.HubNotice, stacklevel=2)
+            return self.build_jit()
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of its package
+        return False
+
+
+def _named(extension: KernelExtension) -> str:
+    return extension.name or type(extension).__name__
+
+
+def _folder(extension: KernelExtension) -> Path:
+    return Path(inspect.getfile(type(extension))).resolve().parent
+
+
+def _build_of(extension: KernelExtension) -> Build:
+    known = tuple(Build.__dataclass_fields__)
+    for key in extension.build:
+        check(key in known, lambda key=key: f"{_named(extension)}: build has no {key!r}; there are {', '.join(known)}")
+    return Build(**{key: (each,) if isinstance(each, str) else tuple(each) for key, each in extension.build.items()})
+
+
+def _operator(name: str) -> Callable:
+    namespace, _, operator = name.partition("::")
+    found = getattr(torch.ops, namespace)
+    for part in operator.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _said(error: BaseException) -> str:
+    """'RuntimeError: what it says', on one line."""
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()).replace(":; ", ": ")
+    return f"{type(error).__name__}{': ' if text else ''}{text}"
+
+
+class Extended:
+    """A registered extension, and how far it came. Each question is put to it once in a process.
+
+    function: what it loaded. failed: why it could not.
+    """
+
+    def __init__(self, extension: KernelExtension) -> None:
+        self.extension = extension
+        self.function: Callable | None = None
+        self.check: Callable[[Callable], list[str]] = lambda function: []
+        self._checked = False
+        self._unusable: str | None = None
+        self.failed: str | None = None
+        self._loading = False
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The kernel itself. Raises KernelImportError where it cannot be loaded."""
+        reason = self.load()
+        check(reason is None, lambda: f"{_named(self.extension)}: {reason}", hub.KernelImportError)
+        return self.function(*args, **kwargs)
+
+    def unusable(self) -> str | None:
+        """Why this machine cannot use it, by its own word; None where it can."""
+        with self._lock:
+            if not self._checked:
+                self._unusable, self._checked = self._asked(), True
+            return self._unusable
+
+    def load(self) -> str | None:
+        """Loads it; why that failed, None where it did not. Whether it is usable is not asked."""
+        with self._lock:
+            if self._loading:
+                return "it is being loaded"
+            if self.function is None and self.failed is None:
+                self._loading = True
+                try:
+                    self.function = self._loaded()
+                except (Exception, SystemExit) as error:  # setuptools ends a failed build so
+                    self.failed = f"load() raised {_said(error)}"
+                    text = f"forge: kernel {_named(self.extension)} is not used: {self.failed}"
+                    warnings.warn(text, hub.HubNotice, stacklevel=2)
+                finally:
+                    self._loading = False
+            return self.failed
+
+    def _asked(self) -> str | None:
+        step = "is_available()"
+        try:
+            available = self.extension.is_available()
+            if isinstance(available, str):
+                return f"not available: {available}"
+            if not isinstance(available, bool):
+                return f"is_available() gave {available!r}, but must give True, False or the reason why not"
+            if not available:
+                return "not available: is_available() is False"
+            step = "assert_compatible()"
+            self.extension.assert_compatible()
+        except (Exception, SystemExit) as error:
+            what = "not compatible" if step == "assert_compatible()" else "not available"
+            return f"{what}: {step} raised {_said(error)}"
+        return None
+
+    def _loaded(self) -> Callable:
+        with _disable_current_modes():
+            found = self.extension.load()
+        name = self.extension.kernel_name
+        if isinstance(found, ModuleType):
+            what = f"load() gave the module {found.__name__}, and kernel_name says no function"
+            check(name is not None, lambda: what)
+            found = _operator(name) if "::" in name else getattr(found, name)
+        check(callable(found), lambda: f"load() gave {found!r}, which is no function", TypeError)
+        problems = self.check(found)
+        check(not problems, lambda: "; ".join(problems), TypeError)
+        return found
+
+
+def extended(given: Any, resolver: Any) -> tuple[Extended, Any, dict[str, Any]]:
+    """(extension, its entry, the options of that) of a class or an instance; it is neither asked nor loaded.
+
+    Raises TypeError for what is no extension, ManifestError with every problem of what it says.
+    """
+    extension = given() if isinstance(given, type) else given
+    _check_complete(extension)
+    found = Extended(extension)
+    options = {**extension.options, "name": _named(extension), "library": extension.library}
+    options["priority"] = extension.priority
+    op = f"pattern:{extension.op.name}" if isinstance(extension.op, Pattern) else extension.op
+    entry = entry_of(op, found, resolver=resolver, mark=_place_of(type(extension)), **options)
+    return found, entry, options
+
+
+def is_extension(given: Any) -> bool:
+    """Whether it is an extension's class, or an instance of one."""
+    return isinstance(given, KernelExtension) or (isinstance(given, type) and issubclass(given, KernelExtension))
+
+
+def _check_complete(extension: KernelExtension) -> None:
+    """Raises TypeError for what is missing, misspelt or of another kind; then nothing was registered."""
+    cls = type(extension)
+    check(extension.op is not None, lambda: f"{cls.__name__} does not say in op what it implements", TypeError)
+    for method in _CONTRACT:
+        check(callable(getattr(extension, method)), lambda m=method: f"{cls.__name__}.{m} must be a method", TypeError)
+    integer = isinstance(extension.priority, int) and not isinstance(extension.priority, bool)
+    check(integer, lambda: f"{cls.__name__}.priority is {extension.priority!r}, but must be an integer", TypeError)
+    known = (*_CONTRACT, *_SAID)
+    own = [name for each in cls.__mro__ if each not in KernelExtension.__mro__ for name in vars(each)]
+    for name in (each for each in own if not each.startswith("_") and each not in known):
+        near = difflib.get_close_matches(name, known, 1, _NEAR)
+        check(not near, lambda n=name, m=near: f"{cls.__name__}.{n} means nothing; did you mean {m[0]!r}?", TypeError)
+    options = [*inspect.signature(entry_of).parameters][2:]
+    taken = ("name", "library", "priority", "resolver", "mark")
+    for name in extension.options:
+        near = difflib.get_close_matches(name, options, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(options)}"
+        says = "says so itself" if name in taken else f"has no such option{hint}"
+        known_option = name in options and name not in taken
+        check(known_option, lambda n=name, s=says: f"{cls.__name__}.options: {n!r}: the class {s}", TypeError)
+    loads = cls.load is not KernelExtension.load or cls.build_jit is not KernelExtension.build_jit
+    check(
+        loads or extension.module is not None or bool(extension.build),
+        lambda: f"{cls.__name__} has neither load nor build_jit, and says neither module nor build",
+        TypeError,
+    )
+    if extension.build:
+        _build_of(extension)
+
+
+def _place_of(cls: type) -> Mark:
+    """Where a class is written."""
+    try:
+        return Mark(inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1], 1)
+    except (OSError, TypeError):  # typed in
+        return Mark(f"<{cls.__module__}>", 1, 1)

@@ -1,0 +1,202 @@
+"""C++ kernels of ExecuTorch, of the form `(context, …, out)`, as operators that torch calls: the generated binding.
+
+A manifest that names a functions.yaml (`executorch`) beside sources (`build`) has its kernels by their C++ names. They
+are compiled with torch's own tensors (ExecuTorch calls that ATen mode): kernel.h stands in for the headers that kernels
+include, and for each kernel the binding has an operator in a namespace of the library's own, which makes a context,
+calls the kernel, and raises RuntimeError where the kernel reported a failure to its context.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.hub.manifest.model import Build, Manifest, OpEntry
+from forge.hub.manifest.signatures import parsed_schema
+from forge.hub.manifest.validate import bound_namespace, is_bound
+
+FOLDER = "forge-executorch"
+BINDING = f"{FOLDER}/binding.cpp"
+HEADER = "forge_executorch.h"
+HEADERS = (  # what kernels include; all are one
+    "runtime/core/array_ref.h",
+    "runtime/core/error.h",
+    "runtime/core/exec_aten/exec_aten.h",
+    "runtime/core/exec_aten/util/scalar_type_util.h",
+    "runtime/core/exec_aten/util/tensor_util.h",
+    "runtime/core/result.h",
+    "runtime/core/span.h",
+    "runtime/kernel/kernel_includes.h",
+    "runtime/kernel/kernel_runtime_context.h",
+    "runtime/platform/assert.h",
+    "runtime/platform/compiler.h",
+    "runtime/platform/log.h",
+)
+
+# by a type of a schema: what torch hands to an operator's function, and what the kernel takes
+_TYPES = {
+    "Tensor": ("const at::Tensor&", "const at::Tensor&"),
+    "Tensor?": ("const std::optional<at::Tensor>&", "const std::optional<at::Tensor>&"),
+    "Tensor[]": ("at::TensorList", "at::TensorList"),
+    "Tensor?[]": ("const c10::List<std::optional<at::Tensor>>&", "at::ArrayRef<std::optional<at::Tensor>>"),
+    "Scalar": ("const at::Scalar&", "const at::Scalar&"),
+    "Scalar?": ("const std::optional<at::Scalar>&", "const std::optional<at::Scalar>&"),
+    "int": ("int64_t", "int64_t"),
+    "int?": ("std::optional<int64_t>", "std::optional<int64_t>"),
+    "int[]": ("at::IntArrayRef", "at::IntArrayRef"),
+    "int[]?": ("at::OptionalIntArrayRef", "at::OptionalIntArrayRef"),
+    "float": ("double", "double"),
+    "float?": ("std::optional<double>", "std::optional<double>"),
+    "float[]": ("at::ArrayRef<double>", "at::ArrayRef<double>"),
+    "float[]?": ("at::OptionalArrayRef<double>", "at::OptionalArrayRef<double>"),
+    "bool": ("bool", "bool"),
+    "bool?": ("std::optional<bool>", "std::optional<bool>"),
+    "str": ("std::string_view", "std::string_view"),
+    "str?": ("std::optional<std::string_view>", "std::optional<std::string_view>"),
+    "ScalarType": ("at::ScalarType", "at::ScalarType"),
+    "ScalarType?": ("std::optional<at::ScalarType>", "std::optional<at::ScalarType>"),
+    "MemoryFormat": ("at::MemoryFormat", "at::MemoryFormat"),
+    "MemoryFormat?": ("std::optional<at::MemoryFormat>", "std::optional<at::MemoryFormat>"),
+}
+
+
+class NotBound(ValueError):
+    """Why there can be no binding of a kernel."""
+
+
+def files_of(manifest: Manifest) -> dict[str, bytes]:
+    """What is compiled beside a manifest's own sources, by path: the binding and the headers; nothing where no kernel
+    needs one. Raises NotBound."""
+    bound = _bound(manifest)
+    if not bound:
+        return {}
+    include = "#pragma once\n#include <" + HEADER + ">\n"
+    found = {f"{FOLDER}/executorch/{path}": include.encode() for path in HEADERS}
+    found[f"{FOLDER}/{HEADER}"] = Path(__file__).with_name("kernel.h").read_bytes()
+    found[BINDING] = _binding(manifest.library.name, bound).encode()
+    return found
+
+
+def with_binding(build: Build, files: Iterable[str]) -> Build:
+    """What is built where these files are beside the sources."""
+    if BINDING not in files:
+        return build
+    return Build(**{**vars(build), "cpp": (*build.cpp, BINDING), "include": (*build.include, FOLDER)})
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One kernel: its name in C++ (without `native`), its operator, and the operation's schema."""
+
+    function: str
+    operator: str
+    schema: Any
+
+
+def _bound(manifest: Manifest) -> list[_Bound]:
+    found: dict[str, _Bound] = {}
+    for op in manifest.ops:
+        for entry in op.kernels:
+            if is_bound(entry, manifest.library.name):
+                name = entry.kernel_name.partition("::")[2]
+                found[name] = _Bound(entry.name.partition("#")[0], name, _schema(op))
+    return list(found.values())
+
+
+def _schema(op: OpEntry) -> Any:
+    if op.schema is not None:
+        return parsed_schema(op.schema, namespace="aten")
+    base, _, overload = op.name.partition(".")
+    return torch._C._get_schema(base, overload)
+
+
+# C++
+
+
+def _binding(library: str, kernels: list[_Bound]) -> str:
+    parts = [_one(each) for each in kernels]
+    declared = "\n".join(each["declaration"] for each in parts)
+    wrapped = "\n".join(each["wrapper"] for each in parts)
+    defined = "\n".join(each["definition"] for each in parts)
+    return f"""\
+// Generated: kernels of ExecuTorch as operators of torch.
+#include <{HEADER}>
+#include <torch/library.h>
+
+{declared}
+
+namespace {{
+void check(const executorch::runtime::KernelRuntimeContext& context, const char* kernel) {{
+  const auto state = context.failure_state();
+  TORCH_CHECK(state == executorch::runtime::Error::Ok, kernel, ": ", executorch::runtime::to_string(state), ": ",
+              executorch::runtime::last_message());
+}}
+
+{wrapped}
+}}  // namespace
+
+TORCH_LIBRARY({bound_namespace(library)}, m) {{
+{defined}
+}}
+"""
+
+
+def _one(kernel: _Bound) -> Mapping[str, str]:
+    """The declaration of a kernel, the function that calls it, and the definition of its operator."""
+    schema, name = kernel.schema, kernel.operator
+    taken, given, handed, before, said = [], [], [], [], []
+    keywords = False
+    for i, argument in enumerate(schema.arguments):
+        is_out = argument.alias_info is not None and argument.alias_info.is_write
+        kind = _type_of(argument)
+        if kind not in _TYPES or (is_out and kind != "Tensor"):
+            raise NotBound(f"kernel {kernel.function}: {argument.name!r} is {kind}, which no binding is generated for")
+        gets, takes = ("at::Tensor&", "at::Tensor&") if is_out else _TYPES[kind]
+        taken.append(f"{gets} a{i}")
+        given.append(takes)
+        handed.append(f"a{i}")
+        if gets != takes:
+            before.append(f"  std::vector<std::optional<at::Tensor>> v{i}(a{i}.begin(), a{i}.end());\n")
+            handed[-1] = f"v{i}"
+        said += ["*"] if argument.kwarg_only and not keywords else []
+        keywords = keywords or argument.kwarg_only
+        said.append(f"Tensor(a{i}!) {argument.name}" if is_out else f"{kind} {argument.name}")
+    *spaces, function = _in_native(kernel.function)
+    result = {0: "void", 1: "at::Tensor&"}.get(len(schema.returns))
+    result = result or f"std::tuple<{', '.join(['at::Tensor&'] * len(schema.returns))}>"
+    parameters = ", ".join(["executorch::runtime::KernelRuntimeContext&", *given])
+    opened = " ".join(f"namespace {space} {{" for space in spaces)
+    called = f"::{'::'.join([*spaces, function])}(context{''.join(f', {each}' for each in handed)})"
+    return {
+        "declaration": f"{opened} {result} {function}({parameters}); {'}' * len(spaces)}",
+        "wrapper": f"void call_{name}({', '.join(taken)}) {{\n  executorch::runtime::KernelRuntimeContext context;\n"
+        f"  executorch::runtime::last_message().clear();\n{''.join(before)}  {called};\n"
+        f'  check(context, "{kernel.function}");\n}}\n',
+        "definition": f'  m.def("{name}({", ".join(said)}) -> ()");\n'
+        f'  m.impl("{name}", c10::DispatchKey::CPU, &call_{name});',
+    }
+
+
+def _in_native(name: str) -> list[str]:
+    """The namespaces and the name of a kernel's function: ExecuTorch keeps kernels in a namespace `native` inside of
+    the one that is written, which is `at` where none is."""
+    *spaces, function = name.split("::")
+    spaces = spaces or ["at"]
+    return [*spaces, *(() if spaces[-1:] == ["native"] else ("native",)), function]
+
+
+def _type_of(argument: Any) -> str:
+    """An argument's type as a schema writes it, without the lengths of lists."""
+    return _written(str(argument.real_type))
+
+
+def _written(text: str) -> str:
+    for wrapper, suffix in (("Optional", "?"), ("List", "[]")):
+        inner = re.fullmatch(rf"{wrapper}\[(.*)\]", text)
+        if inner is not None:
+            return _written(inner[1]) + suffix
+    text = re.sub(r"\[\d+\]", "[]", text)
+    return {"number": "Scalar", "number?": "Scalar?", "SymInt": "int"}.get(text, text)
