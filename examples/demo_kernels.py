@@ -15,11 +15,11 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from forge.explain import Explanation
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
 from forge import cli
-from forge.explain import Explanation
 from forge.hub import HubNotice
 from forge.ir.printing import table
 from forge.testing.hub_server import Hub

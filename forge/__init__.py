@@ -2,6 +2,7 @@
 
 from forge import startup  # before all that imports torch
 from forge.bundle import bundle
+from forge.executors.checked import CheckError
 from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
 from forge.executors.hubex.registry import kernels
 from forge.functional import grad, trace, value_and_grad, vjp
@@ -12,6 +13,7 @@ from forge.patterns import Pattern, pattern
 from forge.report import Explanation, explain
 
 __all__ = [
+    "CheckError",
     "Explanation",
     "KernelExtension",
     "LoadedKernel",

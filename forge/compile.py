@@ -15,6 +15,7 @@ import torch
 
 from forge import prims
 from forge.executors import claim
+from forge.executors.checked import Checked
 from forge.executors.claim import Claim, Reasons, Selection, chooser, in_order, is_fused, runs_in_torch
 from forge.executors.cuda_graphs import Graph, Pool
 from forge.executors.executor import (
@@ -193,6 +194,7 @@ def _nothing() -> None:
 
 MEMORY = ("speed", "balanced", "smallest")
 SELECT = ("order", "measured")
+CHECK = (None, "eager")
 _FORWARDS, _BACKWARDS = Pool(), Pool()  # a forward runs again while the gradients of the last step are there
 
 
@@ -213,17 +215,18 @@ class Options:
     cuda_graphs: bool = False
     freeze: bool = False
     select: str = "order"
+    check: str | None = None
     first: InitVar[Sequence[Executor]] = ()
 
     selection: ClassVar[Selection] = staticmethod(in_order)
 
     def __post_init__(self, first: Sequence[Executor]) -> None:
-        for name, known in (("memory", MEMORY), ("select", SELECT)):
+        for name, known in (("memory", MEMORY), ("select", SELECT), ("check", CHECK)):
             given = getattr(self, name)
             check(
                 given in known,
                 lambda name=name, known=known, given=given: (
-                    f"forge.jit: {name} is {given!r}, but must be one of {', '.join(known)}"
+                    f"forge.jit: {name} is {given!r}, but must be one of {', '.join(map(str, known))}"
                 ),
             )
         check_list(self.transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
@@ -250,7 +253,7 @@ class Options:
     @property
     def has_later(self) -> bool:
         """Whether a fusion executor can make larger regions later."""
-        if self.cuda_graphs:  # calls cost next to nothing
+        if self.cuda_graphs or self.check:  # calls cost next to nothing, or what they like
             return False
         return any(isinstance(each, FusionExecutor) and each.later() is not None for each in self.executors)
 
@@ -266,7 +269,7 @@ class Options:
 
     def in_torch(self) -> "Options":
         """The same with torch's own functions alone, which run on whatever torch calls a tensor."""
-        return dataclasses.replace(self, executors=[torchex], cuda_graphs=False, first=())
+        return dataclasses.replace(self, executors=[torchex], cuda_graphs=False, check=None, first=())
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""
@@ -301,7 +304,7 @@ def _selecting(options: Options, selection: Selection, **changes: Any) -> Option
 
 def _compile_alone(options: Options, trace: Trace, executors: Sequence[Executor], selection: Selection) -> Alone:
     """A program of one call, to be called now."""
-    options = _selecting(options, selection, executors=executors, cuda_graphs=False)
+    options = _selecting(options, selection, executors=executors, cuda_graphs=False, check=None)
 
     def compile() -> Compiled:
         compiled = Compiled()
@@ -371,7 +374,15 @@ def _compile_optimized(
         with compiled.timed("claim and generate"):
             layouts = Layouts(whole.inputs)
             kept = whole.output_names
-            forward = _generate(whole, options, compiled.traces, compiled.claims, layouts=layouts, kept=kept)
+            forward = _generate(
+                whole,
+                options,
+                compiled.traces,
+                compiled.claims,
+                layouts=layouts,
+                kept=kept,
+                reference=program.trace,
+            )
         recipe = compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole), folded=folded)
 
         def grow(later: Options, made: "_Made") -> Recipe:
@@ -457,16 +468,23 @@ def _generate(
     own_inputs: bool = False,
     layouts: Layouts | None = None,
     kept: Sequence[str] = (),
+    reference: Trace | None = None,
 ) -> Generated:
-    """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's."""
+    """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's.
+    reference: what the values are compared with where that is wanted."""
     claimed, made = claim(trace, options.executors, declined, layouts, options.selection)
     claims.extend(made)
     stages.append(claimed)
-    if options.cuda_graphs:
+    checked = None
+    if options.check is not None and reference is not None and reference.input_names == claimed.input_names:
+        checked = Checked(claimed, made, reference, "backward" if own_inputs else "forward")
+        claimed = checked.trace
+    elif options.cuda_graphs:
         claimed = record(claimed, _BACKWARDS if own_inputs else _FORWARDS, kept)
     final = delete_last_used(claimed, own_inputs=own_inputs)
     stages.append(final)
-    return Generated(final.python_callable(), final)
+    function = final.python_callable()
+    return Generated(function if checked is None else checked.around(function), final)
 
 
 def _compile_training(trace: Trace, joint: Joint, program: Program, options: Options, compiled: Compiled) -> Recipe:
@@ -494,6 +512,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             declined=compiled.declined,
             layouts=layouts,
             kept=names(parts.forward.output[0]),
+            reference=program.trace,
         )
 
     def backward_for(present: tuple, *, batched: bool = False) -> Generated:
@@ -638,4 +657,4 @@ def _compile_backward(
         layouts.add(gradient, like=output)
     stages[:] = [trace]
     claims.clear()
-    return _generate(trace, options, stages, claims, own_inputs=True, layouts=layouts)
+    return _generate(trace, options, stages, claims, own_inputs=True, layouts=layouts, reference=trace)

@@ -21,6 +21,7 @@ from forge.compile import KEEP_STAGES, KEPT_CALLS, Compiled, Options, Transform,
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import LayerExecutor, Layers, Source, kernel_executor, layer_executor
 from forge.frontend import dynamo
+from forge.frontend.against_eager import against_eager
 from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.entry import enter
 from forge.frontend.higher_order import runnable
@@ -53,6 +54,7 @@ def jit(
     cuda_graphs: bool = False,
     freeze: bool = False,
     select: str = "order",
+    check: str | None = None,
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -84,6 +86,9 @@ def jit(
     select: where a kernel, or another executor that is not torch's or a fuser, takes a call that others would take or
         fuse: who is asked first runs it ("order"), or who was measured to be fastest, on tensors of the call's
         metadata, once for each such metadata ("measured"; forge.explain has the times).
+    check: "eager" compares every call's result, and the results and gradients of each graph, with what eager gives, and
+        raises forge.CheckError naming the first call that differs, its executor and its inputs. Slow: to find out who
+        is wrong. Nothing is then kept on disk or recorded as a CUDA graph.
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
@@ -105,18 +110,31 @@ def jit(
         cuda_graphs=cuda_graphs,
         freeze=freeze,
         select=select,
+        check=check,
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
     )
     if target is None:
         return rejit
-    check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
+    _check_target(target)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
     first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
     lent = layer_executor(layers, allow_imports=allow_imports) if layers else None
     first += [] if lent is None else [lent]
-    options = Options(executors, transforms, strict, memory, cache, cuda_graphs, freeze, select, first)
+    plain = check is None
+    options = Options(
+        executors,
+        transforms,
+        strict,
+        memory,
+        cache=cache and plain,
+        cuda_graphs=cuda_graphs and plain,
+        freeze=freeze,
+        select=select,
+        check=check,
+        first=first,
+    )
     record = Record(name_of(target), _parameters(target))
     backend = _Backend(options, record)
     compiled = enter(
@@ -139,6 +157,10 @@ def jit(
 
 _OPTIONS = [each.name for each in inspect.signature(jit).parameters.values() if each.kind is each.KEYWORD_ONLY]
 _BACKEND_OPTIONS = [each.name for each in dataclasses.fields(Options)]
+
+
+def _check_target(target: Any) -> None:
+    check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
 
 
 def _check_options(caller: str, given: Iterable[str], known: list[str]) -> None:
@@ -240,6 +262,8 @@ def _compile_anew(
     if options.freeze and compiled.recipe.training is not None:
         _warn_of_gradients(compiled, record)
     slot.keep(compiled, capture.program.mutated, capture.held)
+    if options.check is not None:
+        compiled.call = against_eager(compiled.call, eager, capture.program)
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}

@@ -1,0 +1,204 @@
+"""forge.jit(check="eager"): each value that a program computes beside the one that torch's own functions give for it.
+
+The recorded program runs first, call by call by torch alone; then the one that forge made of it, in which the result of
+every call is compared with the value of that name. So a transform, a pass, an executor or a kernel that changes a value
+is found at the first call whose result differs, fused or not.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from forge.executors.claim import Claim, claim
+from forge.executors.torchex.core import torchex
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
+from forge.ir.printing import DEL, in_words
+from forge.ir.pytree import proxies
+from forge.transforms.dce import dce
+
+# How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
+# the order in which numbers are added differs, and differences add up from call to call.
+_WITHIN = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 1e-2}
+_COARSEST = 5e-2
+_CANCELLED = 1e-2
+
+
+class CheckError(RuntimeError):
+    """A value of a compiled program is not what eager gives.
+
+    operation, executor: the call that gave it and who ran it; None for a result or a gradient as a whole. inputs: the
+    tensors that the call was given, by name. actual, expected: the two values, None where there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str | None = None,
+        executor: str | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        actual: torch.Tensor | None = None,
+        expected: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(f'forge.jit(check="eager"): {message}')
+        self.operation = operation
+        self.executor = executor
+        self.inputs = dict(inputs or {})
+        self.actual = actual
+        self.expected = expected
+
+
+class Checked:
+    """A claimed trace that is compared with a reference as it runs."""
+
+    def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None:
+        """reference: a trace of the same inputs, whose values of the same names are what is wanted."""
+        self._claims = {name: made for made in claims for name in made.outputs}
+        self._phase = phase
+        self._within = tolerance_of(reference)
+        self._expected: dict[str, torch.Tensor] = {}
+        by_torch, _ = claim(dce(reference), [torchex])
+        self._reference = _noting(by_torch, self._keep).python_callable()
+        self._boxed = by_torch.boxed
+        self.trace = _noting(claimed, self._compare)
+
+    def around(self, function: Callable) -> Callable:
+        """`function`, which runs `trace`, after the reference."""
+
+        def run(*inputs: Any) -> Any:
+            with same_random_numbers(), torch.no_grad():
+                self._reference(*([list(inputs[0])] if self._boxed else inputs))
+            try:
+                return function(*inputs)
+            finally:
+                self._expected.clear()
+
+        return run
+
+    def _keep(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
+        for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
+            if value is not None:
+                self._expected[proxy.name] = value.detach()
+
+    def _compare(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
+        for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
+            if value is None:  # attention's own notes, which this kernel of it does not make
+                continue
+            expected = self._expected.get(proxy.name)
+            reason = _metadata_differs(proxy, value)
+            if reason is None and expected is not None:
+                reason = differs(value, expected, self._within, largest(values[outputs:]))
+            if reason is not None:
+                raise self._error(bound, proxy, reason, values[outputs:], value, expected)
+
+    def _error(
+        self,
+        bound: BoundSymbol,
+        proxy: TensorProxy,
+        reason: str,
+        given: Sequence[torch.Tensor],
+        actual: torch.Tensor,
+        expected: torch.Tensor | None,
+    ) -> CheckError:
+        made = self._claims.get(proxy.name)
+        executor = made.executor if made else bound.symbol.id.partition(".")[0]
+        operation = made.operation if made else bound.symbol.id
+        region = f", in {bound.symbol.id}" if made and made.region else ""
+        place = str(made.source) if made and made.source else ""
+        names = [each.name for each in _tensors((bound.args, bound.kwargs))]
+        inputs = {name: tensor for name, tensor in zip(names, given, strict=True) if tensor is not None}
+        told = ", ".join(f"{name}: {in_words_of(tensor)}" for name, tensor in inputs.items())
+        where = f" ({place})" if place else ""
+        return CheckError(
+            f"{self._phase}: {proxy.name} = {operation} by {executor}{region}{where} is not what eager gives: "
+            f"{reason}; it was given {told or 'no tensor'}",
+            operation=operation,
+            executor=executor,
+            inputs=inputs,
+            actual=actual,
+            expected=expected,
+        )
+
+
+def _noting(trace: Trace, see: Callable) -> Trace:
+    """The trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives, these,
+    and the tensors that it was given."""
+    calls: list[BoundSymbol] = []
+    for number, bound in enumerate(trace.bound_symbols):
+        calls.append(bound)
+        made = _tensors(bound.output)
+        if bound.symbol is DEL or not made:
+            continue
+        op = partial(see, bound, len(made))
+        note = Symbol(f"note{number}", f"forge.note{number}", meta=lambda *tensors: None, op=op)
+        calls.append(BoundSymbol(note, (*made, *_tensors((bound.args, bound.kwargs))), {}, None))
+    return trace.derive(f"{trace.stage}, checked", calls)
+
+
+def _tensors(tree: Any) -> list[TensorProxy]:
+    found = {proxy.name: proxy for proxy in proxies(tree) if isinstance(proxy, TensorProxy)}
+    return list(found.values())
+
+
+def in_words_of(tensor: torch.Tensor) -> str:
+    """A tensor's metadata, as a proxy's."""
+    return in_words(TensorProxy("t", tuple(tensor.shape), tensor.dtype, tensor.device))
+
+
+def _metadata_differs(proxy: TensorProxy, value: Any) -> str | None:
+    if not isinstance(value, torch.Tensor):
+        return f"it gave a {type(value).__name__}, its meta function says {in_words(proxy)}"
+    lengths = zip(proxy.shape, value.shape, strict=False)
+    fits = len(proxy.shape) == value.dim() and all(not isinstance(one, int) or one == other for one, other in lengths)
+    if fits and proxy.dtype == value.dtype:
+        return None
+    return f"it gave {in_words_of(value)}, its meta function says {in_words(proxy)}"
+
+
+def largest(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The largest finite magnitude in these tensors."""
+    found = 0.0
+    for tensor in tensors:
+        if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            finite = tensor.detach().abs()[tensor.isfinite()]
+            found = max(found, finite.max().item() if finite.numel() else 0.0)
+    return found
+
+
+def tolerance_of(trace: Trace) -> float:
+    """How far values of a program may be from eager's: by the coarsest dtype that it computes in."""
+    made = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
+    dtypes = {proxy.dtype for proxy in (*made, *_tensors(trace.inputs))}
+    floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    return max([_WITHIN.get(dtype, _COARSEST) for dtype in floats], default=0.0)
+
+
+def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around: float) -> str | None:
+    """How a value differs from eager's, in words; None where they are near: within a part of the largest value. NaN is
+    as NaN. around: how large the numbers are that it was made of: what cancels out is zero but for their rounding."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return f"{in_words_of(actual)} where eager gives {in_words_of(expected)}"
+    if actual.numel() == 0:
+        return None
+    if not (actual.dtype.is_floating_point or actual.dtype.is_complex):
+        return None if torch.equal(actual, expected) else "values differ"
+    wide = torch.complex128 if actual.dtype.is_complex else torch.float64
+    one, other = actual.detach().to(wide), expected.to(wide)
+    same = (one == other) | (one.isnan() & other.isnan())
+    far = torch.where(same, 0.0, (one - other).abs())
+    most = far.nan_to_num(nan=torch.inf).max().item()
+    if most <= within * max(largest([other]), around * _CANCELLED):
+        return None
+    place = tuple(int(each) for each in torch.unravel_index(far.nan_to_num(nan=torch.inf).argmax(), far.shape))
+    return f"{one[place].item():.6g} where eager gives {other[place].item():.6g}, at {list(place)}"
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Afterwards, torch's generators are where they were before."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        yield

@@ -1,0 +1,118 @@
+"""forge.jit(check="eager") finds who is wrong: a kernel, its gradient, a transform, a meta function, what a call
+consists of; and lets right programs be."""
+
+import pytest
+import torch
+from torch import nn
+
+import forge
+from forge import torchlang
+from forge.executors import OperatorExecutor
+from forge.ir import Trace
+from forge.ir.grad_rules import get_grad, put_grad
+
+X = torch.linspace(-2, 2, 24).view(4, 6)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.dropout(nn.functional.gelu(self.up(x)), 0.5, self.training)) + x
+
+
+def wrong(name: str, run: object, **more: object) -> OperatorExecutor:
+    """An executor whose `name` is run by `run`."""
+    mine = OperatorExecutor("mine")
+    symbol = torchlang.find(getattr(torch.nn.functional, name, None) or getattr(torch, name))
+    mine.register_implementation(symbol, mine.register_operator(f"my_{name}", like=symbol, fn=run), **more)
+    return mine
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["torch-prims"], ["inductor", "torch"]])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_right_program_is_let_be(executors: list[str], training: bool) -> None:
+    net = Net().train(training)
+    jitted = forge.jit(net, check="eager", executors=executors)
+    out = jitted(X.clone().requires_grad_())
+    out.sum().backward()
+    assert all(each.grad is not None for each in net.parameters())
+
+
+def test_in_place_changes_views_and_numbers_are_let_be() -> None:
+    def program(x: torch.Tensor, buffer: torch.Tensor) -> tuple:
+        buffer.add_(x.sum())
+        y = x[1:].relu_()
+        return y.t(), x.shape[0], buffer.sum().item()
+
+    torch.testing.assert_close(
+        forge.jit(program, check="eager")(X.clone(), torch.zeros(3)), program(X.clone(), torch.zeros(3))
+    )
+
+
+def test_a_wrong_kernel_is_named_with_its_module_and_its_inputs() -> None:
+    mine = wrong("gelu", lambda x, approximate="none": torch.nn.functional.gelu(x) + (x > 1) * 0.5)
+    jitted = forge.jit(Net().eval(), check="eager", executors=[mine, "torch"])
+    message = r"gelu = torch.nn.functional.gelu by mine .*where eager gives"
+    with pytest.raises(forge.CheckError, match=message) as caught:
+        jitted(X * 4)
+    error = caught.value
+    assert (error.operation, error.executor) == ("torch.nn.functional.gelu", "mine")
+    (given,) = error.inputs.values()
+    torch.testing.assert_close(nn.functional.gelu(given), error.expected)
+    assert not torch.allclose(error.actual, error.expected)
+
+
+def test_the_first_that_differs_is_named_not_what_follows_from_it() -> None:
+    mine = wrong("exp", lambda x: torch.exp(x) * 1.1)
+    jitted = forge.jit(lambda x: torch.tanh(torch.exp(torch.sin(x))).sum(), check="eager", executors=[mine, "torch"])
+    with pytest.raises(forge.CheckError) as caught:
+        jitted(X)
+    assert caught.value.operation == "torch.exp"
+
+
+def test_a_wrong_gradient_of_a_kernel_is_found() -> None:
+    mine = OperatorExecutor("mine")
+    tanh = torchlang.find(torch.tanh)
+    mine_tanh = mine.register_operator("my_tanh", like=tanh, fn=torch.tanh)
+
+    def rule(x: object) -> object:
+        out = mine_tanh(x)
+        put_grad(x, get_grad(out) * 2)
+        return out
+
+    mine.register_implementation(tanh, mine_tanh, grad_transform=rule)
+    jitted = forge.jit(lambda x: torch.tanh(x).sum(), check="eager", executors=[mine, "torch"])
+    out = jitted(X.clone().requires_grad_())
+    with pytest.raises(forge.CheckError, match=r"gradient of x is not what eager gives: .*a gradient rule is wrong"):
+        out.backward()
+
+
+def test_a_transform_that_changes_a_value_is_found() -> None:
+    def sin_to_cos(trace: Trace) -> Trace:
+        sin, cos = torchlang.find(torch.sin), torchlang.find(torch.cos)
+        calls = [bound.replace(symbol=cos) if bound.symbol is sin else bound for bound in trace.bound_symbols]
+        return trace.derive("sin to cos", calls)
+
+    with pytest.raises(forge.CheckError, match=r"= torch.cos by torch"):
+        forge.jit(lambda x: torch.sin(x) * 2, check="eager", transforms=[sin_to_cos])(X)
+
+
+def test_a_result_that_is_not_what_its_meta_function_says_is_found() -> None:
+    mine = wrong("exp", lambda x: torch.exp(x).double())
+    with pytest.raises(forge.CheckError, match=r"it gave f64\[4, 6\], its meta function says f32\[4, 6\]"):
+        forge.jit(lambda x: torch.exp(x), check="eager", executors=[mine, "torch"])(X)
+
+
+def test_a_call_that_decomposes_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    silu = torchlang.find(torch.nn.functional.silu)
+    monkeypatch.setattr(silu, "body", lambda input, inplace=False: torchlang.find(torch.sigmoid)(input))
+    with pytest.raises(forge.CheckError):
+        forge.jit(lambda x: torch.nn.functional.silu(x), check="eager", executors=["torch-prims"])(X)
+
+
+def test_what_check_may_be_is_told() -> None:
+    with pytest.raises(ValueError, match="check is 'eagr', but must be one of None, eager"):
+        forge.jit(Net(), check="eagr")
