@@ -18,7 +18,7 @@ demo-kernels: $(INSTALLED)
 	$(BIN)/python examples/demo_kernels.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow" --durations 25 --durations-min 5
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8

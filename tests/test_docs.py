@@ -110,8 +110,12 @@ def _needs(document: str) -> None:
         pytest.skip("there is no C++ compiler to build norms-cpu with")
 
 
+LONG = {"docs/writing-a-kernel.md"}  # it builds repositories and verifies their kernels: minutes
+CODE = [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in DOCUMENTS]
+
+
 @pytest.mark.usefixtures("workplace")
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", CODE)
 def test_the_code_of_a_document_prints_what_it_says(document: str, request: pytest.FixtureRequest) -> None:
     _needs(document)
     path = ROOT / document
