@@ -5,17 +5,20 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import logging
 import math
 import time
 import types
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import reset_code
 
+from forge import logs
 from forge.cache import Slot
 from forge.compile import KEEP_STAGES, KEPT_CALLS, Compiled, Options, Transform, compile_program
 from forge.executors.executor import Executor, unknown
@@ -141,7 +144,6 @@ def jit(
         _entry(target),
         backend,
         before=options.prepare,
-        name=name_of(target),
         fullgraph=fullgraph,
         dynamic=dynamic,
         history=record.history,
@@ -267,7 +269,21 @@ def _compile_anew(
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}
+    _log(record.name, compiled)
     return compiled
+
+
+def _log(name: str, compiled: Compiled) -> None:
+    claims = [*compiled.claims, *compiled.backward_claims]
+    if logs.compile.isEnabledFor(logging.INFO):
+        by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
+        spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in compiled.seconds.items())
+        logs.compile.info("%s: %d operations (%s); %s", name, len(claims), by, spent)
+    if logs.claim.isEnabledFor(logging.INFO):
+        for each in claims:
+            logs.claim.info("%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")
+            for executor, reason in each.declined:
+                logs.claim.debug("%s:   %s declined: %s", name, executor, reason)
 
 
 def _warn_of_gradients(compiled: Compiled, record: Record) -> None:

@@ -31,7 +31,7 @@ class Record:
         self.number = next(_numbers)
         self.parameters = parameters
         self.latest: Compiled | None = None
-        self.history = History(parameters)
+        self.history = History(name, parameters)
         self.warned = False  # that gradients keep it from being frozen
         self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()
         _records.add(self)

@@ -35,6 +35,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental import _config as shapes_config
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
+from forge import logs
 from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
@@ -66,11 +67,12 @@ _DYNAMIC = {
 class History:
     """Why Dynamo compiled more than one graph, or none: graph breaks and failed guards, in words; the last of them.
 
-    parameters: the names that positional arguments have. captured: whether Dynamo has seen a frame. graphs: how many
-    were handed to forge. unsaid: that nothing was compiled may have to be told.
+    name: of what was jitted. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
+    frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told.
     """
 
-    def __init__(self, parameters: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
+        self._name = name
         self.graph_breaks: deque[str] = deque(maxlen=_KEPT)
         self.recompiles: deque[str] = deque(maxlen=_KEPT)
         self.captured = False
@@ -88,28 +90,35 @@ class History:
         try:
             yield
         finally:
-            self.graph_breaks.extend(map(_reason, (counters["graph_break"] - before).elements()))
+            for reason in map(_reason, (counters["graph_break"] - before).elements()):
+                self.broken(reason)
             if self._failures:
                 latest, *earlier = self._failures
                 more = f" (nor {counted(len(earlier), 'earlier graph')} fitted)" if earlier else ""
                 self.recompiles.append(f"{latest}{more}")
+                logs.capture.info("%s: recompile: %s%s", self._name, latest, more)
+
+    def broken(self, reason: str) -> None:
+        """A graph ends, or a frame runs in eager."""
+        self.graph_breaks.append(reason)
+        logs.capture.info("%s: graph break: %s", self._name, reason)
 
     def guard_failed(self, failure: Any) -> None:
         """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
-        self._failures.append(_ARGUMENT.sub(self._name, reason.strip().splitlines()[0]))
+        self._failures.append(_ARGUMENT.sub(self._named, reason.strip().splitlines()[0]))
 
-    def tell(self, name: str) -> None:
-        """Warns that nothing of `name` was compiled, if that is so and was not said; not while an error of the program
+    def tell(self) -> None:
+        """Warns that nothing was compiled, if that is so and was not said; not while an error of the program
         says more."""
         if sys.exc_info()[0] is not None:
             return
         self.unsaid = False
         if not self.graphs and self.graph_breaks:
             reason = self.graph_breaks[0]
-            warnings.warn(f"forge: nothing of {name} was compiled, it runs in eager: {reason}", stacklevel=4)
+            warnings.warn(f"forge: nothing of {self._name} was compiled, it runs in eager: {reason}", stacklevel=4)
 
-    def _name(self, argument: re.Match[str]) -> str:
+    def _named(self, argument: re.Match[str]) -> str:
         position = int(argument[1])
         return self._parameters[position] if position < len(self._parameters) else argument[0].strip("'")
 
@@ -176,7 +185,7 @@ class _Configured:
 
     def _in_eager(self, what: str, reason: Exception) -> ConvertFrameReturn:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
-        self._history.graph_breaks.append(f"{what}: {in_one_line(reason)}")
+        self._history.broken(f"{what}: {in_one_line(reason)}")
         return _IN_EAGER
 
 
@@ -206,14 +215,13 @@ def enter(
     backend: Callable,
     *,
     before: Callable[[], None],
-    name: str,
     fullgraph: bool,
     dynamic: bool | None,
     history: History,
     layers: LayerExecutor | None = None,
 ) -> Callable:
-    """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture;
-    `name` is the user's for it. Calls of modules for which `layers` has some are marked.
+    """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture.
+    Calls of modules for which `layers` has some are marked.
 
     Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
     with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
@@ -243,7 +251,7 @@ def enter(
                 raise _as_torch_raises(failure) from None
             finally:
                 if history.unsaid:
-                    history.tell(name)
+                    history.tell()
             if eval_frame._stance == eval_frame.DynamoStance():
                 plain = eval_frame._stance
             return result
@@ -257,7 +265,7 @@ def enter(
         finally:
             set_eval_frame(before)
             if history.unsaid:
-                history.tell(name)
+                history.tell()
 
     call._torchdynamo_inline = function
     return unconverted(call)
