@@ -1,6 +1,7 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
 from forge import startup  # before all that imports torch
+from forge.bisection import Difference, bisect
 from forge.bundle import bundle
 from forge.executors.checked import CheckError
 from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
@@ -14,11 +15,13 @@ from forge.report import Explanation, explain
 
 __all__ = [
     "CheckError",
+    "Difference",
     "Explanation",
     "KernelExtension",
     "LoadedKernel",
     "Pattern",
     "StrictError",
+    "bisect",
     "bundle",
     "explain",
     "finish_compiling",

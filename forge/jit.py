@@ -139,6 +139,7 @@ def jit(
         first=first,
     )
     record = Record(name_of(target), _parameters(target))
+    record.again = functools.partial(rejit, target)
     backend = _Backend(options, record)
     compiled = enter(
         _entry(target),

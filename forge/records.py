@@ -1,5 +1,6 @@
 """What forge knows of each thing that it jitted: one record each, and how it is found from what a user holds."""
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ class Record:
         self.parameters = parameters
         self.latest: Compiled | None = None
         self.history = History(name, parameters)
+        self.again: functools.partial | None = None  # forge.jit with what it was given, the target among it
         self.warned = False  # that gradients keep it from being frozen
         self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()
         _records.add(self)

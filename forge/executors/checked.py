@@ -171,7 +171,11 @@ def largest(tensors: Iterable[torch.Tensor | None]) -> float:
 def tolerance_of(trace: Trace) -> float:
     """How far values of a program may be from eager's: by the coarsest dtype that it computes in."""
     made = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
-    dtypes = {proxy.dtype for proxy in (*made, *_tensors(trace.inputs))}
+    return tolerance(proxy.dtype for proxy in (*made, *_tensors(trace.inputs)))
+
+
+def tolerance(dtypes: Iterable[torch.dtype]) -> float:
+    """That of the coarsest of these dtypes."""
     floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return max([_WITHIN.get(dtype, _COARSEST) for dtype in floats], default=0.0)
 
