@@ -15,13 +15,13 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from forge.explain import Explanation
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
 from forge import cli
 from forge.hub import HubNotice
 from forge.ir.printing import table
+from forge.report import Explanation
 from forge.testing.hub_server import Hub
 
 NORMS_CPU = Path(__file__).parent / "kernels" / "norms-cpu"

@@ -167,7 +167,7 @@ def test_what_kernels_may_import_is_said_where_they_are_named(repository: Callab
     for name, use in named.items():
         with pytest.raises(hub.RefusedError, match=r"import networkx(.|\n)*allow_imports=\['networkx'\]"):
             use()
-        with pytest.raises(TypeError, match="allow_imports='networkx' is one string"):
+        with pytest.raises(TypeError, match="allow_imports is 'networkx', but must be a list"):
             use(allow_imports="networkx")
         with process_restored():
             assert use(allow_imports=["networkx"]) is not None or name == "use_kernels"

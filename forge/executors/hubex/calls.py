@@ -45,11 +45,14 @@ class Call:
         return Call(*_pytree.tree_map(function, (self.args, self.kwargs)))
 
 
+Passes = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+
+
 @dataclass(frozen=True)
 class Case:
     """A call on real tensors. note: what is special about them. offset: by how many elements each tensor lies behind
     the start of its memory. strides_known: whether the checker sees the strides. gradients: whether they are
-    compared. any_for_nan: whether any value is right where eager has NaN."""
+    compared. passes: of what a kernel gives and what eager gives, where that is right however they differ."""
 
     args: tuple
     kwargs: dict[str, Any]
@@ -57,7 +60,7 @@ class Case:
     offset: int = 0
     strides_known: bool = True
     gradients: bool = True
-    any_for_nan: bool = False
+    passes: Passes = None
 
     def describe(self, kernel: Kernel) -> str:
         """'x: float32[3, 7] (unaligned), eps=1e-06'."""
