@@ -467,8 +467,8 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float,
 
 
 def _as_near(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Where values are about as far from the exact ones as eager's are anywhere in the tensor: where terms cancel, as in
-    the gradient of a norm of one element, what is left is the rounding of numbers that are much larger."""
+    """Where values are about as far from the exact ones as eager's are anywhere in the tensor: where terms cancel, what
+    is left is the rounding of numbers that are much larger."""
     off = (_wide(expected) - _wide(exact)).abs()
     finite = off[off.isfinite()]
     worst = finite.max() if finite.numel() else 0.0
