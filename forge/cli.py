@@ -106,7 +106,8 @@ def _list(arguments: argparse.Namespace) -> int:
         return 0
     repositories = cache.cached_repositories()
     if not repositories:
-        print("forge: the cache holds no kernels of the Hub; forge kernels list SOURCE shows those of SOURCE", file=sys.stderr)
+        text = "the cache holds no kernels of the Hub; forge kernels list SOURCE shows those of SOURCE"
+        print(f"forge: {text}", file=sys.stderr)
     for repository in repositories:
         held = cache.repository_cache(repository)
         refs = {commit: name for name, commit in held.refs().items()}

@@ -8,8 +8,7 @@ from typing import Any
 from forge.executors.hubex.gather import from_entry, operators
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.operators import Operators
-from forge.hub.manifest import Mark, caller
-from forge.hub.manifest import did_you_mean
+from forge.hub.manifest import Mark, caller, did_you_mean
 from forge.hub.manifest import kernel as entry_of
 from forge.ir import check
 from forge.patterns import Pattern

@@ -16,7 +16,8 @@ def check_options(name: str, fn: Any, options: Mapping[str, Any]) -> None:
     _check(fn, f"kernel {name}", callable(fn), "a function")
     _check_dtypes(options["dtypes"], f"kernel {name}: dtypes")
     if not isinstance(options["args"], (Mapping, type(None))):
-        check_list(options["args"], f"kernel {name}: args", "arguments, or a mapping from the kernel's parameters to them")
+        wanted = "arguments, or a mapping from the kernel's parameters to them"
+        check_list(options["args"], f"kernel {name}: args", wanted)
     for option, what in _TEXTS.items():
         if not isinstance(options[option], (str, type(None))):
             check_list(options[option], f"kernel {name}: {option}", what)

@@ -273,12 +273,12 @@ def test_what_is_no_function_is_no_kernel() -> None:
 def test_an_option_of_a_class_of_a_wrong_kind_names_the_class() -> None:
     class Wrong(forge.KernelExtension):
         op = F.silu
-        options = {"dtypes": torch.float32}
+        options = {"dtypes": torch.float32}  # noqa: RUF012  as the documents have it
 
         def load(self) -> Callable:
             return silu
 
-    with pytest.raises(TypeError, match="kernel Wrong: dtypes is torch.float32, but must be a list"):
+    with pytest.raises(TypeError, match=r"kernel Wrong: dtypes is torch\.float32, but must be a list"):
         forge.register_kernel(Wrong)
 
 
