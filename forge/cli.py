@@ -104,7 +104,11 @@ def _list(arguments: argparse.Namespace) -> int:
             wanted = f"v{kernel.version}" if kernel.version is not None else kernel.revision or ""
             print(f"{kernel.source}  {wanted}  {(kernel.commit or 'folder')[:12]}  {', '.join(kernel.variants)}")
         return 0
-    for repository in cache.cached_repositories():
+    repositories = cache.cached_repositories()
+    if not repositories:
+        text = "the cache holds no kernels of the Hub; forge kernels list SOURCE shows those of SOURCE"
+        print(f"forge: {text}", file=sys.stderr)
+    for repository in repositories:
         held = cache.repository_cache(repository)
         refs = {commit: name for name, commit in held.refs().items()}
         for commit in held.commits():
@@ -113,7 +117,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _lock_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sources", nargs="*", metavar="SOURCE", help="org/name@v1, org/name@REVISION or a folder")
+    wanted = "org/name@v1, org/name@REVISION or a folder; all that the lock file holds, at their newest, without any"
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=wanted)
     parser.add_argument("--output", "-o", type=Path, default=Path(lockfile.DEFAULT_NAME), help="the lock file")
     parser.add_argument("--variant", action="append", default=[], help="lock this one instead of this system's")
     parser.add_argument("--all-variants", action="store_true", help="lock all, for other systems too")
@@ -122,6 +127,10 @@ def _lock_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lock(arguments: argparse.Namespace) -> int:
+    path = arguments.output
+    if not arguments.sources and not (path.exists() and hub.read_lock(path).kernels):
+        print(f"forge: nothing to lock: give a folder or org/name@v1 ({path} holds none to lock anew)", file=sys.stderr)
+        return 2
     lock = hub.lock_kernels(
         arguments.sources,
         arguments.output,
@@ -167,6 +176,9 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"forge: checks the files of {path}, as nothing else was given", file=sys.stderr)
     checked = [_attempt(source, lambda s=source: _check_source(s, policy, arguments)) for source in arguments.sources]
     lock = hub.read_lock(path) if path is not None else None
+    if not checked and not lock.kernels:
+        print(f"forge: nothing to check: {path} holds no kernels", file=sys.stderr)
+        return 2
     for kernel in lock.kernels if lock is not None else ():
         asked = functools.partial(_check_locked, kernel, lock, policy, arguments.backend)
         checked.append(_attempt(kernel.source, asked))

@@ -134,7 +134,7 @@ def read_lock(path: Path | str) -> Lock:
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise NotFoundError(f"{path}: there is no such lock file; run: forge kernels lock") from error
+        raise NotFoundError(f"{path}: there is no such lock file; run: forge kernels lock SOURCE -o {path}") from error
     except (ValueError, RecursionError, OSError) as error:
         raise MalformedError(f"{path}: is not a lock file: {error}") from error
     _expect(

@@ -73,3 +73,41 @@ def test_the_command_is_forge_and_python_m_forge(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "forge", "kernels", "list"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+
+
+def test_check_without_anything_to_check_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, "check")
+    assert (status, out) == (2, "") and "nothing to check: give a folder or org/name@v1" in err
+    hub.Lock(tmp_path / "forge-kernels.lock").write()
+    for arguments in ((), ("--lock", "forge-kernels.lock")):
+        status, out, err = run(capsys, "check", *arguments)
+        assert (status, out) == (2, "") and "nothing to check: forge-kernels.lock holds no kernels" in err
+
+
+def test_list_says_that_the_cache_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "list") == (
+        0,
+        "",
+        "forge: the cache holds no kernels of the Hub; forge kernels list SOURCE shows those of SOURCE\n",
+    )
+
+
+def test_lock_without_anything_to_lock_is_a_usage_error_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, "lock")
+    assert (status, out) == (2, "") and "nothing to lock: give a folder or org/name@v1" in err
+    assert not (tmp_path / "forge-kernels.lock").exists()
+
+
+def test_lock_without_sources_locks_what_the_file_holds_anew(
+    server: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.publish("acme/rms", kernel())
+    lock = tmp_path / "kernels.lock"
+    run(capsys, "lock", "acme/rms@v1", "-o", lock)
+    assert run(capsys, "lock", "-o", lock)[:2] == (0, f"{lock}: 1 kernel, 3 files\n")

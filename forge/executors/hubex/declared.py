@@ -1,5 +1,6 @@
 """Kernels declared in Python: what a manifest says, in a decorator's words."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 from forge.executors.hubex.gather import from_entry, operators
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.operators import Operators
-from forge.hub.manifest import Mark, caller
+from forge.hub.manifest import Mark, caller, did_you_mean
 from forge.hub.manifest import kernel as entry_of
+from forge.ir import check
 from forge.patterns import Pattern
+
+OPTIONS = tuple(each for each in inspect.signature(entry_of).parameters if each not in ("op", "fn", "resolver", "mark"))
 
 
 def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: Any) -> Any:
@@ -22,10 +26,13 @@ def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: 
             return input / (1 + torch.exp(-input))
 
     options: name, library, dtypes, arg_meta, type_alias, dim_order_alias, shape, where, device, args, out, layout,
-    align, priority, grad, tolerance: as in a manifest (docs/writing-a-kernel.md); `dtypes` are those that all tensor
-    arguments may have, and in `grad` functions may stand in the place of names.
-    Raises ManifestError with every problem, TypeError for an option that there is not.
+    align, priority, grad, tolerance, faster, mutates, assumes, samples: as in a manifest (docs/writing-a-kernel.md);
+    `dtypes` are those that all tensor arguments may have, and functions may stand in the place of names.
+    Raises ManifestError with every problem, TypeError for an option that there is not or that is of a wrong kind.
     """
+    for option in options:
+        hint = did_you_mean(option, OPTIONS) or f"; there are {', '.join(OPTIONS)}"
+        check(option in OPTIONS, lambda o=option, h=hint: f"forge.kernel has no option {o!r}{h}", TypeError)
     mark = caller(2)
     if fn is None:
         return lambda fn: _declared(op, fn, mark, options)

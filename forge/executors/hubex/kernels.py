@@ -189,8 +189,9 @@ class _Caller:
         self.op = self._operator("", function, saving_out if self.always_saves else out)
         self.forward_op = self._operator("_forward", kernel.forward, saving_out) if grad.forward else self.op
         self.backward_op = self._operator("_backward", kernel.backward, grad.out)
+        self.contiguous = _promises_contiguous(kernel)
         self.graph_ops = (
-            self._operator("_forward", run_with_graph, ()),
+            self._operator("_forward", _run_with_graph_contiguous if self.contiguous else run_with_graph, ()),
             self._operator("_backward", run_opaque_backward, ()),
         )
 
@@ -257,8 +258,12 @@ class _Caller:
             output = self.kernel.target.symbol(*args, **kwargs)
         saved = self._saved(values) if saving else {}
         given = self._arguments({name: self.given(name, value) for name, value in values.items()})
-        results = (*tensors(output), *saved.values()) if saved else output
+        made = tree_map(_like, output) if self.contiguous else output
+        results = (*tensors(made), *saved.values()) if saved else made
         _call(op, given, results, before=((args, kwargs),) if isinstance(op.op, Assumed) else ())
+        if self.contiguous:
+            for result, proxy in zip(tensors(made), tensors(output), strict=True):
+                current_trace().record(BoundSymbol(_CONTIGUOUS, (result,), {}, proxy))
         return output, saved
 
     def _arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -337,6 +342,20 @@ def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tup
         RuntimeError,
     )
     return output, graph
+
+
+def _run_with_graph_contiguous(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
+    """As `run_with_graph`, with contiguous results: their gradients are those of what the kernel returned."""
+    output, graph = run_with_graph(function, args, kwargs, positions)
+    return tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, output), graph
+
+
+def _promises_contiguous(kernel: Kernel) -> bool:
+    """Whether a program was told that results are contiguous (forge/executors/hubex/functions.py), and the kernel may
+    give others: it returns them, or writes to memory in a dim order of its own."""
+    function = kernel.target.function
+    defined = function is not None and not function.foreign
+    return defined and (not kernel.entry.out or bool(kernel.entry.orders))
 
 
 def _written(*args: Any, **kwargs: Any) -> Any:

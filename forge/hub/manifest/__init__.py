@@ -9,7 +9,7 @@ Nothing is imported or registered here.
 
 from forge.hub.manifest.builder import caller, kernel
 from forge.hub.manifest.constraints import Checker, checker, no_kernel
-from forge.hub.manifest.errors import ManifestError, Mark, Problem
+from forge.hub.manifest.errors import ManifestError, Mark, Problem, did_you_mean
 from forge.hub.manifest.layout import empty_in_order, fix, fix_ups
 from forge.hub.manifest.model import (
     REQUIRED,
@@ -67,6 +67,7 @@ __all__ = [
     "caller",
     "candidates",
     "checker",
+    "did_you_mean",
     "duplicates",
     "empty_in_order",
     "fix",

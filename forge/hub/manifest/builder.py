@@ -13,6 +13,7 @@ from forge.hub.manifest.aliases import read_aliases
 from forge.hub.manifest.errors import Mark, Problems, did_you_mean
 from forge.hub.manifest.fields import Reader
 from forge.hub.manifest.model import KernelEntry, Resolver, Signature
+from forge.hub.manifest.options import check_options
 from forge.hub.manifest.parse import from_python
 from forge.hub.manifest.validate import kernel_problems
 from forge.ir.printing import qualified_name
@@ -53,8 +54,13 @@ def kernel(
     dtypes: those that every tensor argument may have, one and the same in a call; or a mapping by argument, in which
     each has its own. `arg_meta` with `type_alias` and `dim_order_alias` says more. The other options are a manifest's;
     in `grad`, functions may stand in the place of their names.
-    Raises ManifestError with every problem, at `mark`: the caller's file and line unless given.
+    Raises ManifestError with every problem, at `mark`: the caller's file and line unless given; TypeError for an option
+    that is none of what it may be.
     """
+    called = name if isinstance(name, str) else getattr(fn, "__name__", "")
+    of_functions = {"assumes": assumes, "samples": samples, "tolerance": tolerance, "library": library}
+    of_texts = {"dtypes": dtypes, "args": args, "where": where, "faster": faster, "mutates": mutates}
+    check_options(called, fn, {**of_functions, **of_texts})
     problems = Problems()
     reader = Reader(problems)
     mark = mark or caller(2)

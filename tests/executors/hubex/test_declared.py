@@ -238,3 +238,49 @@ def test_two_functions_of_one_name_are_told_apart() -> None:
     shape = {"arg_meta": {"x": "T"}, "type_alias": {"T": [torch.float32]}, "shape": {"x": "[..., H]"}}
     kernel = forge.kernel(twice, lambda x: torch.relu(x) + x, name="twice", grad=grad, **shape)
     assert kernel.forward is grad["forward"] and kernel.backward is grad["kernel_name"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"dtypes": "float32"}, "kernel silu: dtypes is 'float32', but must be a list of dtypes"),
+        ({"dtypes": torch.float32}, r"dtypes is torch.float32, but must be a list of dtypes.*: \[torch.float32\]"),
+        ({"dtypes": []}, r"dtypes is \[\], but must be a list of at least one dtype"),
+        ({"dtypes": [torch.float32, 3]}, r"dtypes\[1\] is 3, but must be a dtype"),
+        ({"args": "input"}, "args is 'input', but must be a list of arguments, or a mapping"),
+        ({"where": 3}, "where is 3, but must be a list of conditions"),
+        ({"faster": {"a": 1}}, "faster is {'a': 1}, but must be a list of conditions"),
+        ({"mutates": {"input"}}, "mutates is {'input'}, but must be a list of the names of arguments"),
+        ({"samples": [torch.ones(1)]}, "samples is .*, but must be a function"),
+        ({"assumes": "equal_halves"}, "assumes is 'equal_halves', but must be a function"),
+        ({"tolerance": 1e-3}, "tolerance is 0.001, but must be a mapping from dtypes to"),
+        ({"library": 3}, "library is 3, but must be text"),
+        ({"dtype": torch.float32}, "forge.kernel has no option 'dtype'; did you mean 'dtypes'?"),
+        ({"mark": 3}, "forge.kernel has no option 'mark'; there are name, library, dtypes"),
+    ],
+)
+def test_an_option_of_a_wrong_kind_is_one_error_that_names_it(options: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(TypeError, match=wanted) as error:
+        forge.kernel(F.silu, silu, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_function_is_no_kernel() -> None:
+    with pytest.raises(TypeError, match="is 3, but must be a function"):
+        forge.kernel(F.silu, 3)
+
+
+def test_an_option_of_a_class_of_a_wrong_kind_names_the_class() -> None:
+    class Wrong(forge.KernelExtension):
+        op = F.silu
+        options = {"dtypes": torch.float32}  # noqa: RUF012  as the documents have it
+
+        def load(self) -> Callable:
+            return silu
+
+    with pytest.raises(TypeError, match=r"kernel Wrong: dtypes is torch\.float32, but must be a list"):
+        forge.register_kernel(Wrong)
+
+
+def silu(input: torch.Tensor) -> torch.Tensor:
+    return input * torch.sigmoid(input)

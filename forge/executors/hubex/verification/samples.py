@@ -138,10 +138,8 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     made, small = _Values(kernel, call), _smaller(call)
     yield made.case(small, "unaligned", offset=1)
     yield made.case(small.map(_strided), "strided rows")
-    function = kernel.target.function
-    if function is None or function.foreign:  # results of others must be contiguous, and torch's follow their arguments
-        for note, laid in _layouts(small):
-            yield made.case(laid, note)
+    for note, laid in _layouts(small):
+        yield made.case(laid, note)
     yield from made.special(small)
     for resized in _resized(kernel, small):
         yield made.case(resized)

@@ -153,16 +153,8 @@ class Trial:
             which = f"result {i}: " if len(outputs) > 1 else ""
             if guarded.shares(actual):
                 raise Failed(f"{which}it lies in an input's memory")
-            if self._must_be_contiguous and not actual.is_contiguous():
-                raise Failed(f"{which}it is not contiguous, as results of {self.kernel.entry.op} are")
             exact = partial(expected.exact_output, i)
             _compare(which, actual, wanted, exact, self.tolerance(wanted.dtype), expected.passes)
-
-    @property
-    def _must_be_contiguous(self) -> bool:
-        """Whether what follows it in a program was told so (forge/executors/hubex/functions.py)."""
-        function = self.kernel.target.function
-        return function is not None and not function.foreign
 
     def _compare_gradients(self, program: "_Program", expected: "_Expected", case: Case) -> None:
         names = self._differentiated(program)
