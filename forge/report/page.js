@@ -55,7 +55,7 @@ function overview() {
     ["graphs", data.graphs], ["operations", data.operations], ["fusions", data.fusions],
     ["opaque calls", count("opaque calls"), true], ["graph breaks", count("graph breaks"), true],
     ["recompiles", count("recompiles"), true], ["run in eager", count("run in eager"), true],
-    ["saved for backward", bytes(data.saved_bytes)], ["to compile", `${seconds.toFixed(1)} s`],
+    ["kept for backward", bytes(data.saved_bytes)], ["to compile", `${seconds.toFixed(1)} s`],
   ];
   $("tiles").append(...tiles.map(([name, value, bad]) => el("div", { class: bad && value ? "tile bad" : "tile" }, el("b", {}, String(value)), el("span", {}, name))));
   if (!executors.length) return;
@@ -81,7 +81,8 @@ function filters() {
     if (call.module) for (let end = 1; end <= names.length; end++) modules.add(names.slice(0, end).join("."));
   }
   options($("module"), "all", [...modules].sort().map((name) => [name, name]));
-  for (const id of ["search", "executor", "phase", "module", "unfold"]) $(id).addEventListener("input", table);
+  $("search").addEventListener("input", table);
+  for (const id of ["executor", "phase", "module", "unfold"]) $(id).addEventListener("change", table);
   $("filters").addEventListener("submit", (event) => event.preventDefault());
 }
 
@@ -207,7 +208,10 @@ const WIDE = 216, HIGH = 40, GAP = 24, DOWN = 34;
 
 function drawing(part) {
   const node = (at) => part.calls[at].fold.start + part.calls[at].k;
-  const nodes = [...new Set(part.calls.map((call) => node(call.at)))];
+  const begin = new Map(part.folds.map((fold) => [fold, Math.min(...part.order.slice(fold.start, fold.start + fold.length))]));
+  const when = (at) => part.calls[at].fold.layers > 1 ? begin.get(part.calls[at].fold) : part.order[at];  // what repeats stands together
+  const nodes = [...new Set(part.calls.map((call) => node(call.at)))].sort((a, b) => when(a) - when(b) || part.order[a] - part.order[b]);
+  const turn = new Map(nodes.map((at, number) => [at, number]));
   const straight = new Set(), next = new Set();
   for (const [from, to] of part.edges) {
     const a = node(from), b = node(to), one = part.calls[from], other = part.calls[to];
@@ -215,7 +219,7 @@ function drawing(part) {
   }
   const pairs = (set) => [...set].map((each) => each.split(" ").map(Number));
   const reads = new Map(nodes.map((each) => [each, []])), level = new Map(), rows = [];
-  for (const [a, b] of pairs(straight)) if (a < b) reads.get(b).push(a);
+  for (const [a, b] of pairs(straight)) if (turn.get(a) < turn.get(b)) reads.get(b).push(a);
   let floor = 0;
   let lowest = 0, fold = null;
   const frames = [];
@@ -236,7 +240,7 @@ function drawing(part) {
   const width = Math.max(most * (WIDE + GAP) + 90, 480), centre = (width - 60) / 2;
   rows.forEach((row, y) => {
     const wish = (at) => reads.get(at).length ? reads.get(at).reduce((sum, each) => sum + place.get(each)[0], 0) / reads.get(at).length : centre;
-    row.sort((a, b) => wish(a) - wish(b) || a - b);
+    row.sort((a, b) => wish(a) - wish(b) || turn.get(a) - turn.get(b));
     row.forEach((at, x) => place.set(at, [centre + (x - (row.length - 1) / 2) * (WIDE + GAP), y * (HIGH + DOWN) + 26]));
   });
   const height = rows.length * (HIGH + DOWN) + 16;
@@ -343,8 +347,8 @@ function traces() {
     return;
   }
   $("program").append(...stages.parts.map((part, number) => el("option", { value: number }, (data.graphs > 1 ? `graph ${part.graph}, ` : "") + part.phase)));
-  $("program").addEventListener("input", program);
-  $("compare").addEventListener("input", code);
+  $("program").addEventListener("change", program);
+  $("compare").addEventListener("change", code);
   $("find").addEventListener("input", code);
   program();
 }

@@ -96,6 +96,7 @@ def _parts(
         calls = [line for fold in folds for layer in fold.layers for line in layer]
         compiled = programs[graph] if graph < len(programs) else None
         traces = [] if compiled is None else compiled.traces if phase == "forward" else compiled.backward_traces
+        order, edges = _flow(calls, traces[-1]) if traces else (None, None)
         parts.append(
             {
                 "graph": graph,
@@ -103,7 +104,8 @@ def _parts(
                 "calls": [_call(line, strings, declined) for line in calls],
                 "folds": [[len(fold.layers), len(fold.layers[0])] for fold in folds],
                 "modules": [strings(module) for fold in folds for _, module in fold.shown],
-                "edges": _edges(calls, traces[-1]) if traces else None,
+                "order": order,
+                "edges": edges,
             }
         )
     return parts
@@ -121,19 +123,21 @@ def _call(line: Line, strings: _Pool, declined: dict[tuple[str, str], int]) -> l
     return [*cells, reasons, strings(line.rows[0].region or ""), held]
 
 
-def _edges(calls: Sequence[Line], trace: Trace) -> list[tuple[int, int]]:
-    """Pairs (from, to) of numbers of calls, in the trace that runs."""
+def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[int, int]]]:
+    """Where each call stands in the trace that runs, and pairs (from, to) of calls of which one reads the other's."""
     makers = {name: number for number, call in enumerate(calls) for row in call.rows for name in row.outputs}
-    found: dict[tuple[int, int], None] = {}
-    for bound in trace.bound_symbols:
+    order = [0] * len(calls)
+    edges: dict[tuple[int, int], None] = {}
+    for at, bound in enumerate(trace.bound_symbols):
         target = next((makers[name] for name in bound.outputs if name in makers), None)
         if bound.symbol is DEL or target is None:
             continue
+        order[target] = at
         for proxy in proxies((bound.args, bound.kwargs)):
             maker = makers.get(proxy.name, target)
             if maker != target:
-                found[maker, target] = None
-    return list(found)
+                edges[maker, target] = None
+    return order, list(edges)
 
 
 def _saved(told: "Explanation") -> list[tuple[str, int, int]]:
