@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from forge.compile import Compiled
 from forge.executors.selection import Measured
 from forge.frontend.layers import LayerUse
 from forge.records import Record, records_of
-from forge.report import text
+from forge.report import page, text
 from forge.report.rows import Row, SavedRow
 
 IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
@@ -54,6 +56,7 @@ class Explanation:
         self.measured: list[Measured] = []
         self.layers: list[LayerUse] = []
         self.shortened = False
+        self._programs: list[weakref.ref[Compiled] | None] = []  # of each graph, for the page alone
         for record in records:
             self._add(record)
 
@@ -67,6 +70,7 @@ class Explanation:
             self.rows += [Row.of(number, "forward", claim) for claim in compiled.claims]
             self.rows += [Row.of(number, "backward", claim) for claim in compiled.backward_claims]
             self.saved += [SavedRow.of(number, saved) for saved in compiled.saved]
+            self._programs.append(weakref.ref(compiled))
             self.opaque_calls += compiled.opaque_calls
             self.cached += compiled.cached
             self.shortened |= compiled.shortened
@@ -83,6 +87,7 @@ class Explanation:
             self.layers += compiled.layers
             for stage, seconds in compiled.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self._programs += [None] * len(record.eager)
 
     @property
     def executors(self) -> dict[str, int]:
@@ -107,7 +112,8 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain lists, dicts, strings and numbers."""
         tables = ("rows", "saved", "measured")
-        told = {name: value for name, value in vars(self).items() if name not in (*tables, "layers")}
+        others = (*tables, "layers", "_programs")
+        told = {name: value for name, value in vars(self).items() if name not in others}
         found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
         found["layers"] = [each._asdict() for each in self.layers]
         return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
@@ -118,6 +124,21 @@ class Explanation:
         if path is not None:
             Path(path).write_text(written)
         return written
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """All of it as one page that needs nothing else, with the traces of the graphs that are still there; written to
+        `path` as well, where one is given."""
+        written = page.page(self, self._still_there())
+        if path is not None:
+            Path(path).write_text(written, encoding="utf-8")
+        return written
+
+    def _repr_html_(self) -> str:
+        return page.frame(self, self._still_there())
+
+    def _still_there(self) -> list[Compiled | None]:
+        """The graphs, None for those that Dynamo dropped since and those that run in eager."""
+        return [None if program is None else program() for program in self._programs]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from text.rendered(self)

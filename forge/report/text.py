@@ -1,13 +1,12 @@
 """An explanation as text: what runs in tables, layers that are alike once, and below them each reason once."""
 
 import io
-import re
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
@@ -15,14 +14,12 @@ from rich.text import Text
 
 from forge.ir.printing import counted
 from forge.jit import NOT_KEPT
-from forge.report.rows import Row
+from forge.report.folding import Line, folded, lines
 
 if TYPE_CHECKING:
     from forge.report.explanation import Explanation
 
 WIDTH = 120  # where nobody says how wide lines may be
-_SHOWN = 8  # operations of a fusion, by name
-_LAYER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
 _COLUMNS = {"module": "", "operation": "", "result": "", "executor": "bold", "declined": "", "source": "dim"}  # styles
 _GAP = 2
 _NARROWEST, _OPERATION, _SOURCE = 6, 24, 20
@@ -41,18 +38,19 @@ def plain(told: "Explanation") -> str:
 
 def rendered(told: "Explanation") -> Iterator[RenderableType]:
     """What rich prints."""
-    yield Text(_summary(told), style="bold")
+    yield Text(summary(told), style="bold")
     if not told.rows:
         yield from _reasons(told, {})
         return
     notes: dict[tuple[str, str], int] = {}
     for (graph, phase), rows in groupby(told.rows, key=lambda row: (row.graph, row.phase)):
         yield Text(f"\ngraph {graph}, {phase}" if told.graphs > 1 else f"\n{phase}", style="bold")
-        yield _Table(_folded(_lines(list(rows))), notes)
+        yield _Table([shown for fold in folded(lines(list(rows))) for shown in fold.shown], notes)
     yield from _reasons(told, notes)
 
 
-def _summary(told: "Explanation") -> str:
+def summary(told: "Explanation") -> str:
+    """The first line."""
     if not told.captured:
         return "nothing was compiled yet: call the function first"
     if not told.graphs:
@@ -78,102 +76,10 @@ def _summary(told: "Explanation") -> str:
     return f"{told.name}: {', '.join(parts)}"
 
 
-class _Line(NamedTuple):
-    """One call that runs: a row, or the rows of a fusion."""
-
-    module: str
-    operation: str
-    result: str
-    executor: str
-    declined: tuple[tuple[str, str], ...]
-    source: str
-
-
-def _lines(rows: Sequence[Row]) -> list[_Line]:
-    regions: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.region is not None:
-            regions.setdefault(row.region, []).append(row)
-    lines = []
-    for row in rows:
-        if row.region is None:
-            result = ", ".join(f"{name}: {each}" for name, each in zip(row.outputs, row.results, strict=True))
-            source = row.source or ""
-            lines.append(_Line(row.module or "", row.operation, result, row.executor, row.declined, source))
-        elif row.region in regions:  # where its first operation stands
-            lines.append(_fusion(row.region, regions.pop(row.region)))
-    return lines
-
-
-def _fusion(name: str, rows: Sequence[Row]) -> _Line:
-    counts = Counter(row.operation for row in rows)
-    shown = [f"{name} ×{count}" if count > 1 else name for name, count in list(counts.items())[:_SHOWN]]
-    more = [f"{len(counts) - _SHOWN} more"] if len(counts) > _SHOWN else []
-    operations = ", ".join([*shown, *more])
-    declined = tuple(dict.fromkeys(each for row in rows for each in row.declined))
-    first = next((row.source for row in rows if row.source), "")
-    modules = _common([row.module for row in rows if row.module])
-    return _Line(modules, f"{name}: {operations}", counted(len(rows), "operation"), rows[0].executor, declined, first)
-
-
-def _common(modules: Sequence[str]) -> str:
-    """The path that all of them begin with."""
-    parts = [module.split(".") for module in modules]
-    common = [names[0] for names in zip(*parts, strict=False) if len(set(names)) == 1]
-    return ".".join(common)
-
-
-class _Layer(NamedTuple):
-    """Lines of one layer, one after the other; its number stands at `prefix.N`."""
-
-    prefix: str | None
-    number: int
-    lines: list[_Line]
-
-
-def _folded(lines: Sequence[_Line]) -> list[tuple[_Line, str]]:
-    """The lines with the module that each shows: layers that are alike, one after the other, are shown once."""
-    layers: list[_Layer] = []
-    for line in lines:
-        found = _LAYER.search(line.module)
-        prefix, number = (line.module[: found.start(2)], int(found[2])) if found else (None, 0)
-        if layers and (prefix, number) == layers[-1][:2]:
-            layers[-1].lines.append(line)
-        else:
-            layers.append(_Layer(prefix, number, [line]))
-    shown: list[tuple[_Line, str]] = []
-    at = 0
-    while at < len(layers):
-        first = layers[at]
-        end = at + 1
-        while first.prefix is not None and end < len(layers) and _alike(first, layers[end]):
-            end += 1
-        last = layers[end - 1]
-        for line in first.lines:
-            module = line.module
-            if last is not first:
-                rest = module[len(first.prefix) + len(str(first.number)) :]
-                module = f"{first.prefix}{{{first.number}..{last.number}}}{rest}"
-            shown.append((line, module))
-        at = end
-    return shown
-
-
-def _alike(one: _Layer, other: _Layer) -> bool:
-    return one.prefix == other.prefix and list(map(_pattern, one.lines)) == list(map(_pattern, other.lines))
-
-
-def _pattern(line: _Line) -> tuple:
-    """A line without what names this layer alone."""
-    results = re.sub(r"\w+: ", "", line.result)
-    operation = re.sub(r"fusion\d+", "fusion", line.operation)
-    return (_LAYER.sub(r"\1*", line.module), operation, results, line.executor, line.declined, line.source)
-
-
 class _Table:
     """Lines as a table that fits. notes: the number of each reason, which is written below."""
 
-    def __init__(self, lines: Sequence[tuple[_Line, str]], notes: dict[tuple[str, str], int]) -> None:
+    def __init__(self, lines: Sequence[tuple[Line, str]], notes: dict[tuple[str, str], int]) -> None:
         columns: dict[str, list[str]] = {name: [] for name in _COLUMNS}
         for line, module in lines:
             marks = "".join(f"[{notes.setdefault(each, len(notes) + 1)}]" for each in line.declined)
@@ -211,22 +117,27 @@ def _reasons(told: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator
     if declined:
         yield Text("\ndeclined", style="bold")
         yield from [_unbroken(f"  {line}") for line in declined]
-    for title, reasons in (
-        ("opaque calls", told.opaque_calls),
-        ("graph breaks", told.graph_breaks),
-        ("recompiles", told.recompiles),
-        ("run in eager", told.eager),
-        ("not kept on disk", told.uncached),
-        ("outside of CUDA graphs", told.unrecorded),
-        ("frozen", told.frozen),
-        ("not frozen", told.unfrozen),
-        ("layers", list(map(str, told.layers))),
-        ("measured", list(map(str, told.measured))),
-        ("stages", [NOT_KEPT] if told.shortened else []),
-    ):
-        counts = Counter(reason.strip().splitlines()[0] for reason in reasons)
+    for title, counts in reasons(told).items():
         for reason, count in counts.items():
             yield _unbroken(f"{title}: {reason}{f' (×{count})' if count > 1 else ''}")
+
+
+def reasons(told: "Explanation") -> dict[str, Counter[str]]:
+    """What happened besides the operations: by what it is called, each with how often it did."""
+    found = {
+        "opaque calls": told.opaque_calls,
+        "graph breaks": told.graph_breaks,
+        "recompiles": told.recompiles,
+        "run in eager": told.eager,
+        "not kept on disk": told.uncached,
+        "outside of CUDA graphs": told.unrecorded,
+        "frozen": told.frozen,
+        "not frozen": told.unfrozen,
+        "layers": list(map(str, told.layers)),
+        "measured": list(map(str, told.measured)),
+        "stages": [NOT_KEPT] if told.shortened else [],
+    }
+    return {title: Counter(each.strip().splitlines()[0] for each in what) for title, what in found.items() if what}
 
 
 def _unbroken(line: str) -> Text:

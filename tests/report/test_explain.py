@@ -194,3 +194,25 @@ def test_lines_of_tables_fit_whatever_names_are_long(width: int, monkeypatch: py
     jitted(torch.ones(1, 2, 3, 4))
     _, *lines = str(forge.explain(jitted)).splitlines()
     assert max(map(len, lines)) <= width
+
+
+class Chain(nn.Module):
+    """What lies between two products is one fusion, which spans the end of a layer and the start of the next."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_layers_are_alike_where_fusions_span_two_of_them() -> None:
+    jitted = forge.jit(Chain(8), executors=["inductor", "torch"])
+    with torch.no_grad():
+        jitted(torch.ones(64, 64))
+    shown = str(forge.explain(jitted))
+    assert "layers.{0..7}.1" in shown or "layers.{0..6}.1" in shown or "layers.{1..7}.1" in shown
+    assert "layers.3" not in shown and "layers.4" not in shown
