@@ -397,3 +397,32 @@ def test_a_pattern_and_a_backward_of_its_own_work_as_in_a_decorator() -> None:
     ours, theirs = (torch.autograd.grad(f(gate, up).sum(), (gate, up)) for f in (jitted, lambda a, b: F.silu(a) * b))
     torch.testing.assert_close(ours, theirs)
     assert {row.executor for row in forge.explain(jitted).rows if "Swiglu" in row.operation} == {"Swiglu"}
+
+
+def test_a_class_names_torchs_own_function_or_a_pattern() -> None:
+    @forge.pattern
+    def twice_silu(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x) * 2
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x) * 2
+
+    for implemented, function in ((torch.nn.functional.silu, torch.nn.functional.silu), (twice_silu, doubled)):
+
+        class Kernel(forge.KernelExtension):
+            op = implemented
+
+            def load(self, function: Any = function) -> Any:
+                return function
+
+        jitted = forge.jit(lambda x, f=function: f(x), kernels=[Kernel])
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(jitted(x), function(x))
+        assert [row.executor for row in forge.explain(jitted).rows] == ["Kernel"]
+
+
+@pytest.mark.parametrize("said", [{"options": ["dtypes"]}, {"options": None}, {"build": "silu.cpp"}])
+def test_options_and_build_that_are_no_mappings_are_an_error_that_says_so(said: dict[str, Any]) -> None:
+    kernel = type("Wrong", (forge.KernelExtension,), {"op": "torch.nn.functional.silu", "load": None.__init__, **said})
+    with pytest.raises(TypeError, match=r"Wrong: options is .*, but must be mappings"):
+        forge.register_kernel(kernel)

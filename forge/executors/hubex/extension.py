@@ -227,9 +227,15 @@ def extended(given: Any, resolver: Any) -> tuple[Extended, Any, dict[str, Any]]:
     found = Extended(extension)
     options = {**extension.options, "name": _named(extension), "library": extension.library}
     options["priority"] = extension.priority
-    op = f"pattern:{extension.op.name}" if isinstance(extension.op, Pattern) else extension.op
+    implemented = operation_of(extension)
+    op = f"pattern:{implemented.name}" if isinstance(implemented, Pattern) else implemented
     entry = entry_of(op, found, resolver=resolver, mark=_place_of(type(extension)), **options)
     return found, entry, options
+
+
+def operation_of(extension: KernelExtension | type[KernelExtension]) -> Any:
+    """What it implements: a function of the class is itself, not a method of the instance (F.silu is Python's)."""
+    return getattr(extension.op, "__func__", extension.op)
 
 
 def is_extension(given: Any) -> bool:
@@ -250,6 +256,11 @@ def _check_complete(extension: KernelExtension) -> None:
     for name in (each for each in own if not each.startswith("_") and each not in known):
         near = difflib.get_close_matches(name, known, 1, _NEAR)
         check(not near, lambda n=name, m=near: f"{cls.__name__}.{n} means nothing; did you mean {m[0]!r}?", TypeError)
+    check(
+        isinstance(extension.options, Mapping) and isinstance(extension.build, Mapping),
+        lambda: f"{cls.__name__}: options is {extension.options!r} and build {extension.build!r}, but must be mappings",
+        TypeError,
+    )
     options = [*inspect.signature(entry_of).parameters][2:]
     taken = ("name", "library", "priority", "resolver", "mark")
     for name in extension.options:

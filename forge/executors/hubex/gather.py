@@ -14,7 +14,7 @@ import torch
 
 from forge import hub
 from forge.executors.hubex.eager import define
-from forge.executors.hubex.extension import KernelExtension, extended, is_extension
+from forge.executors.hubex.extension import KernelExtension, extended, is_extension, operation_of
 from forge.executors.hubex.functions import Declarations
 from forge.executors.hubex.kernels import Kernel, Origin
 from forge.executors.hubex.operators import Operators, Target
@@ -105,7 +105,7 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
 
 def from_extension(given: KernelExtension | type[KernelExtension]) -> Kernel:
     """A kernel by class; its function is not loaded. Raises TypeError, or ManifestError with every problem."""
-    op = given.op
+    op = operation_of(given)
     pattern = op if isinstance(op, Pattern) else None
     known = operators() if pattern is None else Operators({pattern.name: pattern.reference})
     extension, entry, options = extended(given, known)
