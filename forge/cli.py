@@ -4,15 +4,18 @@ import argparse
 import functools
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
+import forge
 from forge import doctor, hub, kernel_bench
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside
@@ -48,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="forge", description="A compiler framework for PyTorch.")
+    versions = f"forge {forge.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    parser.add_argument("--version", action="version", version=versions)
     groups = parser.add_subparsers(metavar="COMMAND", required=True)
     kernels = groups.add_parser("kernels", help="kernels of the Hugging Face Kernel Hub")
     commands = kernels.add_subparsers(metavar="COMMAND", required=True)

@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import functools
+import importlib.metadata
 import inspect
 import itertools
 import logging
@@ -330,7 +331,9 @@ def _strict_message(names: list[str]) -> str:
     )
 
 
-torch._dynamo.register_backend(backend, name="forge")
+# Where forge is installed, torch registers it by its entry point, and refuses a name that is registered twice.
+if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forge"):
+    torch._dynamo.register_backend(backend, name="forge")
 
 
 def last_traces(jitted: Any) -> list[Trace]:

@@ -1,0 +1,54 @@
+"""What an installed forge declares: the entry point of torch.compile's backends, types, one version."""
+
+import os
+import platform
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import forge
+from forge import cli
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROGRAM = """
+import sys, torch
+assert "forge" not in sys.modules
+{before}
+compiled = torch.compile(lambda x: x.sin() + 1, backend="forge")
+x = torch.ones(2)
+torch.testing.assert_close(compiled(x), x.sin() + 1)
+assert "forge" in sys.modules and "forge" in torch._dynamo.list_backends()
+"""
+AFTER = ("import forge", "torch._dynamo.list_backends(); import forge")
+
+
+@pytest.mark.parametrize("before", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in AFTER)])
+def test_torch_compile_finds_an_installed_forge(before: str, tmp_path: Path) -> None:
+    """Imported before or not: torch refuses a name that is registered twice."""
+    points = PROJECT["project"]["entry-points"]["torch_dynamo_backends"]
+    folder = tmp_path / "forge_jit-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: forge-jit\nVersion: 0\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (folder / "entry_points.txt").write_text("\n".join(["[torch_dynamo_backends]", *lines, ""]))
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "FORGE_EXECUTORS": "torch"}
+    command = [sys.executable, "-c", PROGRAM.format(before=before)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_types_are_declared() -> None:
+    assert (ROOT / "forge/py.typed").exists()
+    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["forge"]
+
+
+def test_version_names_forge_torch_and_python(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    versions = f"forge {forge.__version__}, torch {torch.__version__}, Python {platform.python_version()}\n"
+    assert (caught.value.code, capsys.readouterr().out) == (0, versions)
