@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import inspect
 import itertools
-import logging
 import math
 import time
 import types
@@ -277,13 +276,13 @@ def _compile_anew(
 
 def _log(name: str, compiled: Compiled) -> None:
     claims = [*compiled.claims, *compiled.backward_claims]
-    if logs.compile.isEnabledFor(logging.INFO):
+    if logs.compile.isEnabledFor(logs.DETAIL):
         by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
         spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in compiled.seconds.items())
-        logs.compile.info("%s: %d operations (%s); %s", name, len(claims), by, spent)
-    if logs.claim.isEnabledFor(logging.INFO):
+        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s", name, len(claims), by, spent)
+    if logs.claim.isEnabledFor(logs.DETAIL):
         for each in claims:
-            logs.claim.info("%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")
+            logs.claim.log(logs.DETAIL, "%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")
             for executor, reason in each.declined:
                 logs.claim.debug("%s:   %s declined: %s", name, executor, reason)
 

@@ -1,7 +1,7 @@
 """forge's loggers, and FORGE_LOGS, which says which of them write to stderr: `FORGE_LOGS=capture,+claim`.
 
-Each is in Python's own tree, below "forge", and quiet unless a program configures it. A name writes what a user may
-want to know (INFO), a name with a plus everything (DEBUG); "all" is every one.
+Each is in Python's own tree, below "forge", and quiet unless a program configures it, for INFO too. A name writes what
+a user may want to know (DETAIL, between DEBUG and INFO), a name with a plus everything (DEBUG); "all" is every one.
 
     capture      graph breaks, recompiles, what runs in eager
     compile      each compiled graph: its operations by executor, its seconds by stage
@@ -19,6 +19,7 @@ import warnings
 
 NAMES = ("capture", "compile", "claim", "cache", "select", "inductor", "nvfuser", "cuda_graphs", "hub")
 VARIABLE = "FORGE_LOGS"
+DETAIL = 15
 
 capture, compile, claim = (logging.getLogger(f"forge.{name}") for name in NAMES[:3])
 
@@ -26,7 +27,7 @@ capture, compile, claim = (logging.getLogger(f"forge.{name}") for name in NAMES[
 def set_up(wanted: str) -> None:
     """Has the loggers that are named write to stderr. A name that there is not is a warning."""
     for word in filter(None, (each.strip() for each in wanted.split(","))):
-        name, level = word.lstrip("+"), logging.DEBUG if word.startswith("+") else logging.INFO
+        name, level = word.lstrip("+"), logging.DEBUG if word.startswith("+") else DETAIL
         if name != "all" and name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, n=1)
             advice = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(NAMES)}, all"

@@ -40,7 +40,8 @@ def _run(code: str, scope: dict, document: str, number: int) -> str:
 
 def _with_what_is_printed(document: str) -> str:
     """The document's text with every printed block as the code prints it now."""
-    module = sys.modules["example"] = types.ModuleType("example")
+    name = re.sub(r"\W", "_", document)  # its own: Dynamo keeps the first module that it found by a name
+    module = sys.modules[name] = types.ModuleType(name)
     printed = ""
 
     def replace(match: re.Match) -> str:

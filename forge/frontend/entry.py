@@ -96,12 +96,12 @@ class History:
                 latest, *earlier = self._failures
                 more = f" (nor {counted(len(earlier), 'earlier graph')} fitted)" if earlier else ""
                 self.recompiles.append(f"{latest}{more}")
-                logs.capture.info("%s: recompile: %s%s", self._name, latest, more)
+                logs.capture.log(logs.DETAIL, "%s: recompile: %s%s", self._name, latest, more)
 
     def broken(self, reason: str) -> None:
         """A graph ends, or a frame runs in eager."""
         self.graph_breaks.append(reason)
-        logs.capture.info("%s: graph break: %s", self._name, reason)
+        logs.capture.log(logs.DETAIL, "%s: graph break: %s", self._name, reason)
 
     def guard_failed(self, failure: Any) -> None:
         """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
