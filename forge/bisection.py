@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge.executors.checked import CheckError, differs, largest, same_random_numbers, tolerance
+from forge.executors.checked import CheckError, copied, differs, largest, same_random_numbers, tolerance
 from forge.executors.executor import resolve_executors
 from forge.records import record_of
 
@@ -103,7 +103,7 @@ class _Bisected:
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
         """Results and gradients by name."""
         target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
-        args, kwargs = _pytree.tree_map_only(torch.Tensor, _copied, self._given)
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, copied, self._given)
         with same_random_numbers():
             leaves = _pytree.tree_leaves(jit(target)(*args, **kwargs))
         results = [each for each in leaves if isinstance(each, torch.Tensor)]
@@ -116,7 +116,3 @@ class _Bisected:
             grads = torch.autograd.grad(sum(flowing), list(wanted.values()), allow_unused=True)
             found |= {f"gradient {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
         return found
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

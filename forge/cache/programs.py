@@ -130,8 +130,7 @@ def load(
     held = [tensors[number] for number in data["held"]]
     program.call = (lambda *inputs: call(*inputs, *held)) if held else call
     program.opaque_calls = data["opaque_calls"]
-    lines = {number: line for line, number in graph.lines.items()}
-    program.saved = [Saved(*each, lines.get(line)) for *each, line in data["saved"]]
+    program.saved = [Saved(*each, program.lines.get(line)) for *each, line in data["saved"]]
     program.measured = [Measured(**each) for each in data["measured"]]
     return program
 
@@ -188,7 +187,7 @@ class Loaded(Compiled):
 
     def __init__(self, entry: Entry, graph: Described, compile: Callable[[], Compiled]) -> None:
         self._told = [entry.blobs[number] for number in entry.data["claims"]]
-        self._lines = {number: line for line, number in graph.lines.items()}
+        self.lines = {number: line for line, number in graph.lines.items()}
         self._compile = compile
         self._whole: Compiled | None = None
         self._compiling = new_lock()
@@ -211,7 +210,7 @@ class Loaded(Compiled):
         return self.whole.grow(call)
 
     def _claims(self, number: int) -> list[Claim]:
-        return [_claim(self._lines, *each) for each in json.loads(self._told[number])]
+        return [_claim(self.lines, *each) for each in json.loads(self._told[number])]
 
 
 def _claim(

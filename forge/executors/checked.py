@@ -16,7 +16,7 @@ from forge.executors.claim import Claim, claim
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
 from forge.ir.printing import DEL, in_words
-from forge.ir.pytree import proxies
+from forge.ir.pytree import tensors
 from forge.transforms.dce import dce
 
 # How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
@@ -139,8 +139,7 @@ def _noting(trace: Trace, see: Callable) -> Trace:
 
 
 def _tensors(tree: Any) -> list[TensorProxy]:
-    found = {proxy.name: proxy for proxy in proxies(tree) if isinstance(proxy, TensorProxy)}
-    return list(found.values())
+    return list({proxy.name: proxy for proxy in tensors(tree)}.values())
 
 
 def in_words_of(tensor: torch.Tensor) -> str:
@@ -158,10 +157,10 @@ def _metadata_differs(proxy: TensorProxy, value: Any) -> str | None:
     return f"it gave {in_words_of(value)}, its meta function says {in_words(proxy)}"
 
 
-def largest(tensors: Iterable[torch.Tensor | None]) -> float:
+def largest(values: Iterable[torch.Tensor | None]) -> float:
     """The largest finite magnitude in these tensors."""
     found = 0.0
-    for tensor in tensors:
+    for tensor in values:
         if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             finite = tensor.detach().abs()[tensor.isfinite()]
             found = max(found, finite.max().item() if finite.numel() else 0.0)
@@ -198,6 +197,15 @@ def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around:
         return None
     place = tuple(int(each) for each in torch.unravel_index(far.nan_to_num(nan=torch.inf).argmax(), far.shape))
     return f"{one[place].item():.6g} where eager gives {other[place].item():.6g}, at {list(place)}"
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
+    shares = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+    if shares:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 @contextmanager

@@ -101,8 +101,8 @@ class _Operators(TorchDispatchMode):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """torch logs what fails on tensors without values as an error; here it is an answer."""
+def quiet() -> Iterator[None]:
+    """Inside, torch does not log as an error what fails on tensors without values: who asks deals with it."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -230,7 +230,7 @@ class Layouts:
             return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
 
         try:
-            with _lock, _quiet(), _disable_current_modes(), torch.no_grad(), self.fake:
+            with _lock, quiet(), _disable_current_modes(), torch.no_grad(), self.fake:
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
                 with _Operators(counts=not self.is_symbolic) as operators:
                     result = call.symbol.op(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge.executors.checked import CheckError, differs, largest, same_random_numbers, tolerance_of
+from forge.executors.checked import CheckError, copied, differs, largest, same_random_numbers, tolerance_of
 from forge.frontend.program import Program
 
 
@@ -19,7 +19,7 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
 
     def run(*inputs: Any) -> Any:
         wanted = torch.is_grad_enabled() and not any(inputs[i].requires_grad for i in mutated)
-        copies = [_copied(each) if isinstance(each, torch.Tensor) else each for each in inputs]
+        copies = [copied(each) if isinstance(each, torch.Tensor) else each for each in inputs]
         with same_random_numbers():
             expected = eager(*copies)
         if wanted and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
@@ -33,11 +33,6 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
         return result
 
     return run
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -8,14 +8,13 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 """
 
 import functools
-import logging
 import os
 import re
 import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from forge import logs
 from forge.executors.hubex.layers import LayerExecutor
+from forge.executors.layout import quiet
 from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
 from forge.frontend.program import Refused
@@ -161,7 +161,8 @@ class _Configured:
     def __call__(self, *frame: Any) -> Any:
         settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
         self._before()
-        quietly, noted = _without_tracebacks(), self._history.frame()
+        quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
+        noted = self._history.frame()
         with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
             try:
                 return self._torchdynamo_orig_backend(*frame)
@@ -187,22 +188,6 @@ class _Configured:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
         self._history.broken(f"{what}: {in_one_line(reason)}")
         return _IN_EAGER
-
-
-@contextmanager
-def _without_tracebacks() -> Iterator[None]:
-    """Inside, torch does not log where its fake tensors refuse a call, unless its logging is asked to: the program runs
-    in eager, and raises what says more."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.addFilter(_is_wanted)
-    try:
-        yield
-    finally:
-        log.removeFilter(_is_wanted)
-
-
-def _is_wanted(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("failed while attempting to run meta") or bool(os.environ.get("TORCH_LOGS"))
 
 
 def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from forge.report import page, text
 from forge.report.rows import Row, SavedRow
 
 IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
-BY_TORCH_COMPILE = "torch.compile counts them itself: TORCH_LOGS=graph_breaks,recompiles shows them"
 
 
 class Explanation:

@@ -52,6 +52,12 @@ def test_in_place_changes_views_and_numbers_are_let_be() -> None:
     )
 
 
+def test_inputs_whose_elements_share_memory_are_let_be() -> None:
+    x = torch.ones(3, 1, requires_grad=True)
+    forge.jit(lambda x: torch.sin(x).sum(), check="eager")(x.expand(3, 4)).backward()
+    torch.testing.assert_close(x.grad, torch.full((3, 1), 4 * torch.ones(()).cos().item()))
+
+
 def test_a_wrong_kernel_is_named_with_its_module_and_its_inputs() -> None:
     mine = wrong("gelu", lambda x, approximate="none": torch.nn.functional.gelu(x) + (x > 1) * 0.5)
     jitted = forge.jit(Net().eval(), check="eager", executors=[mine, "torch"])
