@@ -43,7 +43,7 @@ from forge.frontend.recipe import Generated, Recipe, Training, assemble, finishe
 from forge.hub.kept import is_on
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
 from forge.ir.checks import check_list
-from forge.ir.collection import paused_gc
+from forge.ir.interpreter import paused_gc
 from forge.ir.printing import DEL
 from forge.ir.pytree import names
 from forge.patterns import replace_patterns

@@ -33,7 +33,7 @@ from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused
 from forge.ir import Trace, check
 from forge.ir.checks import check_list
-from forge.ir.collection import paused_gc
+from forge.ir.interpreter import paused_gc
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 
 NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"

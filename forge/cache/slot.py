@@ -18,7 +18,7 @@ from forge.frontend import dynamo
 from forge.frontend.ambient import modes, restored, under
 from forge.frontend.recipe import Recipe
 from forge.hub.kept import is_on
-from forge.ir.collection import paused_gc
+from forge.ir.interpreter import paused_gc
 
 
 class Slot:

@@ -41,7 +41,7 @@ from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
 from forge.frontend.program import Refused
 from forge.ir.checks import in_one_line
-from forge.ir.collection import paused_gc
+from forge.ir.interpreter import call_with_room, paused_gc
 from forge.ir.locks import free_after_fork
 from forge.ir.printing import counted
 from forge.ir.source import Source
@@ -165,7 +165,7 @@ class _Configured:
         noted = self._history.frame()
         with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
             try:
-                return self._torchdynamo_orig_backend(*frame)
+                return call_with_room(self._torchdynamo_orig_backend, *frame)
             except BackendCompilerFailed as failure:
                 if self._fullgraph or not isinstance(failure.inner_exception, Refused):
                     raise

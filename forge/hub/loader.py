@@ -28,7 +28,7 @@ from forge.hub.files import NATIVE, File, check_pins, content_hash, is_opened, r
 from forge.hub.imports import check_id, check_imports
 from forge.hub.metadata import Metadata, dependency_modules
 from forge.hub.resolver import Resolved
-from forge.ir.collection import paused_gc
+from forge.ir.interpreter import paused_gc
 from forge.ir.locks import new_lock
 
 PREFIX = "forge_kernel_"
