@@ -1,4 +1,4 @@
-"""Python's interpreter while a program is compiled or a kernel loaded: its garbage collection, memory for its frames."""
+"""Python itself while a program is compiled or a kernel loaded: garbage collection, and memory for frames."""
 
 import gc
 from collections.abc import Callable, Iterator
