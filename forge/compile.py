@@ -16,7 +16,16 @@ import torch
 from forge import prims
 from forge.executors import claim
 from forge.executors.checked import Checked
-from forge.executors.claim import Claim, Reasons, Selection, chooser, in_order, is_fused, runs_in_torch
+from forge.executors.claim import (
+    Claim,
+    Reasons,
+    Selection,
+    chooser,
+    in_order,
+    is_fused,
+    runs_in_torch,
+    strides_in_torch,
+)
 from forge.executors.cuda_graphs import Graph, Pool
 from forge.executors.executor import (
     Decision,
@@ -52,6 +61,7 @@ from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms import (
     Freezing,
     attention_masks,
+    channels_last,
     cse,
     dce,
     delete_last_used,
@@ -438,7 +448,9 @@ def _optimize(
     found = (partial(attention_masks, run=run_now), groups, options.find_patterns, partial(heads, plain=plain))
     frozen = _FOLDS if freezing is not None and freezing.weights else ()
     frozen = [partial(each, freezing=freezing, plain=plain) for each in frozen]
-    return _apply((dce, cse, *found, *frozen, partial(hoist, run=run_now)), trace, stages)
+    fuses = len(options.operator_executors) < len(options.executors)
+    laid_out = [partial(channels_last, strides=strides_in_torch, plain=plain)] if fuses else ()
+    return _apply((dce, cse, *found, *frozen, *laid_out, partial(hoist, run=run_now)), trace, stages)
 
 
 _FOLDS = (fold_norms, join_products)

@@ -12,6 +12,7 @@ from forge.executors.regions import Node
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.printing import in_words
+from forge.ir.proxies import Dim
 from forge.ir.pytree import proxies, rename
 from forge.ir.source import Source
 from forge.ir.symbol import substitute
@@ -218,6 +219,15 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     if chosen is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
     return chosen[0] is torchex or chosen[1].yields
+
+
+def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
+    """The strides that torch's own functions give the values of a trace, by name."""
+    layouts = Layouts(trace.inputs)
+    layouts.add_constants(trace.constants)
+    for call in claim(trace, [torchex])[0].bound_symbols:
+        layouts.run(call)
+    return {name: value.strides for name, value in layouts.values.items() if isinstance(value, Layout)}
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:

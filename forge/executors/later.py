@@ -34,7 +34,7 @@ class _Rates(NamedTuple):
     share: float
 
 
-_RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(2e14, 2e12, 1e-5, 1.5)}
+_RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(4e14, 3e12, 2e-5, 1.5)}
 
 
 def is_small(trace: Trace, flops: int) -> bool:

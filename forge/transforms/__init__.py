@@ -1,6 +1,7 @@
 """Transforms: functions from traces to traces, one algorithm a file."""
 
 from forge.transforms.attention_masks import attention_masks
+from forge.transforms.channels_last import channels_last
 from forge.transforms.cse import cse
 from forge.transforms.dce import dce
 from forge.transforms.folded_norms import fold_norms
@@ -14,6 +15,7 @@ from forge.transforms.lifetimes import delete_last_used
 __all__ = [
     "Freezing",
     "attention_masks",
+    "channels_last",
     "cse",
     "dce",
     "delete_last_used",

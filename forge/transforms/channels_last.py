@@ -1,0 +1,105 @@
+"""Convolutions of half precision on a GPU are given images whose channels lie beside each other in memory.
+
+    conv2d(x, weight, ...) = conv2d(x.contiguous(memory_format=channels_last), weight.contiguous(...), ...)
+
+cuDNN computes them so: it converts what is laid out otherwise before each convolution, and its result after it. What
+follows keeps the layout of what it reads, so that few conversions remain. What the caller sees has the strides of eager.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from forge import clang, torchlang
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir.proxies import Dim
+from forge.ir.pytree import rename, tensors
+from forge.ir.symbol import substitute
+from forge.prims.core import known
+
+Strides = Mapping[str, tuple[Dim, ...]]
+
+CONVOLUTIONS = frozenset(map(torchlang.find, (torch.conv2d, torch.conv_transpose2d)))
+_CONTIGUOUS = torchlang.find(torch.Tensor.contiguous)
+_LINEAR = frozenset(map(torchlang.find, (torch.nn.functional.linear, torch.matmul, torch.mm, torch.addmm)))
+_FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
+_LAID_OUT = frozenset({Tag.OPAQUE, Tag.EFFECT})  # who runs may ask for the strides that torch gives
+
+
+def channels_last(
+    trace: Trace,
+    strides: Callable[[Trace], Strides],
+    plain: Callable[[BoundSymbol], bool] = lambda bound: True,
+    device: str = "cuda",
+) -> Trace:
+    """The trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: most of them
+    have many channels, and none has groups.
+
+    strides: those that torch gives the values of a trace, by name. plain: whether a call runs as torch runs it: with
+    one for which the user named another kernel, or one that may ask for strides, the trace stays as it is.
+    """
+    found = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
+    if not found or not _pays(found, device) or not all(map(plain, found)):
+        return trace
+    if any(_LAID_OUT & bound.all_tags for bound in trace.bound_symbols):
+        return trace
+    seen = [proxy for proxy in tensors(trace.output) if proxy.name in _laid_out_otherwise(trace)]
+    restored = {proxy.name: proxy for proxy in seen if proxy.ndim > 1}
+    if restored:
+        in_eager = strides(trace)
+        if not all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in restored.items()):
+            return trace
+    return _rewritten(trace, restored)
+
+
+def _pays(found: list[BoundSymbol], device: str) -> bool:
+    wide = 0
+    for bound in found:
+        given = bound.symbol.bind(bound.args, bound.kwargs)
+        x, weight = given["input"], given["weight"]
+        if x.device.type != device or x.dtype not in (torch.float16, torch.bfloat16) or x.ndim != 4:
+            return False
+        if given["groups"] != 1:
+            return False
+        wide += all(known(channels >= _FEWEST_CHANNELS) for channels in weight.shape[:2])
+    return 2 * wide > len(found)
+
+
+def _laid_out_otherwise(trace: Trace) -> set[str]:
+    """The values whose strides may be others once convolutions' are."""
+    names: set[str] = set()
+    for bound in trace.bound_symbols:
+        follows = bound.symbol not in _LINEAR and not names.isdisjoint(bound.inputs)
+        if bound.symbol in CONVOLUTIONS or follows:
+            names.update(bound.outputs)
+    return names
+
+
+def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
+    step: Dim = 1
+    for length, stride in zip(reversed(proxy.shape), reversed(strides or ()), strict=strides is not None):
+        if not known(length == 1) and not known(stride == step):
+            return False
+        step = step * length
+    return strides is not None
+
+
+def _rewritten(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
+    new = trace.derive("channels last")
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            new.record(_converted(new, bound) if bound.symbol in CONVOLUTIONS else bound)
+        as_seen = {name: _CONTIGUOUS(proxy) for name, proxy in restored.items()}
+    new.output = rename(trace.output, as_seen)
+    return new
+
+
+def _converted(new: Trace, bound: BoundSymbol) -> BoundSymbol:
+    """The call on images, the calls that lay them out before it."""
+    given = bound.symbol.bind(bound.args, bound.kwargs)
+    with new.tagged(bound.tags, bound.source):
+        images = {
+            given[name].name: _CONTIGUOUS(given[name], memory_format=torch.channels_last)
+            for name in ("input", "weight")
+        }
+    return substitute(bound, images)
