@@ -55,8 +55,9 @@ class Ran(NamedTuple):
     outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
     memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
     further on in it the tensor begins. operators: the aten operators that ran. known: whether it ran (else it is taken
-    to give contiguous tensors). chosen: whether the strides that it gives may be others when the program runs: which
-    kernel runs is decided then, or an image's channels lie beside each other. flops: what its matrix products, convolutions and attention multiply and add.
+    to give contiguous tensors). chosen: whether its strides may be others when the program runs, because the kernel is
+    chosen then, or because an image's channels lie beside each other. flops: what its matrix products, convolutions and
+    attention multiply and add.
     """
 
     outputs: tuple[Any, ...]
@@ -280,8 +281,8 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
 
 
 def _has_channels_last(layout: Layout) -> bool:
-    """Whether it is an image whose channels lie beside each other: where a kernel of torch's gives one, what torch knows
-    of it on tensors without values is not relied on."""
+    """Whether it is an image whose channels lie beside each other. Where a kernel of torch's gives one, what torch says
+    of its strides without values is not relied on."""
     if len(layout.shape) not in (4, 5) or not all(isinstance(each, int) for each in (*layout.shape, *layout.strides)):
         return False
     (_, channels, *_), (_, step, *inner) = layout.shape, layout.strides

@@ -5,6 +5,7 @@ each other) and builds the user's result. In training it runs outside of the aut
 sees the writes and the views.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from forge import prims
 from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, current_trace, recording
 from forge.ir.memory import Memory, Storage
-from forge.ir.pytree import names, tree_map
+from forge.ir.pytree import names, proxies, rename, tree_map
+from forge.ir.symbol import substitute
 
 
 class Unsupported(NotImplementedError):
@@ -203,6 +205,19 @@ def inline_epilogue(program: Program, trace: Trace) -> Trace:
                 prims.set_grad_enabled(True)
         joined.bound_symbols[:] = [*off, *joined.bound_symbols, *on]
     if epilogue is not None:
-        joined.bound_symbols.extend(epilogue.bound_symbols)
         joined.names |= epilogue.names
+        others = _of_other_names(epilogue, joined)
+        joined.bound_symbols.extend(substitute(bound, others) for bound in epilogue.bound_symbols)
+        joined.output = rename(joined.output, others)
     return joined
+
+
+def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:
+    """What the epilogue makes by a name that a transform of the trace has given to something else."""
+    made = {name for bound in joined.bound_symbols for name in bound.outputs}
+    others: dict[str, Proxy] = {}
+    for proxy in proxies([bound.output for bound in epilogue.bound_symbols]):
+        if proxy.name in made and proxy.name not in others:
+            others[proxy.name] = copy.copy(proxy)
+            others[proxy.name].name = joined.fresh_name()
+    return others

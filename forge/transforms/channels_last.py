@@ -3,7 +3,7 @@
     conv2d(x, weight, ...) = conv2d(x.contiguous(memory_format=channels_last), weight.contiguous(...), ...)
 
 cuDNN computes them so: it converts what is laid out otherwise before each convolution, and its result after it. What
-follows keeps the layout of what it reads, so that few conversions remain. What the caller sees has the strides of eager.
+follows keeps the layout of what it reads, so that few conversions remain. What the caller sees has eager's strides.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import torch
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
-from forge.ir.pytree import rename, tensors
+from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
 from forge.prims.core import known
 
@@ -85,12 +85,18 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
 
 
 def _rewritten(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:
+    """What the caller sees keeps its name."""
     new = trace.derive("channels last")
+    images = {name: new.tensor(proxy.shape, proxy.dtype, proxy.device) for name, proxy in restored.items()}
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
+            bound = substitute(bound, images)
             new.record(_converted(new, bound) if bound.symbol in CONVOLUTIONS else bound)
-        as_seen = {name: _CONTIGUOUS(proxy) for name, proxy in restored.items()}
-    new.output = rename(trace.output, as_seen)
+        for name, proxy in restored.items():
+            with new.collecting() as recorded:
+                seen = _CONTIGUOUS(images[name])
+            for call in recorded:
+                new.record(substitute(call, {seen.name: proxy}))
     return new
 
 

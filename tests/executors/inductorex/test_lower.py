@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import forge
-from forge.executors.inductorex import lower
+from forge.executors.inductorex import lower, waits
+from forge.ir import TensorProxy
 
 EXECUTORS = ["inductor", "torch"]
 
@@ -221,3 +222,15 @@ def test_what_inductor_warns_of_its_kernels_reaches_nobody(monkeypatch: pytest.M
         warnings.simplefilter("always")
         forge.jit(lambda x: (x.exp() + 3).sin(), executors=EXECUTORS, cache=False)(torch.ones(31))
     assert [each.filename for each in found if "softmax" in str(each.message)] == ["somebody.elses.py"]
+
+
+def test_pooling_to_one_of_channels_beside_each_other_is_fused() -> None:
+    """torch's kernel ends by giving its result other strides in place, where they say nothing."""
+
+    x = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    region = forge.trace(lambda h: (torch.nn.functional.adaptive_avg_pool2d(h, (1, 1)),), x)
+    (out,) = region.output
+    region.output = (TensorProxy(out.name, out.shape, out.dtype, out.device, strides=(4, 1, 1, 1)),)
+    function = lower.compile_region(region)
+    waits.finish()
+    torch.testing.assert_close(function([x])[0], x.mean((2, 3), keepdim=True))
