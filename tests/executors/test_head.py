@@ -20,6 +20,7 @@ ROWS, VOCABULARY, WIDTH = 512, 300, 16
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "BYTE_LIMIT", 0)
     monkeypatch.setattr(runs, "CPU_CHUNK_BYTES", 4 * VOCABULARY * 64)
+    monkeypatch.setattr(runs, "SOFTMAX_BYTES", 4 * VOCABULARY * 10)  # 10 rows of float32
 
 
 class Largest(TorchDispatchMode):

@@ -22,6 +22,7 @@ aten = torch.ops.aten
 
 CHUNK_BYTES = 2**30  # of logits: few products, which are as fast as one, and sums of half precision
 CPU_CHUNK_BYTES = 32 * 2**20
+SOFTMAX_BYTES = 2**28  # of it in its wider dtype, at a time: rows enough for all processors of a GPU
 FEW = 4  # as many sums of half precision round no worse than what they add
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -304,23 +305,47 @@ def _loss_and_gradients(
 
 
 def _loss_and_gradient_of_logits(given: _Rows, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a chunk: the sum of its losses; the gradient of each row's by the linear layer's result."""
+    """Of a chunk: the sum of its losses; the gradient of each row's by the linear layer's result.
+
+    The softmax is computed of some rows at a time: what is wider than the scores is never there for all. The gradient
+    takes the scores' memory where nobody else reads it.
+    """
     scores, known = _scores(given, rows)
-    dtype, logs = scores.dtype, _log_softmax(scores, given.wide)
-    del scores
-    return _losses(given, rows, logs, _SUM), _back(_of_scores(given, rows, logs, dtype), given, known)
+    own = given.logits is None and all(each is not scores for each in known)
+    g = scores if own else torch.empty_like(scores, memory_format=torch.contiguous_format)
+    losses = []
+    for some in _softmax_rows(scores, given.wide):
+        logs = _log_softmax(scores[some], given.wide)
+        losses.append(_losses(given, _within(rows, some), logs, _SUM))
+        _of_scores(given, _within(rows, some), logs, out=g[some])
+        del logs
+    return functools.reduce(torch.add, losses), _back(g, given, known)
 
 
-def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
+def _softmax_rows(scores: torch.Tensor, wide: torch.dtype) -> list[slice]:
+    """As few slices as SOFTMAX_BYTES of their softmax allow."""
+    count, classes = scores.shape
+    if not isinstance(count, int) or not isinstance(classes, int):
+        return [slice(0, count)]
+    length = max(SOFTMAX_BYTES // max(classes * wide.itemsize, 1), 1)
+    return [slice(start, min(start + length, count)) for start in range(0, max(count, 1), length)]
+
+
+def _within(rows: slice, some: slice) -> slice:
+    """The rows `some`, counted from the first of `rows`."""
+    return slice(rows.start + some.start, rows.start + some.stop)
+
+
+def _of_scores(given: _Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor) -> None:
+    """Writes the gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
     target, even = given.target[rows], given.label_smoothing / logs.shape[-1]
     classes = torch.where(target != given.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
     of_target = logs.gather(1, classes).exp_() - (1 - given.label_smoothing + even)
     if even:
-        g = logs.exp_().sub_(even).to(dtype)
+        out.copy_(logs.exp_().sub_(even))
     else:
-        g = torch.exp(logs, out=logs if dtype == logs.dtype else torch.empty_like(logs, dtype=dtype))
-    return g.scatter_(1, classes, of_target.to(dtype))
+        torch.exp(logs, out=out)
+    out.scatter_(1, classes, of_target.to(out.dtype))
 
 
 def _scaled(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
