@@ -300,7 +300,7 @@ class _Program:
 
     def inputs(self) -> list[torch.Tensor]:
         """Tensors like the call's: random floats, and zeros where they may be an index."""
-        return [with_strides(_values(meta), meta.strides) for meta in self.metas]
+        return [with_strides(random_values(meta), meta.strides) for meta in self.metas]
 
     def check(self, outputs: Any, gradients: Any) -> None:
         """Raises _Unmeasured unless these are what the call promises, and gradients are what gradients are."""
@@ -329,7 +329,8 @@ def _shown(value: Any) -> str:
     return f"{dtype_name(value.dtype)}{list(value.shape)}"
 
 
-def _values(meta: Meta) -> torch.Tensor:
+def random_values(meta: Meta) -> torch.Tensor:
+    """Random floats, and zeros where they may be an index."""
     if meta.dtype.is_floating_point or meta.dtype.is_complex:
         values = torch.rand(meta.shape, device=meta.device)
         return values.to(meta.dtype)

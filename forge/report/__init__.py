@@ -1,6 +1,6 @@
 """What became of a jitted program, operation by operation: as data, as text for a terminal, as JSON."""
 
 from forge.report.explanation import Explanation, explain
-from forge.report.rows import Row, SavedRow
+from forge.report.rows import CostRow, Row, SavedRow
 
-__all__ = ["Explanation", "Row", "SavedRow", "explain"]
+__all__ = ["CostRow", "Explanation", "Row", "SavedRow", "explain"]

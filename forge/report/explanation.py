@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from forge.compile import Compiled
+from forge.executors.profiling import can_profile, costs
 from forge.executors.selection import Measured
 from forge.frontend.layers import LayerUse
 from forge.records import Record, records_of
 from forge.report import page, text
-from forge.report.rows import Row, SavedRow
+from forge.report.rows import CostRow, Row, SavedRow
 
 IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
 
@@ -33,9 +34,11 @@ class Explanation:
     measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
     layers: for each module for which there is a layer, what became of it.
     shortened: whether forge.last_traces has the last stages alone.
+    costs: under profile=True a CostRow for each call that runs, measured on tensors like those that the program was
+    compiled for. unprofiled: why graphs were not measured.
     """
 
-    def __init__(self, name: str, records: list[Record]) -> None:
+    def __init__(self, name: str, records: list[Record], *, profile: bool = False) -> None:
         self.name = name
         self.captured = any(record.history.captured or record.compiled for record in records)
         self.rows: list[Row] = []
@@ -55,9 +58,14 @@ class Explanation:
         self.measured: list[Measured] = []
         self.layers: list[LayerUse] = []
         self.shortened = False
+        self.costs: list[CostRow] = []
+        self.unprofiled: list[str] = []
         self._programs: list[weakref.ref[Compiled] | None] = []  # of each graph, for the page alone
         for record in records:
             self._add(record)
+        if profile:
+            for number, compiled in enumerate(self._still_there()):
+                self._measure(number, compiled)
 
     def _add(self, record: Record) -> None:
         first = self.graphs
@@ -88,6 +96,19 @@ class Explanation:
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         self._programs += [None] * len(record.eager)
 
+    def _measure(self, number: int, compiled: Compiled | None) -> None:
+        if compiled is None or not compiled.traces:
+            return
+        traces = [stages[-1] for stages in (compiled.traces, compiled.backward_traces) if stages]
+        decision = can_profile(*traces)
+        if not decision:
+            self.unprofiled.append(f"graph {number}: {decision.reason}")
+            return
+        measured = costs(traces[0], traces[1] if len(traces) > 1 else None)
+        for phase, found in zip(("forward", "backward"), measured, strict=True):
+            rows = [row for row in self.rows if (row.graph, row.phase) == (number, phase)]
+            self.costs += CostRow.of(rows, found)
+
     @property
     def executors(self) -> dict[str, int]:
         """How many operations each executor runs."""
@@ -110,7 +131,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain lists, dicts, strings and numbers."""
-        tables = ("rows", "saved", "measured")
+        tables = ("rows", "saved", "measured", "costs")
         others = (*tables, "layers", "_programs")
         told = {name: value for name, value in vars(self).items() if name not in others}
         found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
@@ -148,12 +169,14 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(target: Any = None) -> Explanation:
+def explain(target: Any = None, *, profile: bool = False) -> Explanation:
     """What forge made of `target`: who runs each operation, who declined it and why, what is fused, what is saved for
     the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
 
     target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
     anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.
+    profile: each program runs again for about a second, on tensors like those that it was compiled for (random floats,
+    zeros where they may be an index), and what each call takes, in time and memory, is part of what is told.
     """
     name, records = records_of(target)
-    return Explanation(name, records)
+    return Explanation(name, records, profile=profile)

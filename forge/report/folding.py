@@ -86,6 +86,12 @@ class Fold(NamedTuple):
         return [(line, _module(line, last)) for line, last in zip(self.layers[0], self.layers[-1], strict=True)]
 
 
+    @property
+    def columns(self) -> list[tuple[tuple[Line, str], list[Line]]]:
+        """What is `shown` of each call, and the call of each layer."""
+        return list(zip(self.shown, map(list, zip(*self.layers, strict=True)), strict=True))
+
+
 def _module(first: Line, last: Line) -> str:
     if first.layer is None or first.layer == last.layer:
         return first.module

@@ -1,8 +1,10 @@
 """One line each of what forge.explain knows."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forge.executors.claim import Claim
+from forge.executors.profiling import Cost
 from forge.transforms.split import Saved
 
 
@@ -67,3 +69,38 @@ class SavedRow:
         """Of what a program saves."""
         module, line = (saved.source.module, saved.source.line) if saved.source else (None, None)
         return cls(graph, saved.name, saved.metadata, saved.bytes, saved.own, module, line)
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """What a call takes that runs an operation, or those of a fusion, measured by forge.explain(profile=True).
+
+    operation: the symbol, or the fusion's name. outputs: the names that the operations make. seconds: the median over
+    runs, with what lays out or converts the call's arguments before it. bytes: of memory that the results hold.
+    """
+
+    graph: int
+    phase: str
+    operation: str
+    executor: str
+    outputs: tuple[str, ...]
+    seconds: float
+    bytes: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], costs: Sequence[Cost]) -> Iterator["CostRow"]:
+        """Of the operations of one phase, and the calls that run them, in order."""
+        makers = {name: row for row in rows for name in row.outputs}
+        regions: dict[str, list[Row]] = {}
+        for row in rows:
+            regions.setdefault(row.region or "", []).append(row)
+        seconds, size = 0.0, 0
+        for cost in costs:
+            seconds, size = seconds + cost.seconds, size + cost.bytes
+            row = next((makers[name] for name in cost.outputs if name in makers), None)
+            if row is not None:
+                name = row.region or row.operation
+                made = regions[row.region] if row.region else [row]
+                outputs = tuple(output for each in made for output in each.outputs)
+                yield cls(row.graph, row.phase, name, row.executor, outputs, seconds, size)
+                seconds, size = 0.0, 0

@@ -1,0 +1,202 @@
+"""forge.explain(profile=True): what each call of a compiled program takes.
+
+The program runs again, on tensors like those that it was compiled for: random floats, zeros where they may be an index,
+a symbolic length as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
+device's own, so that a call takes until the device has done its work or, where it waits for Python, until the next
+begins.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge import prims
+from forge.executors.checked import same_random_numbers
+from forge.executors.cuda_graphs import Graph
+from forge.executors.executor import Decision, decline
+from forge.executors.hubex.calls import Meta, with_strides
+from forge.executors.layout import Layout
+from forge.executors.selection import random_values
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.printing import DEL
+from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.pytree import tensors
+from forge.transforms.makers import innermost
+
+SECONDS = 1.0  # that a program is run for, about
+_OWN = frozenset({prims.copy_, prims.copy_data_, prims.set_grad_enabled, prims.no_derivative})  # on its own tensors
+_WARM, _FEWEST, _MOST = 2, 3, 25
+
+
+class Cost(NamedTuple):
+    """What one call takes. outputs: the names that it makes. seconds: the median over runs. bytes: of the memory that
+    its results hold and its arguments do not."""
+
+    call: str
+    outputs: tuple[str, ...]
+    seconds: float
+    bytes: int
+
+
+def can_profile(*traces: Trace) -> Decision:
+    """Whether running a program again does nothing but compute, on tensors of its own."""
+    for bound in (bound for trace in traces for bound in trace.bound_symbols):
+        if isinstance(bound.symbol.op, Graph):
+            return decline("it runs as CUDA graphs, which are one call")
+        if Tag.OPAQUE in bound.all_tags:
+            name = bound.symbol.id.removeprefix("opaque.")
+            return decline(f"{name} is an opaque call, which may do more than compute")
+        for call in innermost(bound):
+            if Tag.EFFECT in call.all_tags and call.symbol not in _OWN:
+                return decline(f"{call.symbol.id} has an effect")
+    return True
+
+
+def costs(forward: Trace, backward: Trace | None) -> tuple[list[Cost], list[Cost]]:
+    """Those of a program's calls, and of its backward's, in the order in which they run.
+
+    forward, backward: what was claimed and runs. Where there is a backward, the forward gives (outputs, saved tensors,
+    saved numbers), and the backward takes one list, of what was saved and the gradients.
+    """
+    devices = {proxy.device for trace in (forward, backward) if trace is not None for proxy in _all_tensors(trace)}
+    gpu = next((device for device in devices if device.type == "cuda"), None)
+    clocks = [None if trace is None else _Clock(trace, gpu) for trace in (forward, backward)]
+    with _disable_current_modes(), torch.no_grad(), same_random_numbers():
+        inputs = [_value(proxy) for proxy in forward.inputs]
+        sizes = [None if trace is None else _Sizes(trace) for trace in (forward, backward)]
+        _run(sizes, inputs)
+        for _ in range(_WARM):
+            _run(clocks, inputs)
+        start = time.perf_counter()
+        for clock in clocks:
+            if clock is not None:
+                clock.forget()
+        for done in range(_MOST):
+            if done >= _FEWEST and time.perf_counter() - start > SECONDS:
+                break
+            _run(clocks, inputs)
+    of_forward, of_backward = (
+        [] if clock is None else clock.costs(size.bytes) for clock, size in zip(clocks, sizes, strict=True)
+    )
+    return of_forward, of_backward
+
+
+def _all_tensors(trace: Trace) -> list[TensorProxy]:
+    return tensors([trace.inputs, [bound.output for bound in trace.bound_symbols]])
+
+
+def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None:
+    forward, backward = watched
+    result = forward.run(inputs)
+    if backward is not None:
+        _, saved, numbers = result
+        given = [*saved, *numbers]
+        del result
+        given += [_value(proxy) for proxy in backward.trace.inputs[len(given) :]]
+        backward.run([given])
+
+
+def _value(proxy: Proxy) -> Any:
+    """A value for an input, as it was when the program was compiled."""
+    if isinstance(proxy, NumberProxy):
+        return _hint(proxy.value)
+    shape = tuple(map(_hint, proxy.shape))
+    layout = Layout.promised(TensorProxy(proxy.name, shape, proxy.dtype, proxy.device))
+    strides = layout.strides if proxy.strides is None else tuple(map(_hint, proxy.strides))
+    return with_strides(random_values(Meta(shape, proxy.dtype, proxy.device)), strides)
+
+
+def _hint(length: Any) -> Any:
+    return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
+
+
+class _Noted:
+    """A trace that runs with a note after each of its calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        calls: list[BoundSymbol] = []
+        for number, bound in enumerate(trace.bound_symbols):
+            note = Symbol(f"note{number}", f"forge.note{number}", meta=lambda *args: None, op=partial(self.see, number))
+            calls += [bound, BoundSymbol(note, self.given(bound), {}, None)]
+        self.trace = trace.derive(f"{trace.stage}, profiled", calls)
+        self.calls = list(trace.bound_symbols)
+        self._function = self.trace.python_callable()
+
+    def given(self, bound: BoundSymbol) -> tuple:
+        """What a note is given."""
+        return ()
+
+    def see(self, number: int, *values: Any) -> None:
+        """After call `number`."""
+        raise NotImplementedError
+
+    def run(self, inputs: list[Any]) -> Any:
+        """The program; of a backward, `inputs` is one list."""
+        return self._function(*inputs)
+
+
+class _Sizes(_Noted):
+    """bytes: of the memory that each call's results hold and its arguments do not, by number."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.bytes: dict[int, int] = {}
+        super().__init__(trace)
+
+    def given(self, bound: BoundSymbol) -> tuple:
+        if bound.symbol is DEL:
+            return ()
+        return (tuple(tensors(bound.output)), tuple(tensors((bound.args, bound.kwargs))))
+
+    def see(self, number: int, made: tuple = (), given: tuple = ()) -> None:
+        there = {each.untyped_storage()._cdata for each in given if each is not None}
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in made if each is not None}
+        self.bytes[number] = sum(each.nbytes() for key, each in storages.items() if key not in there)
+
+
+class _Clock(_Noted):
+    """How long each call takes; what deletes values counts to nobody."""
+
+    def __init__(self, trace: Trace, gpu: torch.device | None) -> None:
+        self._gpu = gpu
+        self._found: dict[int, list[float]] = {}
+        self._read: list[tuple[int, Any]] = []
+        super().__init__(trace)
+
+    def forget(self) -> None:
+        self._found.clear()
+
+    def see(self, number: int) -> None:
+        if self._gpu is None:
+            self._read.append((number, time.perf_counter()))
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._read.append((number, event))
+
+    def run(self, inputs: list[Any]) -> Any:
+        self._read.clear()
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._gpu)
+        self.see(-1)
+        result = super().run(inputs)
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._gpu)
+        for (_, before), (number, after) in zip(self._read, self._read[1:], strict=False):
+            passed = after - before if self._gpu is None else 1e-3 * before.elapsed_time(after)
+            self._found.setdefault(number, []).append(passed)
+        return result
+
+    def costs(self, sizes: dict[int, int]) -> list[Cost]:
+        """Of the calls that are no deletions."""
+        return [
+            Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
+            for number, bound in enumerate(self.calls)
+            if bound.symbol is not DEL
+        ]
+
+

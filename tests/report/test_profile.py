@@ -1,0 +1,109 @@
+"""forge.explain(profile=True): what each call takes."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import forge
+
+
+def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x @ weight).sum()
+
+
+def trained(**options: object) -> forge.Explanation:
+    jitted = forge.jit(step, **options)
+    jitted(torch.randn(4, 8), torch.randn(8, 16, requires_grad=True)).backward()
+    return forge.explain(jitted, profile=True)
+
+
+def test_every_operation_of_torch_has_its_time_and_memory() -> None:
+    told = trained(executors=["torch"])
+    assert [(row.phase, row.operation) for row in told.costs] == [(row.phase, row.operation) for row in told.rows]
+    assert all(row.seconds > 0 for row in told.costs)
+    by_operation = {row.operation: row.bytes for row in told.costs if row.phase == "forward"}
+    assert by_operation == {
+        "torch.matmul": 4 * 16 * 4,
+        "torch.nn.functional.gelu": 4 * 16 * 4,
+        "torch.sum": 4,
+    }
+    assert next(row.bytes for row in told.costs if "broadcast" in row.operation) == 0  # a view
+
+
+def test_a_fusion_is_one_call() -> None:
+    told = trained(executors=["inductor", "torch"])
+    regions = {region for _, _, region in told.regions}
+    assert regions and regions <= {row.operation for row in told.costs}
+    assert len({(row.phase, row.outputs) for row in told.costs}) == len(told.costs)
+
+
+def test_the_text_says_where_the_time_goes_and_the_json_has_it() -> None:
+    told = trained(executors=["torch"])
+    lines = str(told).splitlines()
+    (forward,) = [line for line in lines if line.startswith("forward: ")]
+    assert forward.endswith(" (torch 100%)")
+    head = lines[lines.index(forward) + 1].split()
+    assert head[-3:] == ["time", "memory", "source"]
+    assert json.loads(told.to_json())["costs"][0]["operation"] == "torch.matmul"
+    assert "time" not in str(trained_without_profile())
+
+
+def trained_without_profile() -> forge.Explanation:
+    jitted = forge.jit(step, executors=["torch"])
+    jitted(torch.randn(4, 8), torch.randn(8, 16, requires_grad=True)).backward()
+    return forge.explain(jitted)
+
+
+def test_nothing_of_the_user_changes() -> None:
+    """Statistics of a norm, and random numbers."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
+    jitted = forge.jit(model, executors=["torch"])
+    jitted(torch.randn(3, 4)).sum().backward()
+    before = [each.clone() for each in model.buffers()]
+    random = torch.get_rng_state()
+    told = forge.explain(jitted, profile=True)
+    assert {row.phase for row in told.costs} == {"forward", "backward"} and not told.unprofiled
+    assert all(map(torch.equal, model.buffers(), before))
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_lengths_that_are_symbols_are_as_they_were() -> None:
+    jitted = forge.jit(lambda x: F.softmax(x * 2, -1), executors=["torch"], dynamic=True)
+    jitted(torch.randn(5, 7))
+    assert [row.bytes for row in forge.explain(jitted, profile=True).costs] == [5 * 7 * 4] * 2
+
+
+@torch.library.custom_op("forge_profile::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    calls.append(x)
+    return x.clone()
+
+
+@noisy.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+calls: list[torch.Tensor] = []
+
+
+def test_what_may_do_more_than_compute_is_not_run_again() -> None:
+    jitted = forge.jit(lambda x: noisy(x * 2))
+    jitted(torch.randn(3))
+    count = len(calls)
+    told = forge.explain(jitted, profile=True)
+    assert len(calls) == count and not told.costs
+    (reason,) = told.unprofiled
+    assert reason.startswith("graph 0: torch.ops.forge_profile.noisy") and reason.endswith("may do more than compute")
+    assert "not profiled: graph 0" in str(told)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_cuda_graphs_are_not_taken_apart() -> None:
+    jitted = forge.jit(step, cuda_graphs=True)
+    for _ in range(8):
+        jitted(torch.randn(4, 8, device="cuda"), torch.randn(8, 16, device="cuda", requires_grad=True)).backward()
+    assert "CUDA graphs" in forge.explain(jitted, profile=True).unprofiled[0]
