@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     try:
         return command.main(args=argv, prog_name="forge", standalone_mode=False) or 0
+    except typer.Abort:  # Control-C
+        return 130
     except UsageError as error:
         _print_usage_error(error)
         raise SystemExit(2) from None

@@ -34,7 +34,7 @@ Sources = Annotated[
 @command(
     "kernels list",
     "forge kernels list                          # what the cache holds",
-    "forge kernels list ./my-norms --op torch.nn.functional.rms_norm",
+    "forge kernels list ./my-norms --op pattern:rms_norm",
     "forge kernels list --lock forge-kernels.lock",
     panel=_USE,
 )
@@ -81,7 +81,7 @@ def list_kernels(
 @command(
     "kernels check",
     "forge kernels check ./my-norms              # a folder",
-    "forge kernels check acme/norms@v1 --fetch   # a repository, with all of its variants",
+    "forge kernels check acme/my-norms@v1 --fetch   # a repository, all variants",
     "forge kernels check --lock forge-kernels.lock",
     panel=_MAKE,
 )
@@ -214,7 +214,7 @@ def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: PolicyOption
 @command(
     "kernels verify",
     "forge kernels verify ./my-norms",
-    "forge kernels verify acme/norms@v1 --seconds 10",
+    "forge kernels verify acme/my-norms@v1 --allow acme --seconds 10",
     panel=_USE,
 )
 def verify(
@@ -237,8 +237,8 @@ def verify(
 @command(
     "kernels bench",
     "forge kernels bench ./my-norms",
-    "forge kernels bench ./my-norms --op rms_norm --shapes 2x512,512 --dtype float32",
-    "forge kernels bench ./my-norms --json - --backward",
+    "forge kernels bench ./my-norms --op rms_norm --dtype float32 --shapes 2x64,64",
+    "forge kernels bench ./my-norms --backward --json -",
     panel=_USE,
 )
 def bench(
@@ -299,8 +299,8 @@ def bench(
 @command(
     "kernels lock",
     "forge kernels lock ./my-norms",
-    "forge kernels lock acme/norms@v1 --all-variants",
-    "forge kernels lock                          # all that the lock file holds, anew",
+    "forge kernels lock acme/my-norms@v1 --all-variants",
+    "forge kernels lock                # all that the lock file holds, anew",
     panel=_USE,
 )
 def lock(

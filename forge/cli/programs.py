@@ -268,7 +268,7 @@ def _complete_systems(incomplete: str) -> list[str]:
 @command(
     "bench",
     "forge bench llama --only eager,forge",
-    "forge bench gpt2 --train --rounds 15 --json",
+    "forge bench gpt2 --train --only eager,forge --rounds 15 --json",
     "forge bench torch.nn:Linear --set in_features=512 --set out_features=512 \\\n      --input 'float32[64,512]'",
     panel=_PANEL,
 )

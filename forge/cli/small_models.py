@@ -1,6 +1,7 @@
 """Models of the transformers library by name, made small from their configs, with inputs."""
 
 import importlib
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ from forge.ir.checks import in_one_line
 
 # Sizes of a small model, by the name that a config has for them; a config takes those that it knows.
 SIZES = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "word_embed_proj_dim"), 64),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim"), 64),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "d_ff", "ffn_dim", "hidden_dim"), 128),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings", "n_positions"), 128),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
@@ -92,15 +93,19 @@ def _config(config_class: type, settings: dict[str, Any]) -> Any:
     for name in settings:
         if name not in known:
             raise TargetError(f"--set: {unknown(f'field of {config_class.__name__}', name, known)}")
-    sizes = {name: size for name, size in SIZES.items() if isinstance(usual.to_dict().get(name), int)}
+    parts = {name: _config(type(getattr(usual, name)), {}) for name in config_class.sub_configs if hasattr(usual, name)}
     renamed = {usual.attribute_map.get(name, name): value for name, value in settings.items()}
-    chosen = {**sizes, **({"use_cache": False} if "use_cache" in known else {}), **renamed}
-    vocabulary = chosen.get("vocab_size")
-    for name in TOKENS:
-        token = known.get(name)
-        if vocabulary is not None and isinstance(token, int) and token >= vocabulary:
-            chosen.setdefault(name, 0)
-    return config_class(**chosen)
+    return config_class(**{**_small(usual), **parts, **renamed})
+
+
+def _small(usual: Any) -> dict[str, Any]:
+    """The fields that make a config small; tokens of a larger vocabulary are 0."""
+    known = usual.to_dict()
+    sizes = {name: size for name, size in SIZES.items() if isinstance(known.get(name), int) and "depths" not in known}
+    tokens = {name: 0 for name in TOKENS if "vocab_size" in sizes and (known.get(name) or 0) >= sizes["vocab_size"]}
+    if usual.is_encoder_decoder:  # labels are shifted behind these
+        tokens |= {name: 0 for name in ("pad_token_id", "decoder_start_token_id") if known.get(name) is None}
+    return {**sizes, **tokens, **({"use_cache": False} if "use_cache" in known else {})}
 
 
 def _arguments(model: torch.nn.Module, config: Any, training: bool, given: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +115,20 @@ def _arguments(model: torch.nn.Module, config: Any, training: bool, given: dict[
         side = config.image_size if isinstance(getattr(config, "image_size", None), int) else 32
         shape = (BATCH, getattr(config, "num_channels", 3), side, side)
         images = given.get("pixel_values", random_tensor(shape, torch.float32, cpu))
-        labels = {"labels": random_tensor((len(images),), torch.int64, cpu, config.num_labels)}
-        return {"pixel_values": images, **(labels if training else {})}
+        return {"pixel_values": images, **_labels(model, training, (len(images),), images)}
     if model.main_input_name != "input_ids":
         return {}
     vocabulary = config.get_text_config().vocab_size
     ids = given.get("input_ids", random_tensor((BATCH, LENGTH), torch.int64, cpu, vocabulary))
-    needed = "labels" if training else "decoder_input_ids" if config.is_encoder_decoder else None
-    return {"input_ids": ids, **({} if needed is None else {needed: ids})}
+    shape = (len(ids),) if type(model).__name__.endswith("ForSequenceClassification") else tuple(ids.shape)
+    decoder = {"decoder_input_ids": ids} if config.is_encoder_decoder and not training else {}
+    return {"input_ids": ids, **decoder, **_labels(model, training, shape, ids)}
+
+
+def _labels(model: torch.nn.Module, training: bool, shape: tuple[int, ...], given: torch.Tensor) -> dict[str, Any]:
+    """Classes of that shape, or the tokens themselves, where the model makes a loss of them."""
+    if not training or "labels" not in inspect.signature(model.forward).parameters:
+        return {}
+    if type(model).__name__.endswith("Classification"):
+        return {"labels": random_tensor(shape, torch.int64, torch.device("cpu"), model.config.num_labels)}
+    return {"labels": given}

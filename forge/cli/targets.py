@@ -136,9 +136,9 @@ def _from_file(place: str) -> ModuleType:
     if not path.is_file():
         raise TargetError(f"{place}: there is no such file")
     _search(path.parent)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # Dynamo looks a function's module up; one that is there stays
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}_of_{id(path)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Dynamo finds what it compiles by its module
     spec.loader.exec_module(module)
     return module
 
@@ -185,6 +185,6 @@ def _check_arguments(target: str, program: Callable, args: tuple[Any, ...], kwar
         signature.bind(*args, **kwargs)
     except TypeError as reason:
         raise TargetError(
-            f"{target}: takes {signature}, but with these inputs: {reason}; give --input NAME=float32[4,8], or have "
-            f"its module define {INPUTS}()"
+            f"{target}: takes {', '.join(signature.parameters)}, but with its inputs: {reason}; give --input "
+            f"NAME=float32[4,8], or define {INPUTS}() beside it"
         ) from reason
