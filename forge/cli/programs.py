@@ -180,7 +180,7 @@ def trace(
         rows = [(str(graph), phase, str(number), trace.stage) for graph, phase, number, trace in chosen]
         print("\n".join(table([("graph", "phase", "number", "stage"), *rows])))
     else:
-        _print_python("\n".join(each.show(levels) for *_, each in chosen))
+        _print_python("\n".join(each.show(levels) for *_, each in chosen).rstrip())
     return 0
 
 
