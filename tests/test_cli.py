@@ -16,6 +16,7 @@ import typer
 from forge import cli, model_bench
 from forge.cli import help, inputs, targets
 from forge.cli.app import TargetError, app
+from forge.executors import timing
 from forge.model_bench import Case
 
 ROOT = Path(__file__).parents[1]
@@ -401,6 +402,14 @@ def test_bench_compares_systems_in_turn(capsys: pytest.CaptureFixture[str], monk
 
 def _as_if(seconds: dict[str, float]) -> Any:
     return lambda runs, *, rounds, batch_seconds: {name: [seconds[name]] * rounds for name in runs}
+
+
+def test_each_system_is_timed_once_a_round_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(timing, "seconds_per_call", lambda run, calls: order.append(run()) or float(len(order)))
+    found = timing.in_turn({"a": lambda: "a", "b": lambda: "b"}, rounds=3)
+    assert order[4:] == ["a", "b"] * 3 and found == {"a": [5.0, 7.0, 9.0], "b": [6.0, 8.0, 10.0]}
+    assert timing.ratio([2.0, 9.0, 3.0], [1.0, 3.0, 3.0]) == 2.0
 
 
 def test_a_system_that_fails_is_told_and_the_others_are_timed(

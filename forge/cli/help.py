@@ -14,7 +14,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {}  # command lines that the help of a co
 THE_PROGRAM, TRUST = "The program and its inputs", "Whom to trust"  # headings
 _ORDER = ("Arguments", THE_PROGRAM, "Options", TRUST)
 _WIDEST = 110  # columns
-_LEFT = 26  # columns of an option's name, unless it is longer
 Rows = dict[str, list[tuple[Text, str]]]  # by heading
 
 
@@ -36,11 +35,11 @@ def _parts(ctx: typer.Context, commands: Sequence[Any]) -> Iterator[RenderableTy
     for paragraph in inspect.cleandoc(ctx.command.help or "").split("\n\n"):
         yield Text(f"\n{' '.join(paragraph.split())}")
     for rows in filter(None, (_commands(commands), _parameters(parameters))):
-        width = min(_LEFT, max(len(name) for of in rows.values() for name, _ in of))
+        width = max(len(name) for of in rows.values() for name, _ in of)
         for heading, of in rows.items():
             yield Text(f"\n{heading}", "bold")
             for name, text in of:
-                yield from _row(name, text, width)
+                yield _row(name, text, width)
     for number, line in enumerate(EXAMPLES.get(ctx.command_path, ())):
         if number == 0:
             yield Text("\nExamples", "bold")
@@ -85,13 +84,10 @@ def _explained(option: Any) -> str:
     return f"{option.help} Default: {default}." if shown else option.help
 
 
-def _row(name: Text, text: str, width: int) -> Iterator[RenderableType]:
-    """The name on the left; a long one has a line of its own."""
-    if len(name) > width:
-        yield Padding(name, (0, 0, 0, 2), expand=False)
-        name = Text()
+def _row(name: Text, text: str, width: int) -> RenderableType:
+    """The name on the left."""
     row = Table.grid(padding=(0, 2, 0, 0))
     row.add_column(width=width, no_wrap=True)
     row.add_column()
     row.add_row(name, Text(text))
-    yield Padding(row, (0, 0, 0, 2))
+    return Padding(row, (0, 0, 0, 2))
