@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from bench.common import entry
 from bench.kernel_examples import load, training
 from bench.timing import device_seconds, show_table
+from forge.model_bench import entry
 
 EPS = 1e-5
 ROWS = [(8192, 2048), (8192, 8192)]

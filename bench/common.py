@@ -1,11 +1,7 @@
 """What the benchmarks of models share: the systems they compare, and the models."""
 
-import builtins
-import itertools
-import types
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,33 +9,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
+from forge.model_bench import System, entry
 
 # systems
-
-
-@dataclass(frozen=True)
-class System:
-    """A way to run a function or module: `prepare` gives what is called in its place."""
-
-    name: str
-    prepare: Callable[[Callable], Callable]
-
-
-_numbers = itertools.count()
-
-
-def _call(*args: Any, **kwargs: Any) -> Any:
-    return target(*args, **kwargs)  # noqa: F821
-
-
-def entry(function: Callable) -> Callable:
-    """`function` behind a code object with a name of its own.
-
-    Dynamo keeps its cache, its limit of recompilations and what it learnt of changing sizes by code object and name:
-    without this, two models of one class, or two systems, would disturb each other.
-    """
-    code = _call.__code__.replace(co_name=f"call_{next(_numbers)}")
-    return types.FunctionType(code, {"__builtins__": builtins.__dict__, "__name__": __name__, "target": function})
 
 
 def _dynamo(backend: str) -> Callable[[Callable], Callable]:
@@ -118,28 +90,3 @@ def token_ids(batch: int = 2, length: int = 16) -> dict[str, torch.Tensor]:
     """The arguments of a Llama, labels included."""
     ids = torch.randint(128, (batch, length))
     return {"input_ids": ids, "labels": ids}
-
-
-def inference(model: Callable, inputs: dict[str, Any]) -> Callable[[], Any]:
-    """One forward without gradients."""
-
-    def run() -> Any:
-        with torch.no_grad():
-            return model(**inputs)
-
-    return run
-
-
-def training_step(model: Callable, parameters: Sequence[nn.Parameter], inputs: dict[str, Any]) -> Callable[[], Any]:
-    """Forward, loss, backward; no optimizer."""
-    parameters = list(parameters)
-
-    def run() -> Any:
-        for parameter in parameters:
-            parameter.grad = None
-        output = model(**inputs)
-        loss = output if isinstance(output, torch.Tensor) else output.loss
-        loss.backward()
-        return loss
-
-    return run

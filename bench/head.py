@@ -18,8 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import forge
-from bench.common import training_step
-from bench.timing import in_turn, ratio, show_table
+from bench.timing import show_table
+from forge.executors.timing import in_turn, ratio
+from forge.model_bench import training_step
 from forge.transforms import head
 
 VOCABULARY = 32_000

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 
 import forge
 from bench.kernel_examples import training
-from bench.timing import in_turn, show_table
+from bench.timing import show_table
 from forge.executors.hubex import Kernel, gather, kernel_executor
 from forge.executors.hubex.operators import make_checker
+from forge.executors.timing import in_turn
 from forge.ir import TensorProxy
 
 WANTED = 2e-6

@@ -18,7 +18,8 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from bench.timing import device_seconds, in_turn
+from bench.timing import device_seconds
+from forge.executors.timing import in_turn
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {

@@ -12,7 +12,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
-from bench.timing import in_turn, show_table
+from bench.timing import show_table
+from forge.executors.timing import in_turn
 
 # the model's sizes, the batch and its dtype, by device
 SIZES = {

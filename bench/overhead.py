@@ -20,8 +20,10 @@ from torch import nn
 from transformers.utils import logging
 
 import forge
-from bench.common import MLP, System, finish_compiling, inference, llama, systems, token_ids, training_step
-from bench.timing import in_turn, ratio, show_table
+from bench.common import MLP, finish_compiling, llama, systems, token_ids
+from bench.timing import show_table
+from forge.executors.timing import in_turn, ratio
+from forge.model_bench import System, inference, training_step
 
 Runs = dict[str, Callable[[], Any]]
 

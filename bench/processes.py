@@ -20,8 +20,9 @@ import torch
 from transformers.utils import logging
 
 import forge
-from bench.common import entry, llama, token_ids, training_step
+from bench.common import llama, token_ids
 from bench.timing import show_table
+from forge.model_bench import entry, training_step
 
 SYSTEMS = {"forge": forge.jit, "torch.compile": lambda model: torch.compile(entry(model))}
 

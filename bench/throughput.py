@@ -25,8 +25,10 @@ from torch import nn
 from transformers.utils import logging
 
 import forge
-from bench.common import FROZEN, System, entry, finish_compiling, inference, systems, training_step
-from bench.timing import in_turn, ratio, show_table
+from bench.common import FROZEN, finish_compiling, systems
+from bench.timing import show_table
+from forge.executors.timing import in_turn, ratio
+from forge.model_bench import System, entry, inference, training_step
 
 
 class Case(NamedTuple):

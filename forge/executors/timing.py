@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,22 +29,60 @@ def time_candidates(runs: Mapping[str, Callable[[], Any]], device: torch.device)
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
+def in_turn(
+    runs: Mapping[str, Callable[[], Any]], *, rounds: int, batch_seconds: float = 0.03
+) -> dict[str, list[float]]:
+    """Seconds per call of each in each round, in which they run one after the other, for that many seconds each."""
+    calls = {}
+    for name, run in runs.items():
+        seconds_per_call(run, 5)
+        calls[name] = max(1, int(batch_seconds / seconds_per_call(run, 3)))
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    gc.collect()
+    gc.freeze()  # so that the collections below walk only what is new
+    for _ in range(rounds):
+        gc.collect()
+        for name, run in runs.items():
+            found[name].append(seconds_per_call(run, calls[name]))
+    gc.unfreeze()
+    return found
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median over rounds of ours over theirs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def seconds_per_call(run: Callable[[], Any], calls: int) -> float:
+    """The mean of some calls by the clock on the wall, without garbage collection; on a GPU until its work is done."""
+    finish = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+
+    def timed() -> float:
+        finish()
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        finish()
+        return time.perf_counter() - start
+
+    return _without_collecting(timed) / calls
+
+
 def _seconds_per_call(run: Callable[[], Any], calls: int, device: torch.device) -> float:
     """The mean of some calls without garbage collection; on a GPU by its own clock, until its work is done."""
+    if device.type != "cuda":
+        return seconds_per_call(run, calls)
+    return _without_collecting(lambda: _on_gpu(run, calls)) / calls
+
+
+def _without_collecting(timed: Callable[[], float]) -> float:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return (_on_gpu if device.type == "cuda" else _on_cpu)(run, calls) / calls
+        return timed()
     finally:
         if collects:
             gc.enable()
-
-
-def _on_cpu(run: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return time.perf_counter() - start
 
 
 def _on_gpu(run: Callable[[], Any], calls: int) -> float:

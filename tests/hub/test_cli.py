@@ -67,7 +67,7 @@ def test_a_usage_error_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_is_forge_and_python_m_forge(tmp_path: Path) -> None:
-    root = Path(cli.__file__).parents[1]
+    root = Path(cli.__file__).parents[2]
     assert tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"] == {"forge": "forge.cli:main"}
     environment = os.environ | {"KERNELS_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "forge", "kernels", "list"]

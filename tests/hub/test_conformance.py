@@ -17,7 +17,7 @@ from tests.hub.conforming import CPU, ID, INIT, LAYERS, NAME, OPS, SCALE, descri
 from tests.hub.kernels import kernel, metadata, write
 
 SO = f"{ID}.abi3.so"
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 Change = Callable[[Path], Any]
 
 

@@ -1,0 +1,187 @@
+"""What every command shares: how it is declared, what its help shows, its exit status, and its errors in one line."""
+
+import dataclasses
+import inspect
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, get_type_hints
+
+import torch
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import forge
+from forge import hub
+from forge.cli import help
+from forge.ir.checks import in_one_line
+
+ORDER = ("trace", "explain", "bench", "doctor", "kernels")
+(UsageError,) = typer.BadParameter.__bases__  # typer has no name for it
+EXPECTED = (hub.HubError, ValueError, TypeError, OSError)  # the last: a path that the system refuses
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class TargetError(ValueError):
+    """What a command line names cannot be loaded, or raised an error of its own."""
+
+
+class Command(TyperCommand):
+    """A command with forge's help."""
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        help.show(ctx)
+
+
+class Group(TyperGroup):
+    """A group of commands with forge's help."""
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        help.show(ctx, [self.get_command(ctx, name) for name in self.list_commands(ctx)])
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        """Those of `forge` in the order of ORDER, others as they were declared."""
+        names = list(super().list_commands(ctx))
+        return sorted(names, key=lambda name: ORDER.index(name) if ctx.parent is None else 0)
+
+
+def _group(told: str) -> typer.Typer:
+    return typer.Typer(
+        cls=Group,
+        help=told,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app = _group("A compiler framework for PyTorch: see what runs, by whom, why, and how fast.")
+kernels = _group("Kernels of the Kernel Hub, of folders and of manifests.")
+app.add_typer(kernels, name="kernels", rich_help_panel="Kernels")
+_GROUPS = {"": app, "kernels": kernels}
+help.EXAMPLES["forge"] = (
+    "forge trace llama                  # the Python that forge generates",
+    "forge explain gpt2 --train         # who runs each operation, and why",
+    "forge bench bert --only eager,forge",
+    "forge doctor",
+)
+help.EXAMPLES["forge kernels"] = (
+    "forge kernels list",
+    "forge kernels new my-gate          # a source tree to fill in",
+    "forge kernels check my-gate",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"forge {forge.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        raise SystemExit(0)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of forge, torch and Python.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line. Gives 1, with one line on stderr, for what cannot be used.
+
+    Raises SystemExit(2) for a usage error, with one line on stderr that names the argument.
+    """
+    command = typer.main.get_command(app)
+    try:
+        return command.main(args=argv, prog_name="forge", standalone_mode=False) or 0
+    except typer.Abort:  # Control-C
+        return 130
+    except UsageError as error:
+        _print_usage_error(error)
+        raise SystemExit(2) from None
+
+
+def _print_usage_error(error: Exception) -> None:
+    path = error.ctx.command_path if error.ctx is not None else "forge"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if message:  # without arguments, a group has shown its help
+        message = f"{message[0].lower()}{message[1:]}"
+        print(f"{path}: {message} ({path} --help)", file=sys.stderr)
+
+
+def command(path: str, *examples: str, panel: str | None = None) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Declares a function as the command of that path, such as "kernels list"; its docstring is the help, and what it
+    returns the exit status.
+
+    A parameter whose type is a dataclass stands for the dataclass's fields, each an argument or option of its own.
+    examples: command lines that its help shows. panel: under which heading the group's help has it.
+    """
+
+    def add(function: Callable[..., int]) -> Callable[..., int]:
+        group, _, name = path.rpartition(" ")
+        help.EXAMPLES[f"forge {path}"] = examples
+        declared = _GROUPS[group].command(name, cls=Command, help=inspect.getdoc(function), rich_help_panel=panel)
+        declared(_callback(function))
+        return function
+
+    return add
+
+
+def _callback(function: Callable[..., int]) -> Callable[..., int]:
+    """What typer calls: `function` with every field as a parameter, --debug, and errors as an exit status."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [each for parameter in signature.parameters.values() for each in _expanded(parameter)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+    debug = inspect.Parameter("debug", keyword, default=False, annotation=Debug)
+
+    def callback(ctx: typer.Context, debug: bool, **given: Any) -> int:
+        arguments = {}
+        for name, parameter in signature.parameters.items():
+            kind = parameter.annotation
+            if dataclasses.is_dataclass(kind):
+                arguments[name] = kind(**{each.name: given[each.name] for each in dataclasses.fields(kind)})
+            else:
+                arguments[name] = given[name]
+        return _status(lambda: function(**arguments), debug or ctx.find_root().params["debug"])
+
+    callback.__signature__ = inspect.Signature([context, *parameters, debug])
+    callback.__annotations__ = {each.name: each.annotation for each in callback.__signature__.parameters.values()}
+    return callback
+
+
+def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    if not dataclasses.is_dataclass(parameter.annotation):
+        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        return
+    hints = get_type_hints(parameter.annotation, include_extras=True)
+    for each in dataclasses.fields(parameter.annotation):
+        default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
+        yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name])
+
+
+def _status(run: Callable[[], int], debug: bool) -> int:
+    """The exit status of a command: 1 where it raises an error, with one line of it on stderr, or its traceback."""
+    try:
+        status = run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (UsageError, typer.Exit):
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            expected = isinstance(error, EXPECTED)
+            text = str(error) if expected else f"{in_one_line(error)} (--debug shows where)"
+            print(f"forge: {text}", file=sys.stderr)
+        return 1
+    return status

@@ -1,0 +1,126 @@
+"""Arguments of a program as a command line writes them: x=float32[4,8], ids=int64[2,16]<1000, dim=-1."""
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import typer
+
+from forge.hub.manifest.dtypes import DTYPES, dtype_name, find_dtype
+from forge.ir.proxies import short_dtype
+
+SYNTAX = "[NAME=]DTYPE[LENGTH,...] such as x=float32[4,8], int64[2,16]<1000 or float32[], or a literal such as dim=-1"
+BELOW = 10  # what integers are below, where nothing is said
+_NAMED = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<value>.+)", re.DOTALL)
+_TENSOR = re.compile(r"(?P<dtype>[A-Za-z]\w*)\[(?P<shape>[^\]]*)\](?:<(?P<below>.*))?")
+_SHORT = {short_dtype(each): each for each in DTYPES.values()}  # as a printed trace has them
+
+
+def parse_inputs(given: Sequence[str], device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments: float tensors from a normal distribution, integers from 0 on.
+
+    Raises typer.BadParameter, naming the input, for what is not SYNTAX.
+    """
+    args, kwargs = [], {}
+    for text in given:
+        match = _NAMED.fullmatch(text.strip())
+        if match is None:
+            raise _wrong(text, "is empty")
+        value = _value(match["value"].strip(), text, device)
+        if match["name"] is None:
+            if kwargs:
+                raise _wrong(text, "is positional, but stands behind a named one")
+            args.append(value)
+        elif match["name"] in kwargs:
+            raise _wrong(text, "is the second of that name")
+        else:
+            kwargs[match["name"]] = value
+    return tuple(args), kwargs
+
+
+def parse_settings(given: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE, each: a literal of Python, or a string. Raises typer.BadParameter for something else."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as num_hidden_layers=2", param_hint="--set")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """torch's dtype of a name, long or short (float32, f32). Raises typer.BadParameter for another, or an integer's."""
+    found = _dtype(text)
+    if found is None or not found.is_floating_point:
+        raise typer.BadParameter(f"{text!r} is no floating-point dtype, such as bfloat16", param_hint="--dtype")
+    return found
+
+
+def parse_device(text: str) -> torch.device:
+    """A device that is here. Raises typer.BadParameter for what is none, ValueError for one that is not here."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise typer.BadParameter(f"{text!r} is no device of torch, such as cuda:0", param_hint="--device") from None
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        raise ValueError(f"--device {text} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def dtypes() -> list[str]:
+    """The names of floating-point dtypes, to be completed."""
+    return [dtype_name(each) for each in dict.fromkeys(DTYPES.values()) if each.is_floating_point]
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    return _SHORT.get(name) or find_dtype(name)
+
+
+def _value(value: str, text: str, device: torch.device) -> Any:
+    match = _TENSOR.fullmatch(value)
+    if match is not None:
+        return _tensor(match, text, device)
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        raise _wrong(text, "is neither a tensor nor a literal") from None
+
+
+def _tensor(match: re.Match[str], text: str, device: torch.device) -> torch.Tensor:
+    dtype = _dtype(match["dtype"])
+    if dtype is None:
+        raise _wrong(text, f"has no dtype of torch, but {match['dtype']!r}")
+    lengths = [each.strip() for each in match["shape"].split(",")] if match["shape"].strip() else []
+    if not all(length.isdecimal() for length in lengths):
+        raise _wrong(text, f"has no list of lengths, but {match['shape']!r}")
+    whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    below = match["below"]
+    if below is not None and not (whole and below.isdecimal() and int(below) > 0):
+        raise _wrong(text, "has something else behind < than a positive number, or no dtype of integers")
+    try:
+        return random_tensor([int(length) for length in lengths], dtype, device, int(below or BELOW))
+    except RuntimeError as error:
+        raise _wrong(text, f"cannot be made: {str(error).splitlines()[0]}") from error
+
+
+def random_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, below: int = BELOW) -> torch.Tensor:
+    """Normally distributed numbers, integers from 0 to `below`, or booleans; the same ones on each device."""
+    if dtype is torch.bool:
+        made = torch.randint(2, shape)
+    elif dtype.is_floating_point or dtype.is_complex:
+        made = torch.randn(shape, dtype=torch.complex64 if dtype.is_complex else torch.float32)
+    else:
+        made = torch.randint(below, shape)
+    return made.to(device, dtype)
+
+
+def _wrong(text: str, reason: str) -> typer.BadParameter:
+    return typer.BadParameter(f"{text!r} {reason}; wanted is {SYNTAX}", param_hint="--input")

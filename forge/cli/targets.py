@@ -1,0 +1,190 @@
+"""What a command line calls TARGET: a program with its inputs, from a module, a file, or a model's name."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from forge.cli import small_models
+from forge.cli.app import TargetError
+from forge.executors.executor import unknown
+from forge.ir.checks import in_one_line
+from forge.model_bench import Case
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+INPUTS = "forge_inputs"  # a function of the target's module that gives the arguments of a call
+_LIBRARIES = tuple(f"{Path(file).parents[up]}/" for file, up in ((torch.__file__, 0), (__file__, 2)))
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Of code that is not forge's: an error names `what` and the user's line, and what it prints goes to stderr."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{what} raised {in_one_line(error)}{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Where the user's code was."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARIES)]
+    known = [each for each in frames if Path(each.filename).exists() and "importlib" not in each.filename]
+    return f" ({Path(known[-1].filename).name}:{known[-1].lineno})" if known else ""
+
+
+def load(
+    target: str,
+    settings: Mapping[str, Any],
+    inputs: Inputs | None,
+    *,
+    training: bool,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> Case:
+    """The program of a command line.
+
+    target: package.module:name, path/to/file.py:name, or a name of transformers. What it names is the program, or is
+    called with `settings` and makes it, alone or as (program, inputs). inputs: of the command line, positional and
+    named, which go before the program's own. training: whether a step has a backward. dtype, device: of parameters and
+    of the program's own inputs. Raises TargetError for what cannot be loaded, or takes other arguments.
+    """
+    args, kwargs = inputs or ((), {})
+    with blamed(target):
+        if ":" in target or target.endswith(".py"):
+            program, own = _from_python(target, dict(settings))
+            own = ((), {}) if inputs is not None else own
+        else:
+            program, named = small_models.make(target, dict(settings), training, kwargs)
+            own = (), {} if args else named
+        own_args, own_kwargs = _moved(own, device, dtype)
+        args, kwargs = (*own_args, *args), {**own_kwargs, **kwargs}
+        if isinstance(program, torch.nn.Module):
+            program = program.to(device=device, dtype=dtype).train(training)
+    _check_arguments(target, program, args, kwargs)
+    if training and not _parameters(program):
+        args, kwargs = pytree.tree_map(_requiring_grad, (args, kwargs))
+    return Case(target, program, args, kwargs, training)
+
+
+def _parameters(program: Callable) -> list[torch.nn.Parameter]:
+    parameters = program.parameters() if isinstance(program, torch.nn.Module) else ()
+    return [each for each in parameters if each.requires_grad]
+
+
+def _moved(inputs: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """On the device; what is floating-point in the dtype."""
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.to(device, dtype if leaf.is_floating_point() else None)
+
+    return pytree.tree_map(move, inputs)
+
+
+def _requiring_grad(leaf: Any) -> Any:
+    differentiable = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    return leaf.detach().requires_grad_() if differentiable else leaf
+
+
+def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Inputs]:
+    """A program and its own inputs."""
+    place, _, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
+    module = _from_file(place) if place.endswith(".py") else _imported(target, place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
+            what = unknown("name", part, known) if part else f"NAME is missing; it has {', '.join(sorted(known))}"
+            raise TargetError(f"{target}: {what}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise TargetError(f"{target}: is {found!r}, but must be a module, a function, or a function that makes one")
+    program, own = _made(target, found, settings)
+    if own is None and callable(getattr(module, INPUTS, None)):
+        own = getattr(module, INPUTS)()
+    return program, _as_arguments(own)
+
+
+def _imported(target: str, name: str) -> ModuleType:
+    """A module; those of the current folder are found behind all that is installed."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise TargetError(f"{target}: {name!r} is no name of a module; a file's ends with .py")
+    _search(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise TargetError(f"{target}: there is no module {error.name!r}") from error
+        raise
+
+
+def _from_file(place: str) -> ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise TargetError(f"{place}: there is no such file")
+    _search(path.parent)
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}_of_{id(path)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Dynamo finds what it compiles by its module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _search(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _made(target: str, found: Callable, settings: dict[str, Any]) -> tuple[Callable, Any]:
+    """What a class or a factory makes with the settings; a function that needs other arguments is the program."""
+    if isinstance(found, torch.nn.Module):
+        if settings:
+            raise TargetError(f"{target}: is made already, so that --set {next(iter(settings))} changes nothing")
+        return found, None
+    try:
+        inspect.signature(found).bind(**settings)
+    except (TypeError, ValueError) as reason:  # ValueError: a builtin without a signature
+        if settings or isinstance(found, type):
+            raise TargetError(f"{target}: cannot be called with what --set gives: {reason}") from reason
+        return found, None
+    made = found(**settings)
+    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
+        return made
+    return (made, None) if callable(made) else (found, None)
+
+
+def _as_arguments(own: Any) -> Inputs:
+    """What a program gives as its inputs: one tensor, a tuple or list of arguments, or a dict of named ones."""
+    if own is None:
+        return (), {}
+    if isinstance(own, Mapping):
+        return (), dict(own)
+    return (tuple(own), {}) if isinstance(own, (tuple, list)) else ((own,), {})
+
+
+def _check_arguments(target: str, program: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises TargetError where the program takes others."""
+    try:
+        signature = inspect.signature(program.forward if isinstance(program, torch.nn.Module) else program)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as reason:
+        raise TargetError(
+            f"{target}: takes {', '.join(signature.parameters)}, but with its inputs: {reason}; give --input "
+            f"NAME=float32[4,8], or define {INPUTS}() beside it"
+        ) from reason
