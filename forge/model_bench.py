@@ -4,6 +4,7 @@ import builtins
 import copy
 import itertools
 import statistics
+import sys
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from forge.ir.printing import table
 from forge.jit import finish_compiling, jit
 
 EAGER, PEER, OURS = "eager", "torch.compile", "forge"
+_UNSAID = 2.0  # seconds of waiting that nobody is told of
 BATCH = 0.1  # seconds of a system in a round, where that is several calls
 
 
@@ -56,9 +58,16 @@ def systems(executors: Sequence[str] | None = None) -> dict[str, System]:
     found = [
         System(EAGER, lambda function: function),
         System(PEER, lambda function: torch.compile(entry(function))),
-        System(OURS, lambda function: jit(function, executors=executors), finish_compiling),
+        System(OURS, lambda function: jit(function, executors=executors), _finish),
     ]
     return {each.name: each for each in found}
+
+
+def _finish(jitted: Callable) -> None:
+    """Waits for larger regions, and says so where that takes long."""
+    if not finish_compiling(jitted, timeout=_UNSAID):
+        print("forge: waiting for larger regions to be compiled (FORGE_BACKGROUND=0: without them)", file=sys.stderr)
+        finish_compiling(jitted)
 
 
 def inference(model: Callable, inputs: Mapping[str, Any], args: Sequence[Any] = ()) -> Callable[[], Any]:

@@ -228,6 +228,7 @@ def _print_python(text: str) -> None:
 @command(
     "explain",
     "forge explain llama --train",
+    "forge explain gpt2 --profile",
     "forge explain bert --html report.html",
     "forge explain torch.nn.functional:softmax --input 'float32[4,8]' \\\n      --input dim=-1 --json",
     panel=_PANEL,
@@ -237,16 +238,20 @@ def explain(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the report as one page to search and filter, too.")
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Run the program again, and say what each call takes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> int:
     """Say who runs each operation, who declined it and why.
 
-    And what is fused, what is saved for the backward, graph breaks, what runs in eager, and the time to compile.
+    And what is fused, what is saved for the backward, graph breaks, what runs in eager, and the time to compile; with
+    --profile the time and memory of each call.
     """
     if html is not None and not html.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
     jitted = program.compiled(training=program.train)  # the page has the traces of graphs that are still there
-    found = forge.explain(jitted)
+    found = forge.explain(jitted, profile=profile)
     if html is not None:
         found.to_html(html)
         print(f"forge: the report is in {html}", file=sys.stderr)
