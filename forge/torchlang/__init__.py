@@ -17,6 +17,7 @@ from forge.torchlang.core import (
     write,
 )
 from forge.torchlang.creation import *  # noqa: F403
+from forge.torchlang.distributed import *  # noqa: F403
 from forge.torchlang.einsum import *  # noqa: F403
 from forge.torchlang.elementwise import *  # noqa: F403
 from forge.torchlang.indexing import *  # noqa: F403
