@@ -4,9 +4,21 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed
 import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
 
 import forge
 from forge.ir import Tag
@@ -74,3 +86,197 @@ def order_of_collectives(rank: int) -> list[list[str]]:
         [bound.symbol.name for bound in stages[-1].bound_symbols if Tag.EFFECT in bound.all_tags]
         for stages in (compiled.traces, compiled.backward_traces)
     ]
+
+
+# tensor parallelism
+
+
+class Attention(nn.Module):
+    """As in Llama, without rotary embeddings."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head = width // heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention, self.mlp = Attention(width, heads), MLP(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(nn.Module):
+    def __init__(self, width: int = 16, heads: int = 4, words: int = 32, layers: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+COLUMNS, ROWS = ColwiseParallel, RowwiseParallel
+PLANS = {
+    "columns and rows": (
+        {
+            **{f"attention.{name}": COLUMNS() for name in "qkv"},
+            "attention.o": ROWS(),
+            "mlp.gate": COLUMNS(),
+            "mlp.up": COLUMNS(),
+            "mlp.down": ROWS(),
+        },
+        {"head": COLUMNS(output_layouts=Replicate())},
+    ),
+    "sequence": (
+        {
+            "attention_norm": SequenceParallel(),
+            "mlp_norm": SequenceParallel(),
+            "attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+            "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+            **{f"attention.{name}": COLUMNS() for name in "qkv"},
+            "attention.o": ROWS(output_layouts=Shard(1)),
+            "mlp.gate": COLUMNS(),
+            "mlp.up": COLUMNS(),
+            "mlp.down": ROWS(output_layouts=Shard(1)),
+        },
+        {
+            "embed": ROWS(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+            "head": COLUMNS(input_layouts=Shard(1), output_layouts=Replicate()),
+        },
+    ),
+    "DTensors throughout": (
+        {
+            "mlp.gate": COLUMNS(use_local_output=False),
+            "mlp.up": COLUMNS(use_local_output=False),
+            "mlp.down": ROWS(),
+        },
+        {"head": COLUMNS(use_local_output=False)},
+    ),
+}
+
+
+def parallel(plan: str) -> nn.Module:
+    """The model with a plan of PLANS applied."""
+    torch.manual_seed(0)
+    model, mesh = Llama(), init_device_mesh("cpu", (2,))
+    in_layers, outside = PLANS[plan]
+    for layer in model.layers:
+        parallelize_module(layer, mesh, dict(in_layers))
+    return parallelize_module(model, mesh, dict(outside))
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """What all processes have together of a DTensor."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def train(
+    model: nn.Module, step: Callable | None = None, steps: int = 2
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The losses of some steps, and the gradients of the last one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = whole((step or model)(tokens))
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        loss.backward()
+        losses.append(loss.item())
+        gradients = {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+        optimizer.step()
+    return losses, gradients
+
+
+def tensor_parallel(
+    rank: int, plan: str, executors: list[str] | None = None, cache: str | None = None
+) -> dict[str, Any]:
+    """Losses and gradients in eager and jitted, of what forge's program consists, and what runs as it did."""
+    with pytest.MonkeyPatch.context() as patch:
+        if cache is not None:
+            patch.setenv("FORGE_CACHE", "1")
+            patch.setenv("FORGE_CACHE_DIR", cache)
+        return _tensor_parallel(plan, executors)
+
+
+def _tensor_parallel(plan: str, executors: list[str] | None) -> dict[str, Any]:
+    model = parallel(plan)
+    jitted = forge.jit(model, executors=executors)
+    ours = train(model, jitted)
+    told = forge.explain(jitted)
+    compiled = record_of(jitted).latest
+    return {
+        "eager": train(parallel(plan)),
+        "forge": ours,
+        "opaque": sorted(set(told.opaque_calls)),
+        "broken": told.graph_breaks + told.eager,
+        "cached": compiled is not None and compiled.cached,
+        "operations": {claim.operation for claim in compiled.claims} if compiled is not None else set(),
+    }
+
+
+def without_gradients(rank: int) -> dict[str, Any]:
+    model, tokens = parallel("columns and rows"), torch.arange(16).view(2, 8)
+    jitted = forge.jit(model)
+    with torch.no_grad():
+        expected, ours = model(tokens), jitted(tokens)
+    told = forge.explain(jitted)
+    return {"eager": expected, "forge": ours, "broken": told.graph_breaks + told.eager}
+
+
+IN_EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.5) * 2,
+    "uneven": lambda x: x * 2,
+    "in place": lambda x: (x * 2).add_(1),
+}
+
+
+def in_eager_with_a_reason(rank: int, what: str) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """What a function of a DTensor gives, jitted and in eager, and the warnings."""
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(torch.arange(15.0 if what == "uneven" else 16.0).view(-1, 1), mesh, [Shard(0)])
+    function = IN_EAGER[what]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.manual_seed(1)
+        ours = whole(forge.jit(function)(x))
+    torch.manual_seed(1)
+    return ours, whole(function(x)), [str(each.message) for each in told if str(each.message).startswith("forge")]
+
+
+def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """A sum of DTensors on two meshes, one of two processes, one of this one alone."""
+    two, one = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("both", "alone"))["alone"]
+
+    def total(x: torch.Tensor, mesh: torch.distributed.DeviceMesh) -> torch.Tensor:
+        return DTensor.from_local(x * 2, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
+
+    jitted, x = forge.jit(total), torch.ones(3) * (rank + 1)
+    return [jitted(x, two), jitted(x, one), jitted(x, two)], [total(x, two), total(x, one), total(x, two)]

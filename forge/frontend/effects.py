@@ -46,6 +46,8 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
         raise Unsupported(f"{name} differentiates what was computed before the graph")
     if "out" in kwargs or name.rpartition(".")[2] in _RESHAPERS or "triton_kernel_wrapper" in name:
         raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
+    if getattr(function, "communicates", False):
+        return Effects([], frozenset({Tag.EFFECT}), [])
     if isinstance(function, _OPERATORS) and _qualified(function).partition("::")[0] in _COLLECTIVES:
         return Effects(_by_schema(function, name, args, kwargs), frozenset({Tag.EFFECT}), [])
     tried = try_without_values(function, args, kwargs)

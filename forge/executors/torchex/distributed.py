@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from forge import prims
-from forge.executors.torchex.core import run_prim, run_prims
+from forge import prims, torchlang
+from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang
 
 if torch.distributed.is_available():
     functional = torch.ops._c10d_functional
+
+    for symbol in (torchlang.redistributed, torchlang.spreading):
+        run_torchlang(symbol, checker=as_what_it_calls)
 
     run_prims({prims.all_reduce: functional.all_reduce, prims.wait_tensor: functional.wait_tensor})
 
