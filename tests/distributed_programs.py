@@ -1,5 +1,10 @@
 """What the two processes of tests/distributed run: functions of the rank, which return what the test looks at."""
 
+import contextlib
+import io
+import linecache
+import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -280,3 +285,18 @@ def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
     jitted, x = forge.jit(total), torch.ones(3) * (rank + 1)
     return [jitted(x, two), jitted(x, one), jitted(x, two)], [total(x, two), total(x, one), total(x, two)]
+
+
+# documents
+
+
+def documented(rank: int, name: str, code: str) -> str:
+    """What an example prints in this process, in the group that is there."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(torch.distributed, "init_process_group", lambda backend: None)
+        patch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+        linecache.cache[f"{name}.py"] = (len(code), None, code.splitlines(True), f"{name}.py")
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(code, f"{name}.py", "exec"), vars(module))
+    return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines())
