@@ -23,7 +23,14 @@ import pytest
 from forge.hub.manifest import kernels, validate
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/adding-an-op.md", "docs/writing-a-kernel.md", "docs/layers.md", "docs/distributed.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/adding-an-op.md",
+    "docs/writing-a-kernel.md",
+    "docs/layers.md",
+    "docs/distributed.md",
+]
 BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -12,9 +12,10 @@ DOCUMENT = (Path(__file__).parents[2] / "docs/distributed.md").read_text()
 EXAMPLE = re.compile(r"^```python (\w+)\.py\n(.*?)^```\n\n^```console\n\$ [^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "printed"), EXAMPLE.findall(DOCUMENT), ids=[each[0] for each in EXAMPLE.findall(DOCUMENT)]
-)
+EXAMPLES = EXAMPLE.findall(DOCUMENT)
+
+
+@pytest.mark.parametrize(("name", "code", "printed"), EXAMPLES, ids=[each[0] for each in EXAMPLES])
 def test_an_example_prints_what_the_document_says(name: str, code: str, printed: str, pair: Pair) -> None:
     first, second = pair.run(documented, name, code)
     assert first == printed
