@@ -24,6 +24,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import forge
 from forge.ir import Tag
@@ -285,6 +287,78 @@ def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
     jitted, x = forge.jit(total), torch.ones(3) * (rank + 1)
     return [jitted(x, two), jitted(x, one), jitted(x, two)], [total(x, two), total(x, one), total(x, two)]
+
+
+# DistributedDataParallel
+
+
+class Stack(nn.Module):
+    """Layers of more than a mebibyte each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(600, 600) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class Events(TorchDispatchMode):
+    """The products and the messages of this thread, in order, in `told`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name in ("mm", "allreduce_"):
+            self.told.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _stack(jitted: bool, executors: list[str] | None, cap: float) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    model = Stack()
+    return DistributedDataParallel(forge.jit(model, executors=executors) if jitted else model, bucket_cap_mb=cap)
+
+
+def _step(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(torch.randn(8, 600, generator=torch.Generator().manual_seed(rank))).square().sum().backward()
+    return {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters()}
+
+
+def in_buckets(rank: int, executors: list[str], cap: float = 1.0) -> dict[str, Any]:
+    """Gradients in eager and jitted, and what happens in a step's backward, in order: products, messages, and the
+    layers whose weights get their gradients."""
+    model, expected = _stack(True, executors, cap), _step(_stack(False, None, cap), rank)
+    found = [_step(model, rank) for _ in range(3)]
+    loss = model(torch.randn(8, 600)).square().sum()
+    with Events() as events:
+        for i, layer in enumerate(model.module.layers):
+            layer.weight.register_post_accumulate_grad_hook(lambda p, i=i: events.told.append(f"layer {i}"))
+        loss.backward()
+    told = forge.explain(model)
+    return {"eager": expected, "forge": found, "events": events.told, "broken": told.graph_breaks + told.eager}
+
+
+def parts_again(rank: int) -> dict[str, Any]:
+    """Gradients twice of one graph, of some weights alone, and of gradients, in eager and jitted."""
+
+    def results(model: nn.Module) -> list[torch.Tensor]:
+        x = torch.randn(8, 600, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+        first, last = model.module.layers[0].weight, model.module.layers[3].weight
+        loss = model(x).square().sum()
+        once = torch.autograd.grad(loss, [first, last, x], retain_graph=True)
+        twice = torch.autograd.grad(loss, [first], retain_graph=True)
+        late = torch.autograd.grad(loss, [last], create_graph=True)
+        again = torch.autograd.grad(late[0].square().sum(), [first])
+        return [each.detach() for each in (*once, *twice, *late, *again)]
+
+    return {"eager": results(_stack(False, None, 1.0)), "forge": results(_stack(True, ["torch"], 1.0))}
 
 
 # documents
