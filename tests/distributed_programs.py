@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import forge
 from forge.ir import Tag
@@ -359,6 +360,34 @@ def parts_again(rank: int) -> dict[str, Any]:
         return [each.detach() for each in (*once, *twice, *late, *again)]
 
     return {"eager": results(_stack(False, None, 1.0)), "forge": results(_stack(True, ["torch"], 1.0))}
+
+
+def accumulated(rank: int) -> dict[str, Any]:
+    """Gradients in eager and jitted of two steps, of which the first is not sent, with checkpoints, under autocast."""
+
+    class Checkpointed(Stack):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(lambda y, layer=layer: torch.relu(layer(y)), x, use_reentrant=False)
+            return x
+
+    def gradients(jitted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = forge.jit(Checkpointed()) if jitted else Checkpointed()
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1, find_unused_parameters=True)
+        x = torch.randn(8, 600, generator=torch.Generator().manual_seed(rank))
+        with wrapped.no_sync():
+            wrapped(x).square().mean().backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = wrapped(x).square().mean()
+        loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    return {"eager": gradients(False), "forge": gradients(True)}
 
 
 # documents

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from distributed_programs import in_buckets, parts_again
+from distributed_programs import accumulated, in_buckets, parts_again
 from two_processes import Pair
 
 
@@ -35,3 +35,9 @@ def test_small_gradients_leave_together(pair: Pair) -> None:
 def test_parts_are_computed_again_alone_and_with_a_history(pair: Pair) -> None:
     for found in pair.run(parts_again):
         torch.testing.assert_close(found["forge"], found["eager"], rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_accumulate_with_checkpoints_unused_parameters_and_autocast(pair: Pair) -> None:
+    for found in pair.run(accumulated):
+        assert len(found["eager"]) > 4
+        torch.testing.assert_close(found["forge"], found["eager"])
