@@ -45,6 +45,7 @@ from forge.executors.torchex.attention import ATTENDING, takes_groups
 from forge.executors.torchex.core import torchex
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
+from forge.frontend.buckets import bucket_bytes
 from forge.frontend.frozen import Folded, fold_weights, freezing_of
 from forge.frontend.layers import LayerUse
 from forge.frontend.program import Program, inline_epilogue
@@ -74,6 +75,7 @@ from forge.transforms import (
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate, without_gradients
+from forge.transforms.parts import find_parts, in_parts
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.split import Saved, Split, backward_of, backward_of_saved, innermost, seeds_of, split
 from forge.transforms.users import Transform, run_users
@@ -481,9 +483,11 @@ def _generate(
     layouts: Layouts | None = None,
     kept: Sequence[str] = (),
     reference: Trace | None = None,
+    divide: Callable[[Trace], Trace] | None = None,
 ) -> Generated:
     """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's.
-    reference: what the values are compared with where that is wanted."""
+    reference: what the values are compared with where that is wanted. divide: has the claimed trace give its results in
+    parts."""
     claimed, made = claim(trace, options.executors, declined, layouts, options.selection)
     claims.extend(made)
     stages.append(claimed)
@@ -493,6 +497,8 @@ def _generate(
         claimed = checked.trace
     elif options.cuda_graphs:
         claimed = record(claimed, _BACKWARDS if own_inputs else _FORWARDS, kept)
+    if divide is not None:
+        claimed = divide(claimed)
     final = delete_last_used(claimed, own_inputs=own_inputs)
     stages.append(final)
     function = final.python_callable()
@@ -527,13 +533,24 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             reference=program.trace,
         )
 
+    graphs = any(map(keeps_graph, innermost(parts.forward.bound_symbols)))  # which have None for some gradients
+    limit = None if options.cuda_graphs or options.check or graphs else bucket_bytes()
+    found: list[list[int]] | None = None  # the parts, once a backward was claimed
+
+    def divide(claimed: Trace) -> Trace:
+        nonlocal found
+        if found is None:
+            found = find_parts(claimed, limit)
+        return in_parts(claimed, found) if found else claimed
+
     def backward_for(present: tuple, *, batched: bool = False) -> Generated:
         chosen = [output for i, output in flowing.items() if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             stages, claims = ([], []) if batched else (compiled.backward_traces, compiled.backward_claims)
             by = options.in_torch() if batched else options
             reached = _without_unreached(joint, parts, present[len(outputs) :])
-            made = settled(partial(_compile_backward, reached, parts, chosen, by, stages, claims, layouts))
+            how = None if limit is None or batched or present[len(outputs) :] else divide
+            made = settled(partial(_compile_backward, reached, parts, chosen, by, stages, claims, layouts, how))
         compiled.shorten()
         return made
 
@@ -554,8 +571,10 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     epilogue = None if program.epilogue is None else _generate(program.epilogue, options, [], [])
     sets_mode = program.epilogue is not None and _sets_mode(program.epilogue)
     later = backward_for, again_for, parts.forward, lambda: numbers
-    training = Training(backward, usual, epilogue, constants, sources, *later)
+    training = Training(backward, usual, epilogue, constants, sources, *later, parts=found or ())
     recipe = Recipe(forward, program.grad, sets_mode, training)
+    if found:  # larger regions would give all gradients at their end
+        return recipe
 
     def grow(later: Options, made: _Made) -> Recipe:
         known, chosen = Layouts(parts.forward.inputs), [output for i, output in flowing.items() if usual[i]]
@@ -660,6 +679,7 @@ def _compile_backward(
     stages: list[Trace],
     claims: list[Claim],
     layouts: Layouts,
+    divide: Callable[[Trace], Trace] | None = None,
 ) -> Generated:
     """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
     trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
@@ -669,4 +689,4 @@ def _compile_backward(
         layouts.add(gradient, like=output)
     stages[:] = [trace]
     claims.clear()
-    return _generate(trace, options, stages, claims, own_inputs=True, layouts=layouts, reference=trace)
+    return _generate(trace, options, stages, claims, own_inputs=True, layouts=layouts, reference=trace, divide=divide)

@@ -26,6 +26,7 @@ from forge.executors.hubex import LayerExecutor, Layers, Source, kernel_executor
 from forge.frontend import dynamo
 from forge.frontend.against_eager import against_eager
 from forge.frontend.ambient import restored, uncaptured
+from forge.frontend.dtensors import localized
 from forge.frontend.entry import enter
 from forge.frontend.higher_order import runnable
 from forge.frontend.layers import decide
@@ -243,6 +244,15 @@ def compile_graph(
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
+    local = localized(graph)
+    if local is None:
+        return _compile_tensors(graph, options, record)
+    compiled = _compile_tensors(local.graph, options, record)
+    compiled.call = local.around(compiled.call)
+    return compiled
+
+
+def _compile_tensors(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
     uses = decide(graph, next((each for each in options.executors if isinstance(each, LayerExecutor)), None))
     run, slot = runnable(graph), Slot(graph, options, record.parameters)
     given = len(graph.graph.find_nodes(op="placeholder"))

@@ -23,7 +23,14 @@ import pytest
 from forge.hub.manifest import kernels, validate
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/adding-an-op.md", "docs/writing-a-kernel.md", "docs/layers.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/adding-an-op.md",
+    "docs/writing-a-kernel.md",
+    "docs/layers.md",
+    "docs/distributed.md",
+]
 BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -111,7 +118,8 @@ def _needs(document: str) -> None:
         pytest.skip("there is no C++ compiler to build norms-cpu with")
 
 
-LONG = {"docs/writing-a-kernel.md"}  # it builds repositories and verifies their kernels: minutes
+# one builds repositories and verifies their kernels; the other starts processes: minutes
+LONG = {"docs/writing-a-kernel.md", "docs/distributed.md"}
 CODE = [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in DOCUMENTS]
 
 

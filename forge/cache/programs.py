@@ -96,6 +96,7 @@ def _training_data(training: Training | None) -> dict[str, Any] | None:
         "constants": training.constants,
         "sources": [list(sources.saved.items()), sources.remembered, sources.mutated, sources.numbers],
         "split": _hash(training.split),
+        "parts": training.parts,
     }
 
 
@@ -140,7 +141,13 @@ def _function(reader: Reader, name: str, lines: list[str], table: dict[str, list
 
 
 def _training(
-    made: dict[str, Generated], program: "Loaded", usual: list[bool], constants: list[int], sources: list, split: str
+    made: dict[str, Generated],
+    program: "Loaded",
+    usual: list[bool],
+    constants: list[int],
+    sources: list,
+    split: str,
+    parts: list[list[int]],
 ) -> Training:
     saved, *rest = sources
 
@@ -166,7 +173,7 @@ def _training(
     epilogue = made.get("epilogue")
     backward = made["backward"]
     return Training(
-        backward, tuple(usual), epilogue, constants, places, backward_for, again_for, numbers=numbers
+        backward, tuple(usual), epilogue, constants, places, backward_for, again_for, numbers=numbers, parts=parts
     )
 
 

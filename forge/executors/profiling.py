@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from forge.executors.hubex.calls import Meta, with_strides
 from forge.executors.layout import Layout
 from forge.executors.selection import random_values
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
-from forge.ir.printing import DEL
+from forge.ir.printing import STATEMENTS
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import tensors
 from forge.transforms.makers import innermost
@@ -136,8 +137,13 @@ class _Noted:
         raise NotImplementedError
 
     def run(self, inputs: list[Any]) -> Any:
-        """The program; of a backward, `inputs` is one list."""
-        return self._function(*inputs)
+        """The program; of a backward, `inputs` is one list. One that gives its results in parts gives None."""
+        result = self._function(*inputs)
+        if isinstance(result, GeneratorType):
+            for _ in result:
+                pass
+            return None
+        return result
 
 
 class _Sizes(_Noted):
@@ -148,7 +154,7 @@ class _Sizes(_Noted):
         super().__init__(trace)
 
     def given(self, bound: BoundSymbol) -> tuple:
-        if bound.symbol is DEL:
+        if bound.symbol in STATEMENTS:
             return ()
         return (tuple(tensors(bound.output)), tuple(tensors((bound.args, bound.kwargs))))
 
@@ -159,7 +165,7 @@ class _Sizes(_Noted):
 
 
 class _Clock(_Noted):
-    """How long each call takes; what deletes values counts to nobody."""
+    """How long each call takes; what deletes values, or hands them on, counts to nobody."""
 
     def __init__(self, trace: Trace, gpu: torch.device | None) -> None:
         self._gpu = gpu
@@ -196,7 +202,7 @@ class _Clock(_Noted):
         return [
             Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
             for number, bound in enumerate(self.calls)
-            if bound.symbol is not DEL
+            if bound.symbol not in STATEMENTS
         ]
 
 

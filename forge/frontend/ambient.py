@@ -10,6 +10,7 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 
+from forge.frontend.buckets import bucket_bytes, bucket_bytes_at
 from forge.torchlang import autocast_mode
 
 
@@ -129,6 +130,7 @@ _MODES: dict[str, _Flag | _Entered] = {
     "grad": _Entered(torch.is_grad_enabled, torch.set_grad_enabled),
     "autocast": _Entered(autocast_mode.state, autocast_mode.at),
     "device": _Entered(torch.get_default_device, torch.device),
+    "bucket": _Entered(bucket_bytes, bucket_bytes_at),
     "dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype),
     "deterministic": _Flag(_deterministic, _set_deterministic),
     "matmul": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

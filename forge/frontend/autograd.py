@@ -1,6 +1,6 @@
 """One torch.autograd.Function for a differentiated region."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -114,6 +114,7 @@ class Region:
                 ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
                 if mutated:
                     ctx.copies = _copy(inputs, mutated)
+                ctx.count = len(inputs)
                 if numbered:
                     ctx.lengths = [inputs[i] for i in numbered]
                 ctx.set_materialize_grads(False)
@@ -130,7 +131,7 @@ class Region:
                 present = tuple([gradient is not None for gradient in gradients])
                 given = [gradient for gradient in gradients if gradient is not None]
                 if not given:
-                    return (None,) * len(ctx.needs_input_grad)
+                    return (None,) * ctx.count
                 if torch.is_grad_enabled():
                     return ForgeFunction.backward_again(ctx, present, given)
                 if any(map(_is_graph, ctx.numbers)):
@@ -198,6 +199,70 @@ class Region:
                 return tuple(gradients)
 
         self.apply = ForgeFunction.apply
+        self._function = ForgeFunction
+
+    def in_parts(self, parts: Sequence[Sequence[int]]) -> Callable:
+        """`apply` with a node for each part of the gradients, of which the backwards are generators: autograd hands a
+        part on, and calls its hooks, before the next one is computed.
+
+        The nodes are a chain. The last one made is the forward's, which gives the first part and leaves the generator
+        to the others; what it is given beside that part's inputs, autograd does not see.
+        """
+        first, *later = parts
+
+        class First(self._function):
+            @staticmethod
+            @unconverted
+            def forward(ctx: Any, shared: _Parts, token: torch.Tensor, inputs: tuple, *own: torch.Tensor) -> Any:
+                ctx.shared = shared
+                return super(First, First).forward(ctx, *inputs)
+
+            @staticmethod
+            @unconverted
+            def backward(ctx: Any, *gradients: Any) -> Any:
+                found = super(First, First).backward(ctx, *gradients)
+                whole = isinstance(found, tuple)  # without a generator: under create_graph=True, say
+                ctx.shared.left = iter([[found[i] for i in part] for part in parts]) if whole else found
+                return None, None, None, *ctx.shared.take(len(first))
+
+        def apply(*inputs: Any) -> Any:
+            shared, token = _Parts(), None
+            for part in reversed(later):
+                token = _Later.apply(shared, token, *[inputs[i] for i in part])
+            return First.apply(shared, token, inputs, *[inputs[i] for i in first])
+
+        return apply
+
+
+class _Parts:
+    """What is left of a running backward: an iterator of the gradients of each part."""
+
+    def __init__(self) -> None:
+        self.left: Iterator[Sequence[torch.Tensor | None]] = iter(())
+
+    def take(self, count: int) -> Sequence[torch.Tensor | None]:
+        """The gradients of the next part, which is computed now; None for each of `count` where there is none."""
+        if torch.is_grad_enabled():  # they are there, with a history
+            return next(self.left, (None,) * count)
+        with autocast_mode.disabled():
+            return next(self.left, (None,) * count)
+
+
+class _Later(torch.autograd.Function):
+    """A part of a backward that comes after others. Its result is there for autograd's order alone."""
+
+    @staticmethod
+    @unconverted
+    def forward(ctx: Any, shared: _Parts, token: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.shared = shared
+        ctx.count = len(inputs)
+        ctx.set_materialize_grads(False)
+        return inputs[0].new_empty(0)
+
+    @staticmethod
+    @unconverted
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return None, None, *ctx.shared.take(ctx.count)
 
 
 def _is_graph(number: Any) -> bool:
@@ -280,4 +345,4 @@ def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) 
     for position, number in zip(sources.numbers, ctx.lengths if sources.numbers else (), strict=True):
         found[position] = number
     assert wanted.issubset(found), f"a differentiable backward reads inputs {wanted - set(found)}, which are not kept"
-    return [found.get(position) for position in range(len(ctx.needs_input_grad))]
+    return [found.get(position) for position in range(ctx.count)]

@@ -20,6 +20,11 @@ _RESHAPERS = frozenset(
 )
 
 
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+# whose operators communicate with other processes
+_COLLECTIVES = frozenset("_c10d_functional _c10d_functional_autograd c10d symm_mem".split())
+
 # they run graphs that only compute, and torch differentiates them
 _HIGHER_ORDER = frozenset("associative_scan cond flex_attention map map_impl scan while_loop".split())
 
@@ -41,6 +46,10 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
         raise Unsupported(f"{name} differentiates what was computed before the graph")
     if "out" in kwargs or name.rpartition(".")[2] in _RESHAPERS or "triton_kernel_wrapper" in name:
         raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
+    if getattr(function, "communicates", False):
+        return Effects([], frozenset({Tag.EFFECT}), [])
+    if isinstance(function, _OPERATORS) and _qualified(function).partition("::")[0] in _COLLECTIVES:
+        return Effects(_by_schema(function, name, args, kwargs), frozenset({Tag.EFFECT}), [])
     tried = try_without_values(function, args, kwargs)
     if tried is None:
         return Effects(_by_schema(function, name, args, kwargs), frozenset(), [])
@@ -48,6 +57,10 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
         raise Unsupported(f"{name} changes the shape or the memory of a tensor that it is given")
     tags = {Tag.RANDOM: tried.random, Tag.EFFECT: tried.acts}
     return Effects(tried.changed, frozenset(tag for tag, holds in tags.items() if holds), tried.silently)
+
+
+def _qualified(operator: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> str:
+    return operator.name() if isinstance(operator, torch._ops.OpOverload) else operator._qualified_op_name
 
 
 def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int]:

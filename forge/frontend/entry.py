@@ -2,6 +2,7 @@
 
 Dynamo's settings hold for the whole process; forge's are in force only while it compiles one of forge's own frames:
 - hooks added to a module after it was compiled are guarded (`skip_nnmodule_hook_guards=False`);
+- a model in DistributedDataParallel is one graph (`optimize_ddp=False`);
 - no profiler event is emitted on every call (`record_runtime_overhead=False`);
 - `dynamic=` is applied while compiling instead of on every call;
 - two lengths that were equal by chance when a graph was compiled are two symbols (`use_duck_shape=False`).
@@ -54,6 +55,7 @@ _EXPLANATION = "Explanation: "
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "record_runtime_overhead": False,
+    "optimize_ddp": False,  # forge's backward hands gradients out in parts; it does not cut the model into graphs
     "invalidate_compile_context_weakrefs": True,  # torch.utils.swap_tensors takes no tensor that one refers to
 }
 _SHAPES = {"use_duck_shape": False}

@@ -29,7 +29,9 @@ class Training(NamedTuple):
     constants: the positions of outputs without a gradient. backward_for: compiles the backward of other outputs, or one
     by torch's own functions alone, for batched gradients. again_for: an Again of a set of outputs, those of their
     gradients that have a history, and those of opaque calls that are None. split: the forward with what it
-    saves, before it was claimed; None for one that was read from the disk. numbers: gives the symbolic inputs.
+    saves, before it was claimed; None for one that was read from the disk. numbers: gives the symbolic inputs. parts:
+    the positions of the inputs whose gradients leave the backward together, in order, where they do in parts: then each
+    backward is a generator.
     """
 
     backward: Generated
@@ -41,6 +43,7 @@ class Training(NamedTuple):
     again_for: Callable[[tuple], Again]
     split: Trace | None = None
     numbers: Callable[[], Sequence[Any]] = tuple
+    parts: Sequence[Sequence[int]] = ()
 
 
 class Recipe(NamedTuple):
@@ -70,7 +73,8 @@ def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Ca
     backwards = Later(lambda present: backward_for(present).function, training.numbers, ready)
     batched = Later(lambda present: backward_for(present, batched=True).function, training.numbers)
     agains = Later(training.again_for, training.numbers)
-    apply = Region(forward, training.constants, training.sources, backwards, batched, agains).apply
+    region = Region(forward, training.constants, training.sources, backwards, batched, agains)
+    apply = region.in_parts(training.parts) if training.parts else region.apply
     if not recipe.grad:
         apply = grad_mode.enabled(apply)
     if training.epilogue is None:

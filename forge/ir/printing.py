@@ -23,6 +23,8 @@ from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
 from forge.ir.symbol import BoundSymbol, Symbol
 
 DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
+YIELD = Symbol("yield", "python.yield", meta=lambda *proxies: None)
+STATEMENTS = frozenset({DEL, YIELD})  # of Python: they run nothing
 
 _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
@@ -180,6 +182,8 @@ class Writer:
         """One statement."""
         if bound.symbol is DEL:
             return f"del {', '.join(bound.inputs)}"
+        if bound.symbol is YIELD:
+            return f"yield {self.value(bound.args)}"
         args = [self.value(arg) for arg in bound.args]
         args += [f"{key}={self.value(value)}" for key, value in bound.kwargs.items()]
         op = bound.symbol.op

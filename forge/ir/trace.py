@@ -197,7 +197,8 @@ class Trace:
         writer.globals.update(self._read_constants())
         signature, body = self._signature()
         for bound in self.bound_symbols:
-            assert bound.symbol.op is not None or bound.symbol is printing.DEL, f"{bound.symbol.id} was not claimed"
+            runs = bound.symbol.op is not None or bound.symbol in printing.STATEMENTS
+            assert runs, f"{bound.symbol.id} was not claimed"
             body.append(f"    {writer.call(bound)}")
         body.append(f"    return {writer.value(self.output)}")
         return [f"def {self.name}({signature}):", *body], writer.globals

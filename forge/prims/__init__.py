@@ -3,6 +3,7 @@
 from forge.prims.conv import *  # noqa: F403
 from forge.prims.core import all_prims, check_dim, check_dims, known, make_prim, same
 from forge.prims.creation import *  # noqa: F403
+from forge.prims.distributed import *  # noqa: F403
 from forge.prims.elementwise import *  # noqa: F403
 from forge.prims.indexing import *  # noqa: F403
 from forge.prims.linalg import *  # noqa: F403

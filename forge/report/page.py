@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.compile import Compiled
 from forge.ir import Trace
-from forge.ir.printing import DEL
+from forge.ir.printing import STATEMENTS
 from forge.ir.pytree import proxies
 from forge.report import text
 from forge.report.folding import LAYER, Line, folded, lines
@@ -130,7 +130,7 @@ def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[in
     edges: dict[tuple[int, int], None] = {}
     for at, bound in enumerate(trace.bound_symbols):
         target = next((makers[name] for name in bound.outputs if name in makers), None)
-        if bound.symbol is DEL or target is None:
+        if bound.symbol in STATEMENTS or target is None:
             continue
         order[target] = at
         for proxy in proxies((bound.args, bound.kwargs)):

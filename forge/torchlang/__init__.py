@@ -17,6 +17,7 @@ from forge.torchlang.core import (
     write,
 )
 from forge.torchlang.creation import *  # noqa: F403
+from forge.torchlang.distributed import *  # noqa: F403
 from forge.torchlang.einsum import *  # noqa: F403
 from forge.torchlang.elementwise import *  # noqa: F403
 from forge.torchlang.indexing import *  # noqa: F403
@@ -27,5 +28,6 @@ from forge.torchlang.nn import *  # noqa: F403
 from forge.torchlang.random import *  # noqa: F403
 from forge.torchlang.reduction import *  # noqa: F403
 from forge.torchlang.shape import *  # noqa: F403
+from forge.torchlang.sharding import *  # noqa: F403
 from forge.torchlang.special import *  # noqa: F403
 from forge.torchlang.vector_norms import *  # noqa: F403

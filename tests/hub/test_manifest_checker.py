@@ -42,6 +42,24 @@ HALF = {"T": ["float16", "bfloat16"]}
 META = {"input": ["T", "contiguous"], "weight": ["T", "contiguous"]}
 
 
+# tensors that have others inside
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_a_dtensor_is_declined_in_words() -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    check = checking(arg_meta=META, type_alias=HALF)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        x = distribute_tensor(torch.empty(4, 8, dtype=torch.half), init_device_mesh("cpu", (2,)), [Shard(0)])
+        reason = "input is a DTensor, whose elements a kernel cannot read; give it input.to_local()"
+        assert check.failures(x, (8,), torch.empty(8, dtype=torch.half)) == [reason]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # dtypes
 
 

@@ -101,6 +101,21 @@ def test_what_may_do_more_than_compute_is_not_run_again() -> None:
     assert "not profiled: graph 0" in str(told)
 
 
+def test_a_backward_that_gives_its_gradients_in_parts_is_measured_as_a_whole() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        jitted = forge.jit(nn.Sequential(*[nn.Linear(600, 600) for _ in range(3)]), executors=["torch"])
+        model = nn.parallel.DistributedDataParallel(jitted, bucket_cap_mb=1)
+        model(torch.randn(2, 600)).sum().backward()
+        assert "yield" in str(forge.last_backward_traces(jitted)[-1])
+        told = forge.explain(jitted, profile=True)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert not told.unprofiled
+    backward = [row for row in told.rows if row.phase == "backward"]
+    assert [row.operation for row in told.costs if row.phase == "backward"] == [row.operation for row in backward]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_cuda_graphs_are_not_taken_apart() -> None:
     jitted = forge.jit(step, cuda_graphs=True)

@@ -6,6 +6,7 @@ from forge.executors.torchex import (
     attention,
     conv,
     creation,
+    distributed,
     elementwise,
     embedding,
     head,

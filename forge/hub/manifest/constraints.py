@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forge.hub.manifest.dtypes import dtype_name
 from forge.hub.manifest.layout import fits, strides_of
@@ -98,6 +99,10 @@ class Checker:
         return [reason for reason in reasons if reason is not None]
 
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
+        wrapped = next(self._wrapped(values), None)
+        if wrapped is not None:  # its dtype, shape and device are not those of memory that a kernel could read
+            yield wrapped
+            return
         if self.entry.device is not None:
             yield from self._device(self.entry.device, values)
         if self.typed:
@@ -122,6 +127,13 @@ class Checker:
     def _about(self, name: str) -> str:
         """The first tensor of a call is what a reason is about unless it says otherwise."""
         return "" if name == self.subject else f"{name}: "
+
+    def _wrapped(self, values: Mapping[str, Any]) -> Iterator[str]:
+        for name in self.signature.tensors:
+            for tensor in _tensors(values.get(name)):
+                if isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor):
+                    hint = f"; give it {name}.to_local()" if hasattr(tensor, "to_local") else ""
+                    yield f"{name} is a {type(tensor).__name__}, whose elements a kernel cannot read{hint}"
 
     def _device(self, wanted: Device, values: Mapping[str, Any]) -> Iterator[str]:
         for name in self.signature.tensors:

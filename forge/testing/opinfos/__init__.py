@@ -9,6 +9,7 @@ from forge.testing.opinfos import (
     conv,
     conversion,
     creation,
+    distributed,
     elementwise,
     embedding,
     indexing,

@@ -1,0 +1,33 @@
+"""How torch runs the distributed family. What is sent must be contiguous, which a gradient may not be."""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge import prims, torchlang
+from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang
+
+if torch.distributed.is_available():
+    functional = torch.ops._c10d_functional
+
+    for symbol in (torchlang.redistributed, torchlang.spreading):
+        run_torchlang(symbol, checker=as_what_it_calls)
+
+    run_prims({prims.all_reduce: functional.all_reduce, prims.wait_tensor: functional.wait_tensor})
+
+    @run_prim(prims.all_gather_into_tensor)
+    def all_gather_into_tensor(x: torch.Tensor, group_size: int, group: str) -> torch.Tensor:
+        """The processes' tensors one after the other along dim 0."""
+        return functional.all_gather_into_tensor(x.contiguous(), group_size, group)
+
+    @run_prim(prims.reduce_scatter_tensor)
+    def reduce_scatter_tensor(x: torch.Tensor, reduce_op: str, group_size: int, group: str) -> torch.Tensor:
+        """The processes' tensors reduced, of which each process gets its part along dim 0."""
+        return functional.reduce_scatter_tensor(x.contiguous(), reduce_op, group_size, group)
+
+    @run_prim(prims.all_to_all_single)
+    def all_to_all_single(
+        x: torch.Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int], group: str
+    ) -> torch.Tensor:
+        """Each process sends a part of x along dim 0 to each process."""
+        return functional.all_to_all_single(x.contiguous(), output_split_sizes, input_split_sizes, group)

@@ -1,0 +1,29 @@
+"""How many bytes of gradients leave a backward together: as many as DistributedDataParallel sends together."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+_set: ContextVar[tuple[int | None] | None] = ContextVar("forge_bucket_bytes", default=None)
+
+
+def bucket_bytes() -> int | None:
+    """The size of a bucket of the model whose forward runs now; None outside of DistributedDataParallel's forward."""
+    given = _set.get()
+    if given is not None:
+        return given[0]
+    wrapper = DistributedDataParallel._get_active_ddp_module() if torch.distributed.is_available() else None
+    return None if wrapper is None else int(wrapper.bucket_bytes_cap)
+
+
+@contextmanager
+def bucket_bytes_at(value: int | None) -> Iterator[None]:
+    """Inside, bucket_bytes() is `value`."""
+    token = _set.set((value,))
+    try:
+        yield
+    finally:
+        _set.reset(token)

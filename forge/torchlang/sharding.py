@@ -1,0 +1,149 @@
+"""How the processes' parts of one tensor become other parts of it: what redistributing a DTensor does to the tensors
+inside, and its gradient.
+
+A place is an int, the dim along which each process has a part; "replicate", each has all of it; or "partial", the sum
+of what they have is it. A gradient is placed as the value is, that of a partial value is replicated: so is it in torch
+(DTensor.from_local and to_local).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from forge import clang, prims
+from forge.ir import TensorProxy, check, get_grad, put_grad, register_grad
+from forge.torchlang.core import View, torchsymbol
+from forge.torchlang.spelling import check_tensor
+
+Place = int | Literal["replicate", "partial"]
+
+
+def of_gradient(place: Place) -> Place:
+    """Where the gradient of a value is that is placed so."""
+    return "replicate" if place == "partial" else place
+
+
+class _Calls(NamedTuple):
+    """What redistributing is written in: of tensors, or of proxies."""
+
+    collectives: Any
+    narrow: Callable[..., Any]
+    cat: Callable[..., Any]
+    clone: Callable[..., Any]
+
+
+def _moved(x: Any, source: Place, target: Place, size: int, rank: int, group: str, calls: _Calls) -> Any:
+    """As redistribute."""
+    collectives = calls.collectives
+
+    def parts(x: Any, dim: int) -> list[Any]:
+        length = x.shape[dim] // size
+        return [calls.narrow(x, dim, i * length, length) for i in range(size)]
+
+    if source == target:
+        return calls.clone(x)
+    if (source, target) == ("replicate", "partial"):
+        return x / size
+    if source == "replicate":
+        return calls.clone(parts(x, target)[rank])
+    if (source, target) == ("partial", "replicate"):
+        return collectives.wait_tensor(collectives.all_reduce(x, "sum", group))
+    if target == "replicate":
+        gathered = collectives.wait_tensor(collectives.all_gather_into_tensor(x, size, group))
+        return gathered if source == 0 else calls.cat(parts(gathered, 0), source)
+    sent = calls.cat(parts(x, target), 0) if target != 0 else x
+    if source == "partial":
+        return collectives.wait_tensor(collectives.reduce_scatter_tensor(sent, "sum", size, group))
+    lengths = [sent.shape[0] // size] * size
+    received = collectives.wait_tensor(collectives.all_to_all_single(sent, lengths, lengths, group))
+    return received if source == 0 else calls.cat(parts(received, 0), source)
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
+        ctx.how = how
+        calls = _Calls(torch.ops._c10d_functional, torch.narrow, torch.cat, torch.clone)
+        return _moved(x.contiguous(), *how, calls)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:
+        source, target, *group = ctx.how
+        return redistribute(g, of_gradient(target), of_gradient(source), *group), *[None] * 5
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple:
+        return redistribute(g, "partial", "replicate", *ctx.group), None, None, None
+
+
+def redistribute(x: torch.Tensor, source: Place, target: Place, size: int, rank: int, group: str) -> torch.Tensor:
+    """What this process has of a tensor that was placed as `source` and is to be placed as `target`.
+
+    size, rank: of the group, and this process's in it. group: the name under which torch knows it.
+    """
+    if has_torch_function_unary(x):  # while a program is traced directly
+        return handle_torch_function(redistribute, (x,), x, source, target, size, rank, group)
+    return _Redistribute.apply(x, source, target, size, rank, group)
+
+
+def spread(x: torch.Tensor, size: int, rank: int, group: str) -> torch.Tensor:
+    """x, which every process has, and of which each makes its part of something: the gradients are summed."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(spread, (x,), x, size, rank, group)
+    return _Spread.apply(x, size, rank, group)
+
+
+def _check_group(op: str, x: Any, size: int, rank: int) -> None:
+    check_tensor(op, x=x)
+    check(0 <= rank < size, lambda: f"{op}: rank is {rank}, but must be one of a group of {size}")
+
+
+if torch.distributed.is_available():
+
+    @torchsymbol(redistribute, id="forge.redistribute")
+    def redistributed(x: TensorProxy, source: Place, target: Place, size: int, rank: int, group: str) -> TensorProxy:
+        """What this process has of a tensor that is placed otherwise.
+
+        Shapes: a dim along which it is cut is `size` times as long where it is not; it must be a multiple.
+        Raises: ValueError for a place or a rank that is none.
+        """
+        _check_group("redistribute", x, size, rank)
+        for name, place in (("source", source), ("target", target)):
+            check(
+                place in ("replicate", "partial") or (isinstance(place, int) and 0 <= place < x.ndim),
+                lambda name=name, place=place: (
+                    f"redistribute: {name} is {place!r}, but must be a dim of {x}, 'replicate' or 'partial'"
+                ),
+            )
+        return _moved(x, source, target, size, rank, group, _Calls(prims, clang.narrow_in_dim, clang.cat, prims.clone))
+
+    @register_grad(redistributed)
+    def _redistributed_grad(
+        x: TensorProxy, source: Place, target: Place, size: int, rank: int, group: str
+    ) -> TensorProxy:
+        out = redistributed(x, source, target, size, rank, group)
+        before, after = of_gradient(target), of_gradient(source)
+        g = get_grad(out)
+        put_grad(x, g if before == after else redistributed(g, before, after, size, rank, group))
+        return out
+
+    @torchsymbol(spread, id="forge.spread", view=View.ALWAYS, invert=lambda x, new, *group: new)
+    def spreading(x: TensorProxy, size: int, rank: int, group: str) -> TensorProxy:
+        """x. The gradient is the sum of the processes' gradients. Raises: ValueError for a rank that is none."""
+        _check_group("spread", x, size, rank)
+        return prims.alias(x)
+
+    @register_grad(spreading)
+    def _spreading_grad(x: TensorProxy, size: int, rank: int, group: str) -> TensorProxy:
+        out = spreading(x, size, rank, group)
+        put_grad(x, redistributed(get_grad(out), "partial", "replicate", size, rank, group))
+        return out

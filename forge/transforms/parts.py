@@ -1,0 +1,55 @@
+"""Gradients that leave a backward in parts, each as soon as it is computed.
+
+torch's autograd hands a node's gradients on when the node has run. A backward of one node hands all out at its end, and
+nobody can send the first ones while the last ones are computed. So the backward of a model whose gradients are sent is
+a generator: `yield` stands behind the last call that makes a part's gradients, and forge/frontend/autograd.py has a
+node for each part.
+"""
+
+import math
+from collections.abc import Sequence
+
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir.printing import YIELD
+
+FIRST_BYTES = 1 << 20  # the first part is small, so that sending begins early; torch's first bucket is, too
+
+
+def find_parts(trace: Trace, limit: int) -> list[list[int]]:
+    """The positions of the outputs of a claimed backward by the parts in which they leave it, each of at least `limit`
+    bytes but the first and the last one; in the order in which they are made. Empty where there would be one."""
+    made = _made_by(trace)
+    order = sorted((made.get(x.name, -1), i) for i, x in enumerate(trace.output) if isinstance(x, TensorProxy))
+    parts: list[list[int]] = [[]]
+    size, enough = 0, min(limit, FIRST_BYTES)
+    for _, position in order:
+        if size >= enough:
+            parts.append([])
+            size, enough = 0, limit
+        parts[-1].append(position)
+        size += _bytes(trace.output[position])
+    return parts if len(parts) > 1 else []
+
+
+def in_parts(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
+    """The backward with a yield of each part, in their order; it returns nothing."""
+    made = _made_by(trace)
+    places: dict[int, list[BoundSymbol]] = {}
+    last = -1
+    for part in parts:
+        gradients = tuple(trace.output[i] for i in part)
+        last = max([last, *(made.get(x.name, -1) for x in gradients if isinstance(x, TensorProxy))])
+        places.setdefault(last, []).append(BoundSymbol(YIELD, gradients, {}, None))
+    calls = list(places.get(-1, ()))
+    for i, bound in enumerate(trace.bound_symbols):
+        calls += [bound, *places.get(i, ())]
+    return trace.derive(f"{trace.stage}, in parts", calls, output=())
+
+
+def _made_by(trace: Trace) -> dict[str, int]:
+    return {name: i for i, bound in enumerate(trace.bound_symbols) for name in bound.outputs}
+
+
+def _bytes(x: TensorProxy) -> int:
+    lengths = [length for length in x.shape if isinstance(length, int)]
+    return math.prod(lengths) * x.dtype.itemsize

@@ -1,0 +1,28 @@
+"""Functional collectives in programs: values, gradients, and that every process communicates in the same order."""
+
+import pytest
+import torch
+from distributed_programs import COLLECTIVES, collective, order_of_collectives
+from two_processes import Pair
+
+OPAQUE = {
+    "several at once": ["torch.ops._c10d_functional.all_reduce_coalesced"],
+    "broadcast": ["torch.ops._c10d_functional.broadcast"],
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_collective_has_the_values_and_the_gradient_of_eager(name: str, pair: Pair) -> None:
+    for found in pair.run(collective, name):
+        torch.testing.assert_close(found["forge"], found["eager"])
+        assert found["broken"] == []
+        assert found["opaque"] == OPAQUE.get(name, [])
+
+
+def test_no_pass_drops_merges_or_reorders_collectives(pair: Pair) -> None:
+    """That two are alike, and that nobody reads one's result, changes nothing; neither do the executors."""
+    found, other = pair.run(order_of_collectives)
+    reduced, gathered = ["all_reduce", "wait_tensor"], ["all_gather_into_tensor", "wait_tensor"]
+    assert found == other
+    assert found[0] == [*reduced, *reduced, *reduced, *gathered]
+    assert found[1] == ["reduce_scatter_tensor", "wait_tensor", *reduced, *reduced]

@@ -1,0 +1,43 @@
+"""DistributedDataParallel: gradients leave the backward of a jitted model in parts, so that they are sent meanwhile."""
+
+import pytest
+import torch
+from distributed_programs import accumulated, in_buckets, parts_again
+from two_processes import Pair
+
+
+@pytest.mark.parametrize(
+    "executors", [["torch"], pytest.param(["inductor", "torch"], marks=pytest.mark.slow)], ids=lambda names: names[0]
+)
+def test_gradients_are_sent_before_earlier_layers_have_theirs(executors: list[str], pair: Pair) -> None:
+    for found in pair.run(in_buckets, executors):
+        assert found["broken"] == []
+        for gradients in found["forge"]:
+            torch.testing.assert_close(gradients, found["eager"], rtol=1e-4, atol=1e-5)
+        events = found["events"]
+        for layer in (3, 2, 1):  # its gradient is there, and on its way, before the products of those before it
+            there = events.index(f"layer {layer}")
+            after = events[there : events.index(f"layer {layer - 1}")]
+            assert "mm" in after
+            assert "allreduce_" in after
+            assert after.index("allreduce_") < after.index("mm")
+
+
+def test_small_gradients_leave_together(pair: Pair) -> None:
+    for found in pair.run(in_buckets, ["torch"], 25.0):
+        *_, last = (i for i, event in enumerate(found["events"]) if event == "mm")
+        assert last > found["events"].index("layer 3")  # the first part is of a mebibyte
+        assert {"layer 0", "layer 1", "layer 2"} <= set(found["events"][last + 1 :])
+        for gradients in found["forge"]:
+            torch.testing.assert_close(gradients, found["eager"])
+
+
+def test_parts_are_computed_again_alone_and_with_a_history(pair: Pair) -> None:
+    for found in pair.run(parts_again):
+        torch.testing.assert_close(found["forge"], found["eager"], rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_accumulate_with_checkpoints_unused_parameters_and_autocast(pair: Pair) -> None:
+    for found in pair.run(accumulated):
+        assert len(found["eager"]) > 4
+        torch.testing.assert_close(found["forge"], found["eager"])

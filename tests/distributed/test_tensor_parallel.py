@@ -1,0 +1,60 @@
+"""Tensor parallelism: programs on DTensors are compiled as programs on the tensors inside."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_programs import PLANS, in_eager_with_a_reason, other_mesh, tensor_parallel, without_gradients
+from two_processes import Pair
+
+# the vocabulary's rows are cut: each process masks the words that it does not have, which torch's DTensor does
+OPAQUE = {"sequence": ["torch.nn.functional.embedding of DTensors"]}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_parallel_model_trains_as_in_eager(plan: str, pair: Pair) -> None:
+    for found in pair.run(tensor_parallel, plan):
+        assert found["broken"] == []
+        assert found["opaque"] == OPAQUE.get(plan, [])
+        assert {"torch.nn.functional.silu", "prims.wait_tensor"} <= found["operations"]
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", PLANS)
+def test_regions_of_a_parallel_model_have_the_tensors_inside(plan: str, pair: Pair) -> None:
+    for found in pair.run(tensor_parallel, plan, ["inductor", "torch"]):
+        torch.testing.assert_close(found["forge"], found["eager"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_processes_programs_are_kept_apart(pair: Pair, tmp_path: Path) -> None:
+    """A program has its process's place in the group: the other one must not find it on disk."""
+    for again in (False, True):
+        for found in pair.run(tensor_parallel, "columns and rows", None, str(tmp_path)):
+            assert found["cached"] is again
+            torch.testing.assert_close(found["forge"], found["eager"])
+
+
+def test_a_parallel_model_computes_without_gradients(pair: Pair) -> None:
+    for found in pair.run(without_gradients):
+        assert found["broken"] == []
+        torch.testing.assert_close(found["forge"], found["eager"])
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("dropout", "torch.nn.functional.dropout of a DTensor draws random numbers"),
+        ("uneven", "has uneven parts"),
+        ("in place", "changes a DTensor in place"),
+    ],
+)
+def test_what_does_not_compile_runs_in_eager_with_the_reason(what: str, reason: str, pair: Pair) -> None:
+    for values, expected, told in pair.run(in_eager_with_a_reason, what):
+        assert len(told) == 1 and reason in told[0]
+        torch.testing.assert_close(values, expected)
+
+
+def test_another_mesh_is_another_program(pair: Pair) -> None:
+    for values, expected in pair.run(other_mesh):
+        torch.testing.assert_close(values, expected)

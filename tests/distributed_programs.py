@@ -1,0 +1,405 @@
+"""What the two processes of tests/distributed run: functions of the rank, which return what the test looks at."""
+
+import contextlib
+import io
+import linecache
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import forge
+from forge.ir import Tag
+from forge.records import record_of
+
+# collectives
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x.detach() * 2
+    torch.distributed.all_reduce(y)
+    return y + 1
+
+
+def _world() -> torch.distributed.ProcessGroup:
+    return torch.distributed.group.WORLD
+
+
+COLLECTIVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all_reduce": lambda x: functional.all_reduce(x * 2, "sum", _world()) * x,
+    "all_gather": lambda x: functional.all_gather_tensor(x * 2, 0, _world()).sin(),
+    "all_gather along dim 1": lambda x: functional.all_gather_tensor(x * 2, 1, _world()).sin(),
+    "reduce_scatter": lambda x: functional.reduce_scatter_tensor(x * 2, "sum", 0, _world()).sin(),
+    "all_to_all": lambda x: functional.all_to_all_single_autograd(x * 2, [2, 2], [2, 2], _world()).sin(),
+    "torch.distributed.all_reduce": _in_place,
+    "several at once": lambda x: functional.all_reduce_coalesced([x, x * 2], "sum", _world())[1] * x,
+    "broadcast": lambda x: functional.broadcast(x.detach() * 2, 0, _world()).sin(),
+}
+
+
+def _values_and_gradient(function: Callable, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    x = x.detach().requires_grad_()
+    out = function(x)
+    if out.requires_grad:
+        (out * out).sum().backward()
+    return out.detach(), x.grad
+
+
+def collective(rank: int, name: str) -> dict[str, Any]:
+    """Eager's values and gradient and forge's, and what forge says of the program."""
+    warnings.simplefilter("ignore")  # torch's newer names
+    function, x = COLLECTIVES[name], torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
+    jitted = forge.jit(function)
+    eager, ours = _values_and_gradient(function, x), _values_and_gradient(jitted, x)
+    told = forge.explain(jitted)
+    return {"eager": eager, "forge": ours, "opaque": told.opaque_calls, "broken": told.graph_breaks + told.eager}
+
+
+def order_of_collectives(rank: int) -> list[list[str]]:
+    """The collectives of a program's forward and backward in the order in which they run. Two are alike, one's result
+    nobody reads, and the executors of the processes differ."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = functional.all_reduce(x, "sum", _world())
+        functional.all_reduce(y.detach(), "sum", _world())
+        second = functional.all_reduce(x, "sum", _world())
+        gathered = functional.all_gather_single(y, 0, _world())
+        return (first.sin() * second.cos()).sum() + gathered.exp().sum()
+
+    jitted = forge.jit(program, executors=["torch"] if rank else ["inductor", "torch"])
+    x, y = torch.randn(4, requires_grad=True), torch.randn(2, requires_grad=True)
+    jitted(x, y).backward()
+    compiled = record_of(jitted).latest
+    return [
+        [bound.symbol.name for bound in stages[-1].bound_symbols if Tag.EFFECT in bound.all_tags]
+        for stages in (compiled.traces, compiled.backward_traces)
+    ]
+
+
+# tensor parallelism
+
+
+class Attention(nn.Module):
+    """As in Llama, without rotary embeddings."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head = width // heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention, self.mlp = Attention(width, heads), MLP(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(nn.Module):
+    def __init__(self, width: int = 16, heads: int = 4, words: int = 32, layers: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+COLUMNS, ROWS = ColwiseParallel, RowwiseParallel
+PLANS = {
+    "columns and rows": (
+        {
+            **{f"attention.{name}": COLUMNS() for name in "qkv"},
+            "attention.o": ROWS(),
+            "mlp.gate": COLUMNS(),
+            "mlp.up": COLUMNS(),
+            "mlp.down": ROWS(),
+        },
+        {"head": COLUMNS(output_layouts=Replicate())},
+    ),
+    "sequence": (
+        {
+            "attention_norm": SequenceParallel(),
+            "mlp_norm": SequenceParallel(),
+            "attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+            "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+            **{f"attention.{name}": COLUMNS() for name in "qkv"},
+            "attention.o": ROWS(output_layouts=Shard(1)),
+            "mlp.gate": COLUMNS(),
+            "mlp.up": COLUMNS(),
+            "mlp.down": ROWS(output_layouts=Shard(1)),
+        },
+        {
+            "embed": ROWS(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+            "head": COLUMNS(input_layouts=Shard(1), output_layouts=Replicate()),
+        },
+    ),
+    "DTensors throughout": (
+        {
+            "mlp.gate": COLUMNS(use_local_output=False),
+            "mlp.up": COLUMNS(use_local_output=False),
+            "mlp.down": ROWS(),
+        },
+        {"head": COLUMNS(use_local_output=False)},
+    ),
+}
+
+
+def parallel(plan: str) -> nn.Module:
+    """The model with a plan of PLANS applied."""
+    torch.manual_seed(0)
+    model, mesh = Llama(), init_device_mesh("cpu", (2,))
+    in_layers, outside = PLANS[plan]
+    for layer in model.layers:
+        parallelize_module(layer, mesh, dict(in_layers))
+    return parallelize_module(model, mesh, dict(outside))
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """What all processes have together of a DTensor."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def train(
+    model: nn.Module, step: Callable | None = None, steps: int = 2
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The losses of some steps, and the gradients of the last one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = whole((step or model)(tokens))
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        loss.backward()
+        losses.append(loss.item())
+        gradients = {name: whole(p.grad).clone() for name, p in model.named_parameters()}
+        optimizer.step()
+    return losses, gradients
+
+
+def tensor_parallel(
+    rank: int, plan: str, executors: list[str] | None = None, cache: str | None = None
+) -> dict[str, Any]:
+    """Losses and gradients in eager and jitted, of what forge's program consists, and what runs as it did."""
+    with pytest.MonkeyPatch.context() as patch:
+        if cache is not None:
+            patch.setenv("FORGE_CACHE", "1")
+            patch.setenv("FORGE_CACHE_DIR", cache)
+        return _tensor_parallel(plan, executors)
+
+
+def _tensor_parallel(plan: str, executors: list[str] | None) -> dict[str, Any]:
+    model = parallel(plan)
+    jitted = forge.jit(model, executors=executors)
+    ours = train(model, jitted)
+    told = forge.explain(jitted)
+    compiled = record_of(jitted).latest
+    return {
+        "eager": train(parallel(plan)),
+        "forge": ours,
+        "opaque": sorted(set(told.opaque_calls)),
+        "broken": told.graph_breaks + told.eager,
+        "cached": compiled is not None and compiled.cached,
+        "operations": {claim.operation for claim in compiled.claims} if compiled is not None else set(),
+    }
+
+
+def without_gradients(rank: int) -> dict[str, Any]:
+    model, tokens = parallel("columns and rows"), torch.arange(16).view(2, 8)
+    jitted = forge.jit(model)
+    with torch.no_grad():
+        expected, ours = model(tokens), jitted(tokens)
+    told = forge.explain(jitted)
+    return {"eager": expected, "forge": ours, "broken": told.graph_breaks + told.eager}
+
+
+IN_EAGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.5) * 2,
+    "uneven": lambda x: x * 2,
+    "in place": lambda x: (x * 2).add_(1),
+}
+
+
+def in_eager_with_a_reason(rank: int, what: str) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """What a function of a DTensor gives, jitted and in eager, and the warnings."""
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(torch.arange(15.0 if what == "uneven" else 16.0).view(-1, 1), mesh, [Shard(0)])
+    function = IN_EAGER[what]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.manual_seed(1)
+        ours = whole(forge.jit(function)(x))
+    torch.manual_seed(1)
+    return ours, whole(function(x)), [str(each.message) for each in told if str(each.message).startswith("forge")]
+
+
+def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """A sum of DTensors on two meshes, one of two processes, one of this one alone."""
+    two, one = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("both", "alone"))["alone"]
+
+    def total(x: torch.Tensor, mesh: torch.distributed.DeviceMesh) -> torch.Tensor:
+        return DTensor.from_local(x * 2, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
+
+    jitted, x = forge.jit(total), torch.ones(3) * (rank + 1)
+    return [jitted(x, two), jitted(x, one), jitted(x, two)], [total(x, two), total(x, one), total(x, two)]
+
+
+# DistributedDataParallel
+
+
+class Stack(nn.Module):
+    """Layers of more than a mebibyte each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(600, 600) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class Events(TorchDispatchMode):
+    """The products and the messages of this thread, in order, in `told`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name in ("mm", "allreduce_"):
+            self.told.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _stack(jitted: bool, executors: list[str] | None, cap: float) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    model = Stack()
+    return DistributedDataParallel(forge.jit(model, executors=executors) if jitted else model, bucket_cap_mb=cap)
+
+
+def _step(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(torch.randn(8, 600, generator=torch.Generator().manual_seed(rank))).square().sum().backward()
+    return {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters()}
+
+
+def in_buckets(rank: int, executors: list[str], cap: float = 1.0) -> dict[str, Any]:
+    """Gradients in eager and jitted, and what happens in a step's backward, in order: products, messages, and the
+    layers whose weights get their gradients."""
+    model, expected = _stack(True, executors, cap), _step(_stack(False, None, cap), rank)
+    found = [_step(model, rank) for _ in range(3)]
+    loss = model(torch.randn(8, 600)).square().sum()
+    with Events() as events:
+        for i, layer in enumerate(model.module.layers):
+            layer.weight.register_post_accumulate_grad_hook(lambda p, i=i: events.told.append(f"layer {i}"))
+        loss.backward()
+    told = forge.explain(model)
+    return {"eager": expected, "forge": found, "events": events.told, "broken": told.graph_breaks + told.eager}
+
+
+def parts_again(rank: int) -> dict[str, Any]:
+    """Gradients twice of one graph, of some weights alone, and of gradients, in eager and jitted."""
+
+    def results(model: nn.Module) -> list[torch.Tensor]:
+        x = torch.randn(8, 600, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+        first, last = model.module.layers[0].weight, model.module.layers[3].weight
+        loss = model(x).square().sum()
+        once = torch.autograd.grad(loss, [first, last, x], retain_graph=True)
+        twice = torch.autograd.grad(loss, [first], retain_graph=True)
+        late = torch.autograd.grad(loss, [last], create_graph=True)
+        again = torch.autograd.grad(late[0].square().sum(), [first])
+        return [each.detach() for each in (*once, *twice, *late, *again)]
+
+    return {"eager": results(_stack(False, None, 1.0)), "forge": results(_stack(True, ["torch"], 1.0))}
+
+
+def accumulated(rank: int) -> dict[str, Any]:
+    """Gradients in eager and jitted of two steps, of which the first is not sent, with checkpoints, under autocast."""
+
+    class Checkpointed(Stack):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(lambda y, layer=layer: torch.relu(layer(y)), x, use_reentrant=False)
+            return x
+
+    def gradients(jitted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = forge.jit(Checkpointed()) if jitted else Checkpointed()
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1, find_unused_parameters=True)
+        x = torch.randn(8, 600, generator=torch.Generator().manual_seed(rank))
+        with wrapped.no_sync():
+            wrapped(x).square().mean().backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = wrapped(x).square().mean()
+        loss.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    return {"eager": gradients(False), "forge": gradients(True)}
+
+
+# documents
+
+
+def documented(rank: int, name: str, code: str) -> str:
+    """What an example prints in this process, in the group that is there."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(torch.distributed, "init_process_group", lambda backend: None)
+        patch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+        linecache.cache[f"{name}.py"] = (len(code), None, code.splitlines(True), f"{name}.py")
+        module = sys.modules[name] = types.ModuleType(name)
+        exec(compile(code, f"{name}.py", "exec"), vars(module))
+    return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines())

@@ -1,0 +1,63 @@
+"""Two processes over gloo on the loopback, which run functions of modules that both can import."""
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.multiprocessing
+
+WAIT = 120  # seconds for one function, however busy the machine is
+
+
+class Pair:
+    """Two processes of one group. `run(function, *args)` calls function(rank, *args) in both and returns both results.
+
+    Raises AssertionError with the traceback of what fails, or where one does not answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        context = torch.multiprocessing.get_context("spawn")  # autograd's threads do not survive a fork
+        pipes = [context.Pipe() for _ in range(2)]
+        self._ends = [own for own, _ in pipes]
+        self._processes = [
+            context.Process(target=_serve, args=(rank, theirs, str(folder / "store")), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, function: Callable, *args: Any) -> list[Any]:
+        for end in self._ends:
+            end.send((function, args))
+        answers = []
+        for rank, end in enumerate(self._ends):
+            assert end.poll(WAIT), f"process {rank} does not answer: {function.__name__} waits for the other one"
+            answers.append(end.recv())
+        for rank, (failure, _) in enumerate(answers):
+            assert failure is None, f"process {rank}: {failure}"
+        return [result for _, result in answers]
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+def _serve(rank: int, end: Any, store: str) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    found = torch.distributed.FileStore(store, 2)
+    torch.distributed.init_process_group("gloo", store=found, rank=rank, world_size=2)
+    while True:
+        function, args = end.recv()
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        try:
+            answer = None, function(rank, *args)
+        except Exception:
+            answer = traceback.format_exc(), None
+        end.send(answer)
