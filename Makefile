@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all test-kernels-versions lint bench bench-gpu bench-kernels release-kernels patterns clean
+.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -30,6 +30,10 @@ test-kernels-versions: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+
+# the documentation as a site, in build/site
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.overhead
@@ -55,5 +59,5 @@ clean:
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("forge needs Python 3.11 or later; give one with make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,hub]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,hub,docs]'
 	touch $@

@@ -25,6 +25,7 @@ from forge.hub.manifest import kernels, validate
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
+    "docs/quickstart.md",
     "docs/architecture.md",
     "docs/adding-an-op.md",
     "docs/writing-a-kernel.md",
@@ -112,10 +113,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _needs(document: str) -> None:
     """Skips a document of kernels where there are no means for them."""
-    if document in ("docs/writing-a-kernel.md", "docs/layers.md"):
+    if document in ("docs/quickstart.md", "docs/writing-a-kernel.md", "docs/layers.md"):
         pytest.importorskip("kernels", reason="needs the extra: pip install forge-jit[hub]")
-    if document == "docs/writing-a-kernel.md" and shutil.which(os.environ.get("CXX", "g++")) is None:
-        pytest.skip("there is no C++ compiler to build norms-cpu with")
+    if document in ("docs/quickstart.md", "docs/writing-a-kernel.md") and shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("there is no C++ compiler")
 
 
 # one builds repositories and verifies their kernels; the other starts processes: minutes
@@ -125,8 +126,12 @@ CODE = [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for
 
 @pytest.mark.usefixtures("workplace")
 @pytest.mark.parametrize("document", CODE)
-def test_the_code_of_a_document_prints_what_it_says(document: str, request: pytest.FixtureRequest) -> None:
+def test_the_code_of_a_document_prints_what_it_says(
+    document: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _needs(document)
+    if document == "docs/quickstart.md":  # with the executors that a user has
+        monkeypatch.delenv("FORGE_EXECUTORS")
     path = ROOT / document
     actual = _with_what_is_printed(document)
     if request.config.getoption("--update-golden"):
@@ -134,7 +139,7 @@ def test_the_code_of_a_document_prints_what_it_says(document: str, request: pyte
     assert path.read_text() == actual, "run pytest tests/test_docs.py --update-golden, and read the difference"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "docs/index.md"])
 def test_the_paths_in_a_document_exist(document: str) -> None:
     text = BLOCK.sub("", (ROOT / document).read_text())
     links = [(ROOT / document).parent / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]

@@ -138,8 +138,8 @@ class _Table:
     def _widths(self, available: int) -> dict[str, int]:
         """What each column would have, less what is missing, taken from the source and then from the widest."""
         widths = {name: max(map(len, [name, *cells])) for name, cells in self._columns.items()}
-        names = [cell for cell in self._columns["operation"] if ", " not in cell]  # those of a fusion are broken
-        widths["operation"] = max(map(len, [*names, " " * _OPERATION]))
+        words = [word for cell in self._columns["operation"] for word in cell.split()]  # a fusion's stand in lines
+        widths["operation"] = max(map(len, [*words, " " * _OPERATION]))
         missing = sum(widths.values()) + _GAP * len(widths) - available
         if "source" in widths:
             widths["source"] -= max(0, min(missing, widths["source"] - _SOURCE))
