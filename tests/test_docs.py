@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
     "docs/quickstart.md",
+    "docs/recipes.md",
     "docs/architecture.md",
     "docs/adding-an-op.md",
     "docs/writing-a-kernel.md",
@@ -115,7 +116,10 @@ def _needs(document: str) -> None:
     """Skips a document of kernels where there are no means for them."""
     if document in ("docs/quickstart.md", "docs/writing-a-kernel.md", "docs/layers.md"):
         pytest.importorskip("kernels", reason="needs the extra: pip install forge-jit[hub]")
-    if document in ("docs/quickstart.md", "docs/writing-a-kernel.md") and shutil.which(os.environ.get("CXX", "g++")) is None:
+    if document == "docs/recipes.md":
+        pytest.importorskip("accelerate", reason="needs the extra: pip install forge-jit[test]")
+    compiled = ("docs/quickstart.md", "docs/writing-a-kernel.md")
+    if document in compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler")
 
 

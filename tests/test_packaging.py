@@ -2,9 +2,11 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,23 @@ def test_version_names_forge_torch_and_python(capsys: pytest.CaptureFixture[str]
         cli.main(["--version"])
     versions = f"forge {forge.__version__}, torch {torch.__version__}, Python {platform.python_version()}\n"
     assert (caught.value.code, capsys.readouterr().out) == (0, versions)
+
+
+def test_a_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
+    """Built from a copy: setuptools writes beside what it builds."""
+    build_meta = pytest.importorskip("setuptools.build_meta", reason="needs the extra: pip install forge-jit[test]")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "forge", source / "forge", ignore=shutil.ignore_patterns("__pycache__"))
+    program = f"from {build_meta.__name__} import build_wheel; print(build_wheel({str(tmp_path)!r}))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=source, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    files = {str(path.relative_to(source)) for path in (source / "forge").rglob("*") if path.is_file()}
+    hidden = {name for name in files if Path(name).name.startswith(".")}
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if name.startswith("forge/")}
+    assert files - hidden <= inside
+    assert inside <= files
