@@ -12,6 +12,7 @@ from forge.jit import StrictError, finish_compiling, jit, last_backward_traces, 
 from forge.load_kernel import LoadedKernel, load_kernel
 from forge.patterns import Pattern, pattern
 from forge.report import Explanation, explain
+from forge.repro import repro
 
 __all__ = [
     "CheckError",
@@ -35,6 +36,7 @@ __all__ = [
     "pattern",
     "refold",
     "register_kernel",
+    "repro",
     "trace",
     "use_kernels",
     "value_and_grad",

@@ -6,12 +6,13 @@ Everything is derived from the registries; nothing here lists operations.
 import contextlib
 import operator
 import pkgutil
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -344,3 +345,20 @@ def test_a_missing_piece_is_named_with_its_file() -> None:
     assert _file("torchlang", torchlang.silu) == "forge/torchlang/nn/activation.py"
     with pytest.raises(pytest.fail.Exception, match="2 missing:\na\nb"):
         _report(["b", "a"])
+
+
+@pytest.mark.parametrize("language", [prims, clang, torchlang], ids=lambda each: each.__name__)
+def test_no_file_of_a_language_hides_what_another_one_defines(language: ModuleType) -> None:
+    """Its package takes all public names of its files."""
+    files = re.findall(r"^from (\S+) import \*", Path(language.__file__).read_text(), re.MULTILINE)
+    assert files
+    owners: dict[str, str] = {}
+    twice = []
+    for file in files:
+        for name, defined in vars(sys.modules[file]).items():
+            if not isinstance(defined, FunctionType) or name.startswith("_"):
+                continue
+            where = defined.__module__
+            if f"{where}.".startswith(f"{file}.") and owners.setdefault(name, where) != where:
+                twice.append(f"{name} is defined in {owners[name]} and in {where}")
+    assert not twice

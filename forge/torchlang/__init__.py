@@ -28,6 +28,6 @@ from forge.torchlang.nn import *  # noqa: F403
 from forge.torchlang.random import *  # noqa: F403
 from forge.torchlang.reduction import *  # noqa: F403
 from forge.torchlang.shape import *  # noqa: F403
-from forge.torchlang.sharding import *  # noqa: F403
+from forge.torchlang.sharding import redistributed, spreading
 from forge.torchlang.special import *  # noqa: F403
 from forge.torchlang.vector_norms import *  # noqa: F403

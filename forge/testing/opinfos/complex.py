@@ -45,4 +45,5 @@ movedim.computed moveaxis.computed t.computed adjoint.computed Tensor.T.computed
 Tensor.mH.computed select.computed narrow.computed ops.aten.slice.computed diagonal.computed Tensor.unfold.computed
 diag.computed Tensor.contiguous.computed softmax log_softmax nn.functional.softmax nn.functional.log_softmax
 nn.functional.softmin sinc logaddexp addcmul addcdiv lerp
+redistribute spread all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single
 """.split()
