@@ -15,7 +15,7 @@ from .norm import (
     rms_norm,
     rms_norm_backward,
 )
-from .rope import rotary, rotary_backward
+from .rope import rotary, rotary_backward, rotary_pair, rotary_pair_backward
 from .softmax_rows import softmax, softmax_backward
 
 __all__ = [
@@ -34,6 +34,8 @@ __all__ = [
     "rms_norm_backward",
     "rotary",
     "rotary_backward",
+    "rotary_pair",
+    "rotary_pair_backward",
     "softmax",
     "softmax_backward",
     "swiglu",
