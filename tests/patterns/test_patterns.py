@@ -219,6 +219,16 @@ def test_each_layers_queries_go_with_its_own_keys():
     assert_unchanged(layers, *of_heads(), wanted=PAIR)
 
 
+def test_two_that_others_stand_between_are_a_pair():
+    def function(q, k, cos, sin):
+        first = both(q, q, cos, sin)[0]
+        second = both(q * first.sum(), k + 1, cos, sin)
+        return first, *second, both(k, k, cos, sin)[0]
+
+    assert names(function, *of_heads(), wanted=PAIR) == ["rotary_pair"] * 2
+    assert_unchanged(function, *of_heads(), wanted=PAIR)
+
+
 def test_keys_may_be_turned_before_queries():
     def turned_round(q, k, cos, sin):
         return both(k, q, cos, sin)[::-1]
