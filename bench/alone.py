@@ -4,7 +4,7 @@
 
 Eager, torch.compile, forge as it chooses, forge's own Triton kernel called directly, and Liger where it is installed:
 µs that the device works on a call (replayed in a CUDA graph), and the bytes that have to be read and written at least,
-over that time, as a part of what a copy moves.
+over that time, as a part of what a copy moves. Of a step of AdamW, eager is torch's fused one.
 """
 
 import argparse
@@ -19,12 +19,14 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from bench.kernel_examples import load, training
+from bench.kernel_examples import load, rotary, training
 from bench.timing import device_seconds, show_table
 from forge.model_bench import entry
 
 EPS = 1e-5
 ROWS = [(8192, 2048), (8192, 8192)]
+HEADS = [(4, 32, 8, 2048, 128), (1, 32, 8, 128, 128)]  # batch, of queries, of keys, length, dim
+PARAMETERS = [(100, 2**20), (1000, 2**12)]  # tensors, elements of each
 LOGITS = [(4096, 32000), (8192, 128256)]
 
 
@@ -73,6 +75,12 @@ def _geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def _rotary_pair(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rotary(q, cos, sin), rotary(k, cos, sin)
+
+
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     ours = load("forge-triton")
 
@@ -89,10 +97,35 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         yield Case("softmax", (2, 3), (x,), partial(F.softmax, dim=-1), ours.softmax, "liger_softmax")
         yield Case("swiglu", (3, 5), (x, other), _swiglu, ours.swiglu, "liger_swiglu")
         yield Case("geglu", (3, 5), (x, other), _geglu, ours.geglu, "liger_geglu")
+    for batch, queries, keys, length, dim in HEADS:
+        tables = dict(zip(("cos", "sin"), randn(2, batch, 1, length, dim), strict=True))
+        both = randn(batch, queries, length, dim), randn(batch, keys, length, dim)
+        yield Case("rotary", (2, 2), both[:1], partial(rotary, **tables), partial(ours.rotary, **tables))
+        moved = 2 * (1 + keys / queries)
+        of_both, of_kernel = partial(_rotary_pair, **tables), partial(ours.rotary_pair, **tables)
+        yield Case("rotary_pair", (moved, moved), both, of_both, of_kernel)
     for rows, classes in LOGITS:  # Liger writes the gradient over its input, in the forward: nothing to compare
         target = torch.randint(classes, (rows,), device="cuda")
         of = partial(F.cross_entropy, target=target)
         yield Case("cross_entropy", (1, 2), (randn(rows, classes),), of, partial(ours.cross_entropy, target=target))
+
+
+def adamw_steps(dtype: torch.dtype, copied: float) -> Iterator[tuple[str, ...]]:
+    """A row of a step of AdamW for each number of parameters; each is read and written, as its two moments are, and its
+    gradient is read."""
+    for number, elements in PARAMETERS:
+        params = [torch.randn(elements, device="cuda").to(dtype) for _ in range(number)]
+        for param in params:
+            param.grad = torch.randn_like(param)
+        at_least = 7 * number * params[0].nbytes / copied
+        row = ["adamw", f"{number}×{elements}", "step"]
+        for kind in (partial(torch.optim.AdamW, fused=True, capturable=True), None, None, forge.optim.AdamW, None):
+            if kind is None:
+                row.append("-")
+                continue
+            seconds = device_seconds(kind(params).step)
+            row.append(f"{1e6 * seconds:.0f} ({at_least / seconds:.2f})")
+        yield tuple(row)
 
 
 def measured(case: Case, copied: float) -> Iterator[tuple[str, ...]]:
@@ -144,6 +177,8 @@ def main() -> None:
     for case in cases(getattr(torch, options.dtype)):
         if not options.only or case.name in options.only:
             rows += measured(case, copied)
+    if not options.only or "adamw" in options.only:
+        rows += adamw_steps(getattr(torch, options.dtype), copied)
     show_table(rows)
 
 

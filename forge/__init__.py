@@ -1,6 +1,9 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
 from forge import startup  # before all that imports torch
+
+# isort: split
+from forge import optim
 from forge.bisection import Difference, bisect
 from forge.bundle import bundle
 from forge.executors.checked import CheckError
@@ -33,6 +36,7 @@ __all__ = [
     "last_backward_traces",
     "last_traces",
     "load_kernel",
+    "optim",
     "pattern",
     "refold",
     "register_kernel",

@@ -2,8 +2,9 @@
 
 Larger ones come first where they contain others, in the order of `ALL`: rotary embedding, residual + norm, norm, gated
 units, the causal language model's loss. Those of `OPT_IN` are found where a kernel asks for them by name: `gelu_tanh`,
-since in half precision the expression rounds after each step, where a kernel computes in float32, and gated units of
-one tensor, which take calls from those of two.
+since in half precision the expression rounds after each step, where a kernel computes in float32, gated units of one
+tensor, which take calls from those of two, and `rotary_pair`, which takes two calls from `rotary`, and gives them back
+where no kernel runs it.
 """
 
 import torch
@@ -71,6 +72,12 @@ def rotary_promoted(x, cos, sin):
 def rotary(x, cos, sin):
     """Rotary embedding of halves (GPT-NeoX, Llama). Shapes: x (..., D); cos and sin broadcast against it."""
     return rotary_promoted.reference(x, cos, sin).to(x.dtype)
+
+
+@pattern
+def rotary_pair(q, k, cos, sin):
+    """rotary of queries and of keys, of any numbers of heads, by the same cosines and sines. Opt-in."""
+    return rotary(q, cos, sin), rotary(k, cos, sin)
 
 
 @pattern
@@ -191,7 +198,7 @@ ALL: tuple[Pattern, ...] = (
     causal_lm_loss,
 )
 
-OPT_IN: tuple[Pattern, ...] = (gelu_tanh, silu_and_mul, gelu_and_mul, gelu_tanh_and_mul)
+OPT_IN: tuple[Pattern, ...] = (rotary_pair, gelu_tanh, silu_and_mul, gelu_and_mul, gelu_tanh_and_mul)
 
 
 def by_name(name: str) -> Pattern:

@@ -34,23 +34,48 @@ def find_matches(trace: Trace, patterns: Sequence[Pattern]) -> list[Match]:
     Two sites do not share a computation (casts and broadcasts apart).
     """
     graph = Canonical(trace.inputs, trace.bound_symbols)
-    roots = _visible_roots(trace, graph)
-    by_prim: dict[str, list[tuple[str, Node]]] = {}
-    for name, node in roots:
-        by_prim.setdefault(_strip(node).id, []).append((name, node))
+    sites = _Sites(trace, graph)
     program = _Dependencies(trace)
-    taken: set[int] = set()
     found: dict[str, Match] = {}
     for each in patterns:
-        for name, node in by_prim.get(each.skeleton[-1].id, ()):
+        for name, node in sites.by_prim.get(each.skeleton[-1].id, ()):
             if name in found:
                 continue
-            match = _match_at(each, node, graph)
-            if match is not None and match.covered.isdisjoint(taken) and program.is_convex(match):
-                taken |= match.covered
+            match = _match_at(each, node, graph, sites)
+            if match is not None and match.covered.isdisjoint(sites.taken) and program.is_convex(match):
+                sites.taken |= match.covered
                 found[match.outputs[-1].name] = match
-    order = {name: position for position, (name, _) in enumerate(roots)}
-    return sorted(found.values(), key=lambda match: order[match.outputs[-1].name])
+    return sorted(found.values(), key=lambda match: sites.order[match.outputs[-1].name])
+
+
+class _Sites:
+    """The values of a program that a pattern's output may be, by the prim that computes them, in program order.
+
+    taken: the computations of the sites that were found so far.
+    """
+
+    def __init__(self, trace: Trace, graph: Canonical) -> None:
+        self.taken: set[int] = set()
+        self.by_prim: dict[str, list[tuple[str, Node]]] = {}
+        self.order: dict[str, int] = {}
+        self._places: dict[int, int] = {}
+        self._possible: dict[int, list[Node]] = {}
+        self._graph = graph
+        for place, (name, node) in enumerate(_visible_roots(trace, graph)):
+            self.by_prim.setdefault(_strip(node).id, []).append((name, node))
+            self.order[name] = self._places[id(node)] = place
+
+    def before(self, root: Node, part: Skeleton) -> list[Node]:
+        """What another output than the root may be: of the values before it that no site has, from the last on."""
+        possible = self._possible.get(id(part))
+        if possible is None:
+            nodes = [node for _, node in self.by_prim.get(part.id, ())]
+            possible = [node for node in nodes if next(_unify(part, node, {}, self._graph), None) is not None]
+            self._possible[id(part)] = possible
+        place = self._places[id(root)]
+        return [
+            node for node in reversed(possible) if self._places[id(node)] < place and id(_strip(node)) not in self.taken
+        ]
 
 
 def _visible_roots(trace: Trace, graph: Canonical) -> list[tuple[str, Node]]:
@@ -71,8 +96,8 @@ def _strip(node: Node) -> Node:
     return node
 
 
-def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
-    for binding in _unify(pattern.skeleton[-1], root, {}, graph):
+def _match_at(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> Match | None:
+    for binding in _bindings(pattern, root, graph, sites):
         if any(name not in binding for name in pattern.parameters):
             continue
         traced = pattern.exact(binding, graph)
@@ -88,8 +113,25 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical) -> Match | None:
         bound = {name: value for name, value in binding.items() if isinstance(value, Node)}
         graph.favoured.update((name, id(value)) for name, value in bound.items())
         leaves = {id(each) for value in bound.values() for each in (value, unshaped(value))}
-        return Match(pattern, stand_ins, shown, _covered(root, leaves, graph))
+        return Match(pattern, stand_ins, shown, _covered(nodes, leaves, graph))
     return None
+
+
+def _bindings(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> Iterator[dict[str, Any]]:
+    """What the parameters may stand for where the root is the last output, and values before it those others that it
+    does not contain: of queries and keys, neither is computed from the other."""
+
+    def completed(binding: dict[str, Any], parts: list[Skeleton]) -> Iterator[dict[str, Any]]:
+        apart = next((part for part in parts if not part.parameters <= binding.keys()), None)
+        if apart is None:
+            yield binding
+            return
+        for node in sites.before(root, apart):
+            for larger in _unify(apart, node, binding, graph):
+                yield from completed(larger, parts)
+
+    for binding in _unify(pattern.skeleton[-1], root, {}, graph):
+        yield from completed(binding, pattern.skeleton[:-1])
 
 
 def _unify(part: Any, node: Any, binding: dict[str, Any], graph: Canonical) -> Iterator[dict[str, Any]]:
@@ -142,10 +184,10 @@ def _bind(name: str, node: Node, binding: dict[str, Any], graph: Canonical) -> I
             yield {**binding, name: candidate}
 
 
-def _covered(root: Node, leaves: set[int], graph: Canonical) -> set[int]:
+def _covered(outputs: list[Node], leaves: set[int], graph: Canonical) -> set[int]:
     """The computations of a site, without those that merely cast or broadcast."""
     found: set[int] = set()
-    stack: list[Any] = [root]
+    stack: list[Any] = list(outputs)
     while stack:
         node = stack.pop()
         if isinstance(node, tuple):

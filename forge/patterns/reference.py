@@ -42,14 +42,18 @@ class Scalar:
 
 
 class Skeleton:
-    """One node of a reference's skeleton: a prim over skeletons, wild and number arguments; or a parameter."""
+    """One node of a reference's skeleton: a prim over skeletons, wild and number arguments; or a parameter.
 
-    __slots__ = ("args", "id", "parameter")
+    parameters: the names of those that it is made of.
+    """
+
+    __slots__ = ("args", "id", "parameter", "parameters")
 
     def __init__(self, id: str, args: tuple, parameter: str | None) -> None:
         self.id = id
         self.args = args
         self.parameter = parameter
+        self.parameters = _parameters(args) if parameter is None else frozenset({parameter})
 
 
 class Pattern:
@@ -58,7 +62,8 @@ class Pattern:
 
     `symbol` is the composite that a match becomes, with the parameters as arguments in order; its body is the
     reference, so that it has a decomposition and a gradient. A reference that returns several tensors is anchored at
-    the last.
+    the last; those that it does not contain are looked for before it. A reference may call another pattern, which
+    then finds its calls wherever nothing runs the larger one.
     Raises TypeError for a reference with *args or **kwargs, ValueError for one that computes nothing.
     """
 
@@ -85,6 +90,10 @@ class Pattern:
     def __reduce__(self) -> tuple:
         """Pickled as what it is made of."""
         return Pattern, (self.reference, self.name)
+
+    def __call__(self, *args: Any) -> Any:
+        """The reference's results on tensors; while a program is recorded, a call of the symbol."""
+        return (self.symbol if tensors(args) else self.reference)(*args)
 
     def _body(self, *args: Any) -> Any:
         with speaking(torchlang.language):
@@ -184,6 +193,15 @@ def _merge(a: Any, b: Any, scalars: dict[str, tuple], memo: dict[int, Skeleton])
         if (a, b) == values:
             return Scalar(name)
     return a if type(a) is type(b) and a == b else Wild()
+
+
+def _parameters(part: Any) -> frozenset[str]:
+    """The names of the parameters in a part of a skeleton."""
+    if isinstance(part, tuple):
+        return frozenset().union(*map(_parameters, part))
+    if isinstance(part, Skeleton):
+        return part.parameters
+    return frozenset({part.name} if isinstance(part, Scalar) else ())
 
 
 def _count(part: Any) -> int:

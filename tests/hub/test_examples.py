@@ -393,6 +393,97 @@ def test_rotary_says_what_does_not_fit(triton: Example) -> None:
         run(x, x[None], x)
 
 
+def rotary_pair(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return rotary(q, cos, sin), rotary(k, cos, sin)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("q", "k", "table"),
+    [
+        ((2, 6, 5, 8), (2, 2, 5, 8), (2, 1, 5, 8)),
+        ((2, 3, 37, 14), (2, 1, 37, 14), (37, 14)),
+        ((5, 6), (5, 6), (5, 6)),
+        ((2, 2, 3, 4, 64), (2, 2, 3, 1, 64), (3, 1, 64)),
+        ((2, 0, 5, 8), (2, 3, 5, 8), (2, 1, 5, 8)),
+        ((2, 3, 5, 8), (2, 0, 5, 8), (2, 1, 5, 8)),
+        ((0, 3, 5, 8), (0, 1, 5, 8), (5, 8)),
+    ],
+)
+@pytest.mark.parametrize("strided", [False, True])
+def test_rotary_of_queries_and_keys_has_torchs_values_and_gradients(
+    triton: Example, q: tuple[int, ...], k: tuple[int, ...], table: tuple[int, ...], dtype: torch.dtype, strided: bool
+) -> None:
+    """Each kept by heads of its own number; strided: as a projection leaves them, transposed."""
+
+    def made(*shape: int) -> torch.Tensor:
+        if not strided or len(shape) < 3:
+            return triton.randn(*shape, dtype=dtype)
+        return triton.randn(*shape[:-3], *shape[-3:-1][::-1], shape[-1], dtype=dtype).transpose(-2, -3)[..., :]
+
+    args = made(*q), made(*k), triton.randn(*table, dtype=dtype), triton.randn(*table, dtype=dtype)
+    ours, exact_args = [leaf(each) for each in args], [leaf(each, torch.float64) for each in args]
+    found, exact = triton.module.rotary_pair(*ours), rotary_pair(*exact_args)
+    with torch.no_grad():
+        alone = triton.module.rotary_pair(*args)
+    grads = [torch.randn_like(each) for each in found]
+    for one, other, plain, x in zip(found, exact, alone, (q, k), strict=True):
+        assert one.shape == x
+        assert_near(one, other, dtype)
+        assert torch.equal(one, plain)
+    of_found = torch.autograd.grad(found, ours, grads)
+    for one, other in zip(of_found, torch.autograd.grad(exact, exact_args, [g.double() for g in grads]), strict=True):
+        assert_near(one, other, dtype)
+    for one, other in zip(of_found, triton.module.rotary_pair_backward(*grads, *args[2:]), strict=False):
+        assert torch.equal(one, other)
+
+
+def test_rotary_of_queries_and_keys_gives_the_gradient_of_either_alone(triton: Example) -> None:
+    cos, sin = triton.randn(2, 5, 8)
+    q, k = triton.randn(2, 4, 5, 8), triton.randn(2, 2, 5, 8)
+    for wanted in (0, 1):
+        args = [q, k]
+        args[wanted] = leaf(args[wanted])
+        (found,) = torch.autograd.grad(
+            sum(each.sum() for each in triton.module.rotary_pair(*args, cos, sin)), args[wanted]
+        )
+        (exact,) = torch.autograd.grad(rotary(args[wanted], cos, sin).sum(), args[wanted])
+        torch.testing.assert_close(found, exact)
+
+
+def test_rotary_of_queries_and_keys_is_one_launch_forward_and_one_backward(
+    triton: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = sys.modules[f"{triton.module.__name__}.rope"]
+    launched = []
+    launch = rope.launch
+    monkeypatch.setattr(rope, "launch", lambda *args, **kwargs: [launched.append(args[0]), launch(*args, **kwargs)])
+    q, k, cos, sin = leaf(triton.randn(2, 4, 5, 8)), leaf(triton.randn(2, 2, 5, 8)), *triton.randn(2, 5, 8)
+    found = triton.module.rotary_pair(q, k, cos, sin)
+    assert len(launched) == 1
+    torch.autograd.grad(found, (q, k), found)
+    assert len(launched) == 2
+
+
+def test_rotary_of_queries_and_keys_keeps_the_dtype_of_each(triton: Example) -> None:
+    q, k, cos, sin = triton.randn(2, 3, 8, dtype=torch.bfloat16), triton.randn(3, 8), *triton.randn(2, 3, 8)
+    found = triton.module.rotary_pair(q, k, cos, sin)
+    for one, x in zip(found, (q, k), strict=True):
+        assert_near(one, rotary(x.double(), cos.double(), sin.double()), x.dtype)
+
+
+def test_rotary_of_queries_and_keys_says_what_does_not_fit(triton: Example) -> None:
+    run, q = triton.module.rotary_pair, triton.randn(2, 4, 8)
+    with pytest.raises(RuntimeError, match=r"rotary_pair: k is \[2, 4, 7\], but its last dim must be even"):
+        run(q, q[..., :7], q, q)
+    with pytest.raises(
+        RuntimeError, match=r"rotary_pair: cos is \[2, 4, 8\], which does not broadcast to k, \[1, 4, 8\]"
+    ):
+        run(q, q[:1], q, q)
+    with pytest.raises(RuntimeError, match=r"rotary_pair_backward: grad_q is torch\.float64"):
+        triton.module.rotary_pair_backward(q.double(), q, q, q)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("classes", [1, 7, 100, 9000])

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import forge
 from forge.executors import OperatorExecutor
+from forge.executors.hubex import HubExecutor
 from forge.functional import Direct
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy
 from forge.patterns import Match, Pattern, builtin, find_matches, replace_patterns
@@ -178,6 +179,113 @@ def test_rotary_embeddings_are_found(function, found, dtype):
     args = x(dtype, 2, 4, 3, 8), x(dtype, 3, 8), x(dtype, 3, 8)
     assert names(function, *args) == [found]
     assert_unchanged(function, *args)
+
+
+PAIR = (builtin.rotary_pair, *builtin.ALL)
+
+
+def both(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return rotary(q, cos, sin), rotary(k, cos, sin)
+
+
+def of_heads(dtype: torch.dtype = torch.float32, queries: int = 4, keys: int = 2) -> tuple[torch.Tensor, ...]:
+    """q, k, cos and sin as a model with grouped queries has them."""
+    return x(dtype, 2, queries, 3, 8), x(dtype, 2, keys, 3, 8), x(dtype, 2, 3, 8), x(dtype, 2, 3, 8)
+
+
+@DTYPES
+@pytest.mark.parametrize("keys", [4, 2, 1])
+def test_the_rotary_embeddings_of_queries_and_keys_are_one_site_of_two_outputs(dtype, keys):
+    args = of_heads(dtype, keys=keys)
+    (match,) = matches(both, *args, wanted=PAIR)
+    assert match.pattern is builtin.rotary_pair
+    assert [output.shape[1] for output in match.outputs] == [4, keys]
+    assert (match.binding["q"].name, match.binding["k"].name) == ("q", "k")
+    assert_unchanged(both, *args, wanted=PAIR)
+
+
+def test_each_layers_queries_go_with_its_own_keys():
+    """All layers share their cosines, and a layer's queries are computed from the last one's results."""
+
+    def layers(q, k, cos, sin):
+        for _ in range(3):
+            q, k = both(q, k, cos, sin)
+            q, k = q * k.sum(1, keepdim=True), k + 1
+        return q, k
+
+    found = matches(layers, *of_heads(), wanted=PAIR)
+    assert [match.pattern.name for match in found] == ["rotary_pair"] * 3
+    assert_unchanged(layers, *of_heads(), wanted=PAIR)
+
+
+def test_two_that_others_stand_between_are_a_pair():
+    def function(q, k, cos, sin):
+        first = both(q, q, cos, sin)[0]
+        second = both(q * first.sum(), k + 1, cos, sin)
+        return first, *second, both(k, k, cos, sin)[0]
+
+    assert names(function, *of_heads(), wanted=PAIR) == ["rotary_pair"] * 2
+    assert_unchanged(function, *of_heads(), wanted=PAIR)
+
+
+def test_keys_may_be_turned_before_queries():
+    def turned_round(q, k, cos, sin):
+        return both(k, q, cos, sin)[::-1]
+
+    assert names(turned_round, *of_heads(), wanted=PAIR) == ["rotary_pair"]
+    assert_unchanged(turned_round, *of_heads(), wanted=PAIR)
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda q, k, c, s: (both(q, k, c, s)[0], k * 2), ["rotary"]),
+        (lambda q, k, c, s: (both(q, q, c, s)[0], both(k, k, s, c)[0]), ["rotary", "rotary"]),
+        (lambda q, k, c, s: (both(both(q, q, c, s)[0], k, c, s)[0], k * 2), ["rotary", "rotary"]),
+        (lambda q, k, c, s: (*both(q, k, c, s), both(q * k.sum(), k, c, s)[0]), ["rotary", "rotary_pair"]),
+        (lambda q, k, c, s: (both(q, q, c, s)[0], k * c[:, None]), ["rotary"]),
+    ],
+    ids=["one", "of other cosines", "one of the other", "three", "no other"],
+)
+def test_what_is_no_pair_of_rotary_embeddings_is_left_as_it_is(function, found):
+    args = of_heads()
+    assert sorted(names(function, *args, wanted=PAIR)) == found
+    assert_unchanged(function, *args, wanted=PAIR)
+
+
+def test_where_keys_have_no_gradient_and_queries_do_they_are_no_pair():
+    def function(q, k, cos, sin):
+        with torch.no_grad():
+            turned_keys = both(k, k, cos, sin)[0]
+        return both(q, q, cos, sin)[0], turned_keys
+
+    assert names(function, *of_heads(), wanted=PAIR) == ["rotary", "rotary"]
+
+
+def test_a_kernel_of_rotary_runs_the_pairs_that_no_kernel_of_pairs_takes():
+    ran = []
+
+    def one(x, cos, sin):
+        ran.append("one")
+        return rotary(x, cos, sin)
+
+    def two(q, k, cos, sin):
+        ran.append("two")
+        return rotary(q, cos, sin), rotary(k, cos, sin)
+
+    args = of_heads()
+    for faster, expected in (("q.numel >= 1000000", ["one", "one"]), (None, ["two"])):
+        ran.clear()
+        kernels = [
+            forge.kernel("pattern:rotary", one, grad="composite"),
+            forge.kernel("pattern:rotary_pair", two, grad="composite", faster=faster),
+        ]
+        executor = HubExecutor("kernels")
+        executor.add(kernels)
+        jitted = forge.jit(both, executors=[executor, "torch"], cache=False)
+        torch.testing.assert_close(jitted(*args), both(*args))
+        assert ran == expected
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """The kernels that come with forge: `forge/kernels`, repositories in the Hub's layout, a source as any other.
 
-They were compared with their references on a GPU before they were released: verified.json has the hash of the files for
-which that holds. With other files they are verified when they are first used, as any kernel is. `make release-kernels`,
-on a machine with a GPU, verifies them and writes that file.
+They were compared with their references on a GPU before they were released: verified.json has a hash for each kernel
+for which that holds (digests.py). A kernel of another hash is verified when it is first used, as any kernel is, and the
+others are not concerned. `make release-kernels`, on a machine with a GPU, verifies them and writes that file.
 """
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -16,11 +15,11 @@ from pathlib import Path
 
 import torch
 
+from forge.executors.hubex.digests import digests, title
 from forge.executors.hubex.gather import gather
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.verdicts import Verifier, verify_all
 from forge.hub.errors import HubError
-from forge.hub.files import MANIFEST
 from forge.ir.printing import table
 
 FOLDERS = (Path(__file__).parents[2] / "kernels" / "forge-triton",)
@@ -39,28 +38,17 @@ def shipped(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
         except (HubError, ImportError) as error:  # Triton may be there and not load
             _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
             continue
-        if digest(folder) == released(folder):
-            trust(kernels)
+        known, now = released(folder), digests(folder)
+        right = {name for name, digest in now.items() if known.get(name) == digest}
+        trust([kernel for kernel in kernels if title(kernel.operation, kernel.entry.name) in right])
         found += kernels
     return found
 
 
-def released(folder: Path) -> str | None:
-    """The hash of the files that were verified; None where none were."""
+def released(folder: Path) -> dict[str, str]:
+    """The hashes of the kernels that were verified, by operation and name; none where there is no verified.json."""
     path = folder / VERIFIED
-    return json.loads(path.read_text())["sha256"] if path.is_file() else None
-
-
-def digest(folder: Path) -> str:
-    """A hash of the files that decide whether a repository's kernels are right: where they are faster does not."""
-    found = hashlib.sha256()
-    for path in sorted((folder / "build").rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            lines = path.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if not (path.name == MANIFEST and line.lstrip().startswith(b"faster:"))]
-            found.update(f"{path.relative_to(folder).as_posix()} {len(kept)}\n".encode())
-            found.update(b"".join(kept))
-    return found.hexdigest()
+    return json.loads(path.read_text())["kernels"] if path.is_file() else {}
 
 
 def release(folder: Path) -> bool:
@@ -72,6 +60,6 @@ def release(folder: Path) -> bool:
     if not torch.cuda.is_available() or any(row[-1] != "ok" for row in rows):
         return False
     with_versions = {"torch": torch.__version__, "triton": importlib.metadata.version("triton")}
-    data = {"sha256": digest(folder), "device": torch.cuda.get_device_name(), **with_versions}
+    data = {"kernels": digests(folder), "device": torch.cuda.get_device_name(), **with_versions}
     (folder / VERIFIED).write_text(json.dumps(data, indent=2) + "\n")
     return True

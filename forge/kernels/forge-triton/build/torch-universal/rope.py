@@ -1,4 +1,8 @@
-"""Rotary embedding of halves: one program for some rows of x, whatever their strides."""
+"""Rotary embedding of halves, of one tensor or of queries and keys in one launch: one program for some rows, whatever
+their strides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -11,8 +15,9 @@ ELEMENTS = 512  # of one half, in one program
 WARPS = 2
 
 
-@triton.jit(do_not_specialize=["outer", "inner"])
-def _rotate(
+@triton.jit
+def _rows(
+    program,
     out,
     x,
     cos,
@@ -38,10 +43,10 @@ def _rotate(
 ):
     """Rows [i, j, k] of x, k < inner and j < outer; a program takes ROWS of them that differ in k."""
     pieces = tl.cdiv(inner, ROWS)
-    place = tl.program_id(0) // pieces
+    place = program // pieces
     i = (place // outer).to(tl.int64)
     j = (place % outer).to(tl.int64)
-    k = (tl.program_id(0) % pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    k = (program % pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, HALF)[None, :]
     inside = (k < inner) & (column < half)
     x_at = x + (i * x_0 + j * x_1) + k * x_2 + column
@@ -64,21 +69,123 @@ def _rotate(
     tl.store(out_at + half, second_out.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["outer", "inner", "other_outer", "other_inner", "programs"])
+def _rotate(
+    out,
+    x,
+    cos,
+    sin,
+    outer,
+    inner,
+    out_0,
+    out_1,
+    out_2,
+    x_0,
+    x_1,
+    x_2,
+    cos_0,
+    cos_1,
+    cos_2,
+    sin_0,
+    sin_1,
+    sin_2,
+    other_out,
+    other_x,
+    other_cos,
+    other_sin,
+    other_outer,
+    other_inner,
+    other_out_0,
+    other_out_1,
+    other_out_2,
+    other_x_0,
+    other_x_1,
+    other_x_2,
+    other_cos_0,
+    other_cos_1,
+    other_cos_2,
+    other_sin_0,
+    other_sin_1,
+    other_sin_2,
+    half,
+    programs,
+    BACKWARD: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """The first `programs` take the rows of x, the rest those of the other tensor, where there is one."""
+    program = tl.program_id(0)
+    if other_x is None or program < programs:
+        _rows(
+            program,
+            out,
+            x,
+            cos,
+            sin,
+            outer,
+            inner,
+            half,
+            out_0,
+            out_1,
+            out_2,
+            x_0,
+            x_1,
+            x_2,
+            cos_0,
+            cos_1,
+            cos_2,
+            sin_0,
+            sin_1,
+            sin_2,
+            BACKWARD,
+            ROWS,
+            HALF,
+        )
+    else:
+        _rows(
+            program - programs,
+            other_out,
+            other_x,
+            other_cos,
+            other_sin,
+            other_outer,
+            other_inner,
+            half,
+            other_out_0,
+            other_out_1,
+            other_out_2,
+            other_x_0,
+            other_x_1,
+            other_x_2,
+            other_cos_0,
+            other_cos_1,
+            other_cos_2,
+            other_sin_0,
+            other_sin_1,
+            other_sin_2,
+            BACKWARD,
+            ROWS,
+            HALF,
+        )
+
+
 class _Rotary(torch.autograd.Function):
+    """rotary of each of several tensors."""
+
     @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin, x if cos.requires_grad or sin.requires_grad else None)
-        return _run(x, cos, sin, backward=False)
+    def forward(ctx: FunctionCtx, cos: torch.Tensor, sin: torch.Tensor, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(cos, sin, *(xs if cos.requires_grad or sin.requires_grad else ()))
+        return _run(xs, cos, sin, backward=False)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        cos, sin, x = ctx.saved_tensors
-        of_x, of_cos, of_sin = ctx.needs_input_grad
-        grad_x = rotary_backward(grad_output, cos, sin) if of_x else None
-        grad_cos = _summed(grad_output, x, cos) if of_cos else None
-        grad_sin = _summed(grad_output, _turned(x), sin) if of_sin else None
-        return grad_x, grad_cos, grad_sin
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin, *xs = ctx.saved_tensors
+        of_cos, of_sin, *of_xs = ctx.needs_input_grad
+        found = iter(_run([g for g, wanted in zip(grads, of_xs, strict=True) if wanted], cos, sin, backward=True))
+        grad_cos = _summed(grads, xs, cos) if of_cos else None
+        grad_sin = _summed(grads, [_turned(x) for x in xs], sin) if of_sin else None
+        return grad_cos, grad_sin, *[next(found) if wanted else None for wanted in of_xs]
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -89,13 +196,40 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     Raises: RuntimeError when a shape, dtype or device does not fit.
     """
     _check("rotary", "x", x, cos, sin)
-    return _Rotary.apply(x, cos, sin) if needs_grad(x, cos, sin) else _run(x, cos, sin, backward=False)
+    return _differentiable((x,), cos, sin)[0]
 
 
 def rotary_backward(grad_output: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """grad_x of rotary."""
     _check("rotary_backward", "grad_output", grad_output, cos, sin)
-    return _run(grad_output, cos, sin, backward=True)
+    return _run((grad_output,), cos, sin, backward=True)[0]
+
+
+def rotary_pair(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rotary of q, rotary of k) in one launch.
+
+    Shapes: q and k are [..., D] with D even, of any numbers of heads; cos and sin are [..., D] and broadcast to each.
+    Dtypes: any mixture of float32, bfloat16 and float16.
+    Raises: RuntimeError when a shape, dtype or device does not fit.
+    """
+    _check("rotary_pair", "q", q, cos, sin)
+    _check("rotary_pair", "k", k, cos, sin)
+    return _differentiable((q, k), cos, sin)
+
+
+def rotary_pair_backward(
+    grad_q: torch.Tensor, grad_k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of rotary_pair's q and k from those of its results, in one launch."""
+    _check("rotary_pair_backward", "grad_q", grad_q, cos, sin)
+    _check("rotary_pair_backward", "grad_k", grad_k, cos, sin)
+    return _run((grad_q, grad_k), cos, sin, backward=True)
+
+
+def _differentiable(xs: tuple[torch.Tensor, ...], cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return _Rotary.apply(cos, sin, *xs) if needs_grad(cos, sin, *xs) else _run(xs, cos, sin, backward=False)
 
 
 def _check(op: str, name: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -125,9 +259,10 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((-second, first), -1)
 
 
-def _summed(grad_output: torch.Tensor, factor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def _summed(grads: Sequence[torch.Tensor], factors: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
     """The gradient of cos or sin, which models seldom want: in plain torch."""
-    return (grad_output.float() * factor.float()).sum_to_size(table.shape).to(table.dtype)
+    parts = [(g.float() * x.float()).sum_to_size(table.shape) for g, x in zip(grads, factors, strict=True)]
+    return sum(parts[1:], parts[0]).to(table.dtype)
 
 
 def _four_dims(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -141,35 +276,62 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     return [0] * (4 - tensor.ndim) + strides[:-1]
 
 
-def _run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, backward: bool) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Part:
+    """One tensor's share of a launch. tensors: out, x, cos and sin; strides: of each the three of i, j and k."""
+
+    tensors: tuple[torch.Tensor, ...]
+    outer: int
+    inner: int
+    strides: tuple[int, ...]
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor | int, ...]:
+        return *self.tensors, self.outer, self.inner, *self.strides
+
+    def programs(self, block_rows: int) -> int:
+        x = self.tensors[1]
+        return x.numel() // (self.inner * x.shape[-1]) * triton.cdiv(self.inner, block_rows)
+
+
+_NOTHING = (None,) * 18  # the arguments of the second part of a launch that has one
+
+
+def _part(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> _Part:
     shape = x.shape
     x, cos, sin = (_four_dims(tensor, shape) for tensor in (x, cos, sin))
-    out = torch.empty_like(x)
-    if x.numel() == 0:
-        return out.view(shape)
-    outer, inner, width = (1, 1, *x.shape)[-3:]
-    strides = [_strides(tensor) for tensor in (out, x, cos, sin)]
+    tensors = torch.empty_like(x), x, cos, sin
+    outer, inner = (1, 1, *x.shape)[-3:-1]
+    strides = [_strides(tensor) for tensor in tensors]
     if 0 < strides[1][1] < strides[1][2]:  # rows that a program takes should be neighbours in memory
         outer, inner = inner, outer
         strides = [[i, k, j] for i, j, k in strides]
-    half = width // 2
+    return _Part(tensors, outer, inner, tuple(stride for each in strides for stride in each))
+
+
+def _run(
+    xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, *, backward: bool
+) -> tuple[torch.Tensor, ...]:
+    """Each of one or two tensors rotated, in one launch."""
+    parts = [_part(x, cos, sin) for x in xs]
+    outs = tuple(part.tensors[0].view(x.shape) for part, x in zip(parts, xs, strict=True))
+    parts = [part for part in parts if part.tensors[0].numel()]
+    if not parts:
+        return outs
+    half = cos.shape[-1] // 2
     block = triton.next_power_of_2(half)
-    block_rows = min(max(ELEMENTS // block, 1), triton.next_power_of_2(inner))
-    programs = x.numel() // (inner * width) * triton.cdiv(inner, block_rows)
+    block_rows = min(max(ELEMENTS // block, 1), triton.next_power_of_2(max(part.inner for part in parts)))
+    programs = [part.programs(block_rows) for part in parts]
     launch(
         _rotate,
-        programs,
-        out,
-        x,
-        cos,
-        sin,
-        outer,
-        inner,
+        sum(programs),
+        *parts[0].arguments,
+        *(parts[1].arguments if len(parts) > 1 else _NOTHING),
         half,
-        *(stride for each in strides for stride in each),
+        programs[0],
         BACKWARD=backward,
         ROWS=block_rows,
         HALF=block,
         warps=WARPS,
     )
-    return out.view(shape)
+    return outs

@@ -1,0 +1,114 @@
+"""What of a kernel repository decides whether each of its kernels is right, as a hash: read as text, nothing is
+imported."""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from forge.hub.compat import library
+from forge.hub.files import MANIFEST
+
+
+def title(operation: str, name: str) -> str:
+    """How a kernel is called in what `digests` gives."""
+    return f"{name} of {operation}"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """For each kernel of a repository of one variant a hash of its entry in the manifest (but not of where it is
+    faster), of the sources that its functions are in or import, and of all files that are neither manifest nor Python.
+
+    The package's own file counts for every kernel, without what it merely imports for others to find.
+    Raises RefusedError where PyYAML is missing.
+    """
+    package = next((folder / "build").rglob("__init__.py")).parent
+    inside = package / MANIFEST
+    yaml = library("yaml")
+    text = (inside if inside.is_file() else folder / MANIFEST).read_text()
+    manifest = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    head = {key: value for key, value in manifest.items() if key != "ops"}
+    sources = _Sources(package)
+    found = {}
+    for op in manifest["ops"]:
+        of_op = {key: value for key, value in op.items() if key != "kernels"}
+        operation = op.get("op") or op.get("func") or f"pattern:{op['pattern']}"
+        for entry in op["kernels"]:
+            said = {key: value for key, value in entry.items() if key != "faster"}
+            digest = hashlib.sha256(json.dumps([head, of_op, said], sort_keys=True).encode())
+            for path in sources.of(_texts([of_op, said])):
+                content = sources.code(path)
+                digest.update(f"\n{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+            found[title(operation, entry["name"])] = digest.hexdigest()
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a piece of a manifest: its functions' names are among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+class _Sources:
+    """The files of a package, and which of them a function is in or needs."""
+
+    def __init__(self, package: Path) -> None:
+        self.init = package / "__init__.py"
+        self.files = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        self.files = [path for path in self.files if path.name != MANIFEST]
+        self.exports = {
+            alias.asname or alias.name: paths
+            for node in ast.walk(ast.parse(self.init.read_bytes()))
+            if isinstance(node, ast.ImportFrom) and node.level
+            for paths in [list(_imported(self.init, node))]
+            for alias in node.names
+        }
+
+    def of(self, texts: Iterable[str]) -> list[Path]:
+        """The files that matter to a kernel whose entry has these texts: all of them, where it names a function by its
+        module, or one that the package's own file does not import from another."""
+        texts = set(texts)
+        named = texts & self.exports.keys()
+        if not named or any(text.startswith(("python:", "hub:")) for text in texts):
+            return sorted(self.files)
+        found = {self.init, *(path for path in self.files if path.suffix != ".py")}
+        waiting = [path for name in named for path in self.exports[name]]
+        while waiting:
+            path = waiting.pop()
+            if path not in found:
+                found.add(path)
+                waiting += [
+                    other
+                    for node in ast.walk(ast.parse(path.read_bytes()))
+                    if isinstance(node, ast.ImportFrom) and node.level
+                    for other in _imported(path, node)
+                ]
+        return sorted(found)
+
+    def code(self, path: Path) -> bytes:
+        """What a file has; of the package's own without its docstring, imports from the package and `__all__`."""
+        if path != self.init:
+            return path.read_bytes()
+        lines = path.read_bytes().splitlines(keepends=True)
+        tree = ast.parse(path.read_bytes())
+        for position, node in enumerate(tree.body):
+            is_text = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            is_import = isinstance(node, ast.ImportFrom) and node.level
+            is_all = isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == ["__all__"]
+            if is_text or is_import or is_all:
+                lines[node.lineno - 1 : node.end_lineno] = [b""] * (node.end_lineno - node.lineno + 1)
+        return b"".join(line for line in lines if line.strip())
+
+
+def _imported(path: Path, node: ast.ImportFrom) -> Iterator[Path]:
+    """The files of a relative import."""
+    place = path.parents[node.level - 1]
+    targets = [place.joinpath(*node.module.split("."))] if node.module else [place / each.name for each in node.names]
+    for target in targets:
+        files = target.with_suffix(".py"), target / "__init__.py"
+        yield next((file for file in files if file.is_file()), place / "__init__.py")

@@ -1,0 +1,375 @@
+"""A step of AdamW for many tensors: one launch for all of one device and dtype, whatever their sizes.
+
+A table on the device has their addresses, and where each program's chunk begins: it is kept between steps, and made
+again when an address changes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import DTYPES, INTERPRETED, check, launch
+
+BLOCK = 2048  # elements that a program works on at once
+BLOCKS = 8  # of a chunk, which is one program's
+WARPS = 8
+COLUMNS = 7  # of the table: the addresses of parameter, gradient, the moments, the largest second and step; elements
+COUNTED = 256  # steps that a program counts
+
+_IN_TRITON = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+Tensor = torch.Tensor
+
+
+@triton.jit
+def _is_skipped(found_inf):
+    """Whether a gradient was found that is not finite: 0 or 1."""
+    skipped = 0.0
+    if found_inf is not None:
+        skipped = tl.load(found_inf).to(tl.float32)
+    return skipped
+
+
+@triton.jit(do_not_specialize=["tensors"])
+def _count(table, found_inf, tensors, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Each tensor's step is one more."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < tensors
+    step = tl.load(table + row.to(tl.int64) * COLUMNS + 5, mask=inside, other=0).to(tl.pointer_type(tl.float32))
+    if _is_skipped(found_inf) == 0.0:
+        tl.store(step, tl.load(step, mask=inside, other=0.0) + 1.0, mask=inside)
+
+
+@triton.jit
+def _at(address, offset, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """The places of a tensor's elements, by its address."""
+    found = address.to(tl.pointer_type(DTYPE)) + offset
+    if ALIGNED:
+        found = tl.multiple_of(found, 16)
+    return found
+
+
+@triton.jit
+def _block(
+    param,
+    grad,
+    first,
+    second,
+    largest,
+    offset,
+    inside,
+    inverse_scale,
+    lr,
+    weight_decay,
+    weight_1,
+    weight_2,
+    correction_1,
+    root_correction_2,
+    eps,
+    SCALED: tl.constexpr,
+    AMSGRAD: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    MOMENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """The update of BLOCK elements; inside: which there are, None for all."""
+    param_at = _at(param, offset, PARAM, ALIGNED)
+    grad_at = _at(grad, offset, GRAD, ALIGNED)
+    first_at = _at(first, offset, MOMENT, ALIGNED)
+    second_at = _at(second, offset, MOMENT, ALIGNED)
+    value = tl.load(param_at, mask=inside).to(tl.float32)
+    g = tl.load(grad_at, mask=inside).to(tl.float32)
+    m = tl.load(first_at, mask=inside).to(tl.float32)
+    v = tl.load(second_at, mask=inside).to(tl.float32)
+    if SCALED:  # as torch does: the gradient is left without its scale
+        g = g * inverse_scale
+        tl.store(grad_at, g.to(GRAD), mask=inside)
+    if MAXIMIZE:
+        g = -g
+    value = value - lr * weight_decay * value
+    m = m + (g - m) * weight_1
+    v = v + (g * g - v) * weight_2
+    tl.store(first_at, m.to(MOMENT), mask=inside)
+    tl.store(second_at, v.to(MOMENT), mask=inside)
+    if AMSGRAD:
+        largest_at = _at(largest, offset, MOMENT, ALIGNED)
+        v = tl.maximum(tl.load(largest_at, mask=inside).to(tl.float32), v)
+        tl.store(largest_at, v.to(MOMENT), mask=inside)
+    value = value - lr / correction_1 * m / (tl.sqrt(v) / root_correction_2 + eps)
+    tl.store(param_at, value.to(PARAM), mask=inside)
+
+
+@triton.jit
+def _update(
+    table,
+    chunks,
+    lr_at,
+    grad_scale,
+    found_inf,
+    lr,
+    weight_decay,
+    weight_1,
+    weight_2,
+    log_beta_1,
+    log_beta_2,
+    eps,
+    AMSGRAD: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    MOMENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """One chunk of one tensor. weight_1 and weight_2: 1 - beta; log_beta: its logarithm to the base 2."""
+    program = tl.program_id(0).to(tl.int64)
+    row = table + tl.load(chunks + 2 * program) * COLUMNS
+    start = tl.load(chunks + 2 * program + 1)
+    param = tl.load(row)
+    grad = tl.load(row + 1)
+    first = tl.load(row + 2)
+    second = tl.load(row + 3)
+    largest = tl.load(row + 4)
+    step = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32)))
+    elements = tl.load(row + 6)
+    if lr_at is not None:
+        lr = tl.load(lr_at).to(tl.float32)
+    inverse_scale = 1.0
+    if grad_scale is not None:
+        inverse_scale = 1.0 / tl.load(grad_scale).to(tl.float32)
+    # 1 - beta ** step; in float64, since beta ** step is nearly 1
+    correction_1 = (1.0 - tl.exp2(step.to(tl.float64) * log_beta_1)).to(tl.float32)
+    root_correction_2 = tl.sqrt((1.0 - tl.exp2(step.to(tl.float64) * log_beta_2)).to(tl.float32))
+    if _is_skipped(found_inf) == 0.0:
+        for number in range(BLOCKS):
+            begin = start + number * BLOCK
+            offset = begin + tl.arange(0, BLOCK)
+            if begin + BLOCK <= elements:  # without a mask loads are wide
+                _block(
+                    param, grad, first, second, largest, offset, None, inverse_scale, lr, weight_decay, weight_1,
+                    weight_2, correction_1, root_correction_2, eps, grad_scale is not None, AMSGRAD, MAXIMIZE, PARAM,
+                    GRAD, MOMENT, ALIGNED,
+                )  # fmt: skip
+            elif begin < elements:
+                _block(
+                    param, grad, first, second, largest, offset, offset < elements, inverse_scale, lr, weight_decay,
+                    weight_1, weight_2, correction_1, root_correction_2, eps, grad_scale is not None, AMSGRAD, MAXIMIZE,
+                    PARAM, GRAD, MOMENT, ALIGNED,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a launch reads of its tensors' places. key: the addresses and lengths; sources: the memory of the host that
+    the device's was copied from, which a CUDA graph that has captured the copy reads again."""
+
+    key: tuple[int, ...]
+    rows: Tensor
+    chunks: Tensor
+    sources: tuple[Tensor, ...]
+
+
+def _table(key: tuple[int, ...], device: torch.device) -> _Table:
+    rows = torch.tensor(key, dtype=torch.int64).view(-1, COLUMNS)
+    of_each = (rows[:, -1] + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
+    owner = torch.repeat_interleave(torch.arange(len(rows)), of_each)
+    place = torch.arange(len(owner)) - (of_each.cumsum(0) - of_each)[owner]
+    chunks = torch.stack((owner, place * BLOCK * BLOCKS), 1)
+    sources = tuple(each.pin_memory() if device.type == "cuda" else each for each in (rows, chunks))
+    return _Table(key, *(each.to(device, non_blocking=True) for each in sources), sources)
+
+
+class AdamWStep:
+    """Steps of AdamW, each of any tensors: `AdamWStep()(params, grads, ...)`.
+
+    It keeps the tables of the addresses that it was called with last, and for as long as it lives those that a CUDA
+    graph has captured.
+    Source: Loshchilov & Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW, whose results it gives.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple, _Table] = {}
+        self._captured: list[_Table] = []
+        self._checked: list[tuple] = []
+
+    def __call__(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        exp_avgs: Sequence[Tensor],
+        exp_avg_sqs: Sequence[Tensor],
+        max_exp_avg_sqs: Sequence[Tensor],
+        steps: Sequence[Tensor],
+        *,
+        lr: float | Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        maximize: bool = False,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Changes parameters, moments and steps in place.
+
+        max_exp_avg_sqs: the largest second moments, for AMSGrad; empty without it. steps: one number each, which
+        becomes one more. lr: a number, or one element on the parameters' device, which is read there. grad_scale: what
+        the gradients are divided by, in place; found_inf: 1 where nothing is to be changed: both of one element.
+        Shapes: a tensor's gradient and moments have its shape. Memory: a parameter's elements lie side by side; a
+        gradient of other strides is copied, moments have the parameter's.
+        Dtypes: parameters and gradients float32, bfloat16 or float16; moments float32 or the parameter's; steps
+        float32.
+        Raises: RuntimeError when a tensor does not fit; NotImplementedError when betas are tensors.
+        """
+        check(
+            all(isinstance(beta, (int, float)) for beta in betas),
+            lambda: "adamw: betas must be numbers; for betas that are tensors use torch.optim.AdamW",
+            NotImplementedError,
+        )
+        check(
+            all(len(each) == len(params) for each in (grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs or params, steps)),
+            lambda: "adamw: there must be as many gradients, moments and steps as parameters",
+        )
+        tensors = [*params, *grads, *exp_avgs, *exp_avg_sqs, *max_exp_avg_sqs, *steps]
+        facts = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in tensors]
+        if facts != self._checked:
+            for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+                _check(param, grad, [each[i] for each in (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if each], steps[i])
+            self._checked = facts
+        groups: dict[tuple, list[tuple[Tensor | None, ...]]] = {}
+        copied = []
+        for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+            laid_out = grad
+            if grad.stride() != param.stride():
+                laid_out = torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+                copied.append((grad, laid_out))
+            largest = max_exp_avg_sqs[i] if max_exp_avg_sqs else None
+            kind = param.device, param.dtype, grad.dtype, exp_avgs[i].dtype
+            groups.setdefault(kind, []).append((param, laid_out, exp_avgs[i], exp_avg_sqs[i], largest, steps[i]))
+        for kind, members in groups.items():
+            self._run(kind, members, bool(max_exp_avg_sqs), lr, betas, eps, weight_decay, maximize, grad_scale,
+                      found_inf)  # fmt: skip
+        for grad, laid_out in copied if grad_scale is not None else ():
+            grad.copy_(laid_out)
+
+    def _run(
+        self,
+        kind: tuple,
+        tensors: list[tuple[Tensor | None, ...]],
+        amsgrad: bool,
+        lr: float | Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        maximize: bool,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        device, *dtypes = kind
+        table = self._table(kind, tensors)
+        lr_at, grad_scale, found_inf = (
+            each.to(device) if isinstance(each, Tensor) else None for each in (lr, grad_scale, found_inf)
+        )
+        launch(
+            _count,
+            triton.cdiv(len(tensors), COUNTED),
+            table.rows,
+            found_inf,
+            len(tensors),
+            COLUMNS=COLUMNS,
+            BLOCK=COUNTED,
+            warps=1,
+        )
+        if not len(table.chunks):  # of parameters without elements alone
+            return
+        launch(
+            _update,
+            len(table.chunks),
+            table.rows,
+            table.chunks,
+            lr_at,
+            grad_scale,
+            found_inf,
+            0.0 if lr_at is not None else float(lr),
+            float(weight_decay),
+            *(1.0 - beta for beta in betas),
+            *(math.log2(beta) if beta else -math.inf for beta in betas),
+            float(eps),
+            AMSGRAD=amsgrad,
+            MAXIMIZE=maximize,
+            **{name: _IN_TRITON[dtype] for name, dtype in zip(("PARAM", "GRAD", "MOMENT"), dtypes, strict=True)},
+            ALIGNED=all(tensor.data_ptr() % 16 == 0 for each in tensors for tensor in each[:-1] if tensor is not None),
+            COLUMNS=COLUMNS,
+            BLOCK=BLOCK,
+            BLOCKS=BLOCKS,
+            warps=WARPS,
+        )
+
+    def _table(self, kind: tuple, tensors: list[tuple[Tensor | None, ...]]) -> _Table:
+        key = tuple(
+            number
+            for each in tensors
+            for number in (*(0 if tensor is None else tensor.data_ptr() for tensor in each), each[0].numel())
+        )
+        table = self._tables.get(kind)
+        if table is None or table.key != key:
+            table = self._tables[kind] = _table(key, kind[0])
+        is_captured = kind[0].type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if is_captured and not any(table is each for each in self._captured):
+            self._captured.append(table)
+        return table
+
+
+def adamw_unsupported(param: Tensor) -> str | None:
+    """Why AdamWStep does not take a parameter; None where it does."""
+    if type(param) not in (Tensor, torch.nn.Parameter):
+        return f"a parameter is a {type(param).__name__}"
+    if not (param.is_cuda or (INTERPRETED and param.device.type == "cpu")):
+        return f"a parameter is on {param.device}, where Triton does not run"
+    if param.dtype not in DTYPES:
+        return f"a parameter is {param.dtype}"
+    if param.is_sparse or not torch.ops.aten.is_non_overlapping_and_dense(param):
+        return "a parameter's elements do not lie side by side in memory"
+    return None
+
+
+def _check(param: Tensor, grad: Tensor, moments: list[Tensor], step: Tensor) -> None:
+    reason = adamw_unsupported(param)
+    check(reason is None, lambda: f"adamw: {reason}")
+    check(
+        not grad.is_sparse, lambda: "adamw: a gradient is sparse, but must be dense; torch.optim.SparseAdam has those"
+    )
+    check(
+        grad.dtype in DTYPES,
+        lambda: f"adamw: a gradient is {grad.dtype}, but must be {' or '.join(map(str, DTYPES))}",
+    )
+    check(
+        grad.shape == param.shape and grad.device == param.device,
+        lambda: (
+            f"adamw: a gradient is {list(grad.shape)} on {grad.device}, its parameter {list(param.shape)} on "
+            f"{param.device}"
+        ),
+    )
+    for moment in moments:
+        check(
+            moment.dtype in (torch.float32, param.dtype) and moment.dtype == moments[0].dtype,
+            lambda moment=moment: (
+                f"adamw: a moment of a {param.dtype} parameter is {moment.dtype}, but must be "
+                f"{torch.float32} or the parameter's dtype, as its other moments"
+            ),
+        )
+        check(
+            moment.shape == param.shape and moment.stride() == param.stride() and moment.device == param.device,
+            lambda: "adamw: a moment must have the shape, the strides and the device of its parameter",
+        )
+    check(
+        step.dtype == torch.float32 and step.numel() == 1 and step.device == param.device,
+        lambda: f"adamw: a step is {step.dtype} on {step.device}, but must be one float32 on the parameter's device",
+    )

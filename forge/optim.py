@@ -1,0 +1,208 @@
+"""forge.optim.AdamW: torch.optim.AdamW with forge's own kernel, one launch for all parameters of a dtype."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from forge import hub
+from forge.executors.hubex.shipped import FOLDERS
+from forge.ir import check
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_REPOSITORY = next(folder for folder in FOLDERS if folder.name == "forge-triton")
+
+
+class AdamW(torch.optim.AdamW):
+    """torch.optim.AdamW, run by a Triton kernel that comes with forge: all parameters of a group and a dtype in one
+    launch, and one that counts their steps. The results are torch.optim.AdamW(fused=True)'s within rounding.
+
+    params, lr, betas, eps, weight_decay, amsgrad, maximize: torch.optim.AdamW's; lr may be one element on the
+    parameters' device, which is read when the step runs: in a CUDA graph, a number would stay what it was.
+    capturable, fused: taken for what they mean, True: steps are counted on the device, and torch.amp.GradScaler hands
+    over its scale. foreach, differentiable: are torch's own implementations, and refused.
+    moment_dtype: of the moments: torch.float32, or None for each parameter's dtype; may be given for each group.
+
+    Where a group has a parameter that the kernel does not take (not on a GPU, of a dtype other than float32, bfloat16
+    and float16, a subclass of Tensor, not dense), or Triton is not there, torch's fused AdamW runs, and one warning
+    says why. state_dict() is torch.optim.AdamW's: either loads the other's. Moments of a dtype of their own are read
+    from the state_dict that was given, past hooks that change it.
+    Raises: ValueError for an argument that it does not have or whose value is out of range; RuntimeError for complex
+    parameters and sparse gradients; NotImplementedError for moments of another dtype than the parameter's where the
+    kernel cannot run.
+    Source: Loshchilov & Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        moment_dtype: torch.dtype | None = None,
+    ) -> None:
+        refused = {"foreach": foreach is True, "differentiable": differentiable, "fused": fused is False}
+        for name in (name for name, is_asked in refused.items() if is_asked):
+            text = f"{name}={name != 'fused'} asks for one of torch's own implementations: use torch.optim.AdamW"
+            raise ValueError(f"forge.optim.AdamW: {text}")
+        self._moment_dtype = moment_dtype  # of groups that do not say, while they are added
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=capturable, fused=True
+        )
+        self._runs: dict[int, _Run] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, with options of their own. Raises ValueError for a moment_dtype that is neither None nor
+        torch.float32."""
+        if "moment_dtype" not in self.defaults:
+            self.defaults["moment_dtype"] = self._moment_dtype
+        wanted = param_group.get("moment_dtype", self.defaults["moment_dtype"])
+        check(
+            wanted in (None, torch.float32),
+            lambda: (
+                f"forge.optim.AdamW: moment_dtype is {wanted}, but must be torch.float32, or None for the "
+                "parameters' own"
+            ),
+            ValueError,
+        )
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a state_dict of this class or of torch.optim.AdamW. The moments' dtype stays what it is here."""
+        dtypes = [group["moment_dtype"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        numbers = iter(saved)
+        for group, dtype in zip(self.param_groups, dtypes, strict=True):
+            group["moment_dtype"] = dtype
+            for param, number in zip(group["params"], numbers, strict=False):
+                given, state = state_dict["state"].get(number, {}), self.state[param]
+                for name in MOMENTS:
+                    if name in state:  # torch has rounded it to the parameter's dtype, and kept its strides
+                        own = given[name] if dtype not in (None, param.dtype) else state[name]
+                        state[name] = _moment(param, dtype).copy_(own)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._runs = {}
+        for group in self.param_groups:
+            group.update(fused=True, foreach=None, differentiable=False)
+            group.setdefault("moment_dtype", None)
+            for param in group["params"]:
+                if self.state.get(param):
+                    step = self.state[param]["step"]
+                    self.state[param]["step"] = step.to(param.device, torch.float32)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient. `closure` computes the loss again, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, group in enumerate(self.param_groups):
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._run(number, group, params)
+        return loss
+
+    @torch.compiler.disable
+    def _run(self, number: int, group: dict[str, Any], params: list[Tensor]) -> None:
+        states = [self._state_of(param, group) for param in params]
+        run = self._runs.setdefault(number, _Run())
+        reason = run.unsupported(params)
+        lists = [
+            params,
+            [param.grad for param in params],
+            *[[state[name] for state in states] for name in MOMENTS[:2]],
+            [state[MOMENTS[2]] for state in states] if group["amsgrad"] else [],
+            [state["step"] for state in states],
+        ]
+        options = {name: group[name] for name in ("lr", "eps", "weight_decay", "maximize")}
+        options |= {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}  # of a GradScaler
+        if reason is None:
+            run.step(*lists, betas=group["betas"], **options)
+            return
+        _check_moments(group, params, reason)
+        _notice(reason)
+        beta1, beta2 = group["betas"]
+        adamw(*lists, fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"], beta1=beta1, beta2=beta2,
+              **options)  # fmt: skip
+
+    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        check(
+            not param.grad.is_sparse,
+            lambda: "forge.optim.AdamW: a gradient is sparse, but must be dense; torch.optim.SparseAdam takes those",
+            RuntimeError,
+        )
+        state = self.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            for name in MOMENTS[: 3 if group["amsgrad"] else 2]:
+                state[name] = _moment(param, group["moment_dtype"])
+        return state
+
+
+class _Run:
+    """What is kept of a group between steps. step: the kernel's, where the group's parameters are for it."""
+
+    def __init__(self) -> None:
+        self.step: Callable | None = None
+        self._asked: list[tuple] = []
+        self._reason: str | None = None
+
+    def unsupported(self, params: list[Tensor]) -> str | None:
+        """Why the kernel does not run the step; None where it does."""
+        asked = [(id(param), param.dtype, param.device) for param in params]
+        if asked != self._asked:
+            kernel, reason = _kernel()
+            self._reason = reason or next(filter(None, map(kernel.adamw_unsupported, params)), None)
+            self._asked = asked
+            if self._reason is None and self.step is None:
+                self.step = kernel.AdamWStep()
+        return self._reason
+
+
+def _moment(param: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
+
+
+def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> None:
+    """Raises NotImplementedError where torch's own AdamW does not have the moments that a group asks for."""
+    wanted = group["moment_dtype"]
+    other = next((param.dtype for param in params if wanted not in (None, param.dtype)), None)
+    check(
+        other is None,
+        lambda: (
+            f"forge.optim.AdamW: moment_dtype={wanted} for parameters of {other} needs forge's own kernel, which "
+            f"does not run here: {reason}"
+        ),
+        NotImplementedError,
+    )
+
+
+@cache
+def _kernel() -> tuple[ModuleType | None, str | None]:
+    """(the repository that comes with forge, None), or (None, why it cannot be used)."""
+    try:
+        return hub.load(hub.resolve(_REPOSITORY, policy=hub.Policy(local=True))), None
+    except (hub.HubError, ImportError) as error:
+        return None, f"{_REPOSITORY.name} cannot be loaded: {error}"
+
+
+@cache
+def _notice(reason: str) -> None:
+    warnings.warn(f"forge.optim.AdamW runs torch's fused AdamW: {reason}", hub.HubNotice, stacklevel=2)
