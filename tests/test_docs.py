@@ -27,6 +27,7 @@ DOCUMENTS = [
     "README.md",
     "docs/quickstart.md",
     "docs/recipes.md",
+    "docs/extending.md",
     "docs/architecture.md",
     "docs/adding-an-op.md",
     "docs/writing-a-kernel.md",
