@@ -1,0 +1,24 @@
+"""The examples that are scripts run, for a few steps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("script", "told"), [("train.py", "loss"), ("train_vit.py", "right of unseen images")], ids=["train", "train_vit"]
+)
+@pytest.mark.parametrize("how", [(), pytest.param(("--eager",), marks=pytest.mark.slow)], ids=["jitted", "eager"])
+def test_an_example_runs(script: str, told: str, how: tuple[str, ...]) -> None:
+    if script == "train_vit.py":
+        pytest.importorskip("accelerate", reason="needs the extra: pip install forge-jit[test]")
+    command = [sys.executable, f"examples/{script}", "--steps", "3", *how]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert told in ran.stdout
