@@ -23,6 +23,7 @@ import forge
 from bench.common import MLP, finish_compiling, llama, systems, token_ids
 from bench.timing import show_table
 from forge.executors.timing import in_turn, ratio
+from forge.ir.printing import in_seconds
 from forge.model_bench import System, inference, training_step
 
 Runs = dict[str, Callable[[], Any]]
@@ -80,8 +81,7 @@ def _cells(found: dict[str, list[float]]) -> list[str]:
 
 
 def _shown(seconds: list[float]) -> str:
-    median = statistics.median(seconds)
-    return f"{median * 1e6:.1f} µs" if median < 1e-3 else f"{median * 1e3:.2f} ms"
+    return in_seconds(statistics.median(seconds))
 
 
 def _verdict(found: dict[str, list[float]], wanted: tuple[float, str] | None) -> str:

@@ -450,7 +450,7 @@ def _optimize(
     found = (partial(attention_masks, run=run_now), groups, options.find_patterns, partial(heads, plain=plain))
     frozen = _FOLDS if freezing is not None and freezing.weights else ()
     frozen = [partial(each, freezing=freezing, plain=plain) for each in frozen]
-    fuses = len(options.operator_executors) < len(options.executors)
+    fuses = any(isinstance(each, FusionExecutor) for each in options.executors)
     laid_out = [partial(channels_last, strides=strides_in_torch, plain=plain)] if fuses else ()
     return _apply((dce, cse, *found, *frozen, *laid_out, partial(hoist, run=run_now)), trace, stages)
 

@@ -15,10 +15,9 @@ import torch
 from torch.utils import _pytree
 
 from forge.executors.checked import copied
-from forge.executors.selection import microseconds
 from forge.executors.timing import in_turn, ratio
 from forge.ir.checks import in_one_line
-from forge.ir.printing import table
+from forge.ir.printing import in_seconds, table
 from forge.jit import finish_compiling, jit
 
 EAGER, PEER, OURS = "eager", "torch.compile", "forge"
@@ -191,7 +190,7 @@ def show(timed: Sequence[Timed]) -> str:
     for each in timed:
         if each.reason is None:
             ratios = (f"{_of(each, timed, name):.2f}" for name in others)
-            rows.append((each.system, _shown(statistics.median(each.seconds)), *ratios, _shown(each.first)))
+            rows.append((each.system, in_seconds(statistics.median(each.seconds)), *ratios, in_seconds(each.first)))
     failed = [f"{each.system} failed: {each.reason}" for each in timed if each.reason is not None]
     return "\n".join([*table(rows), *failed])
 
@@ -200,9 +199,3 @@ def _of(each: Timed, timed: Sequence[Timed], name: str) -> float | None:
     """How many times as long as that system it takes."""
     other = next((other for other in timed if other.system == name), None)
     return ratio(each.seconds, other.seconds) if each.seconds and other is not None and other.seconds else None
-
-
-def _shown(seconds: float) -> str:
-    if seconds < 1e-3:
-        return microseconds(seconds)
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

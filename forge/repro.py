@@ -10,10 +10,11 @@ import torch
 
 from forge.compile import Compiled
 from forge.executors.claim import claim
+from forge.executors.layout import contiguous
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.printing import counted
-from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import proxies
 from forge.records import Record, record_of
 
@@ -153,21 +154,17 @@ def _options(record: Record) -> Iterator[tuple[str, Any]]:
 def _input(proxy: Proxy, recorded: Trace) -> str:
     """A line of Python that makes a value for an input."""
     if isinstance(proxy, NumberProxy):
-        return repr(_length(proxy.value))
+        return repr(hint_of(proxy.value))
     assert isinstance(proxy, TensorProxy)
     constant = recorded.constants.get(proxy.name)
     if constant is not None and constant.numel() <= _LARGEST and not constant.dtype.is_complex:
         return f"torch.tensor({constant.tolist()!r}, dtype={constant.dtype}, device={str(constant.device)!r})"
-    shape = tuple(map(_length, proxy.shape))
-    strides = None if proxy.strides is None else tuple(map(_length, proxy.strides))
+    shape = tuple(map(hint_of, proxy.shape))
+    strides = contiguous(shape) if proxy.strides is None else tuple(map(hint_of, proxy.strides))
     where = f"dtype={proxy.dtype}, device={str(proxy.device)!r}"
     made = f"torch.empty({shape}, {where})"
-    if strides is not None and strides != torch.empty(shape, device="meta").stride():
+    if strides != contiguous(shape):
         made = f"torch.empty_strided({shape}, {strides}, {where})"
     floats = proxy.dtype.is_floating_point or proxy.dtype.is_complex
     filled = f"{made}.{'normal_()' if floats else 'zero_()'}"
     return f"{filled}.requires_grad_()" if proxy.requires_grad and floats else filled
-
-
-def _length(value: Any) -> Any:
-    return value.node.hint if isinstance(value, SYMBOLIC_TYPES) else value

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from forge.executors.claim import Claim, claim
+from forge.executors.notes import Note, noted
 from forge.executors.torchex.core import torchex
-from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
-from forge.ir.printing import DEL, in_words
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir.printing import in_words
 from forge.ir.pytree import tensors
 from forge.transforms.dce import dce
 
@@ -126,16 +127,12 @@ class Checked:
 def _noting(trace: Trace, see: Callable) -> Trace:
     """The trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives, these,
     and the tensors that it was given."""
-    calls: list[BoundSymbol] = []
-    for number, bound in enumerate(trace.bound_symbols):
-        calls.append(bound)
+
+    def note(number: int, bound: BoundSymbol) -> Note | None:
         made = _tensors(bound.output)
-        if bound.symbol is DEL or not made:
-            continue
-        op = partial(see, bound, len(made))
-        note = Symbol(f"note{number}", f"forge.note{number}", meta=lambda *tensors: None, op=op)
-        calls.append(BoundSymbol(note, (*made, *_tensors((bound.args, bound.kwargs))), {}, None))
-    return trace.derive(f"{trace.stage}, checked", calls)
+        return (partial(see, bound, len(made)), [*made, *_tensors((bound.args, bound.kwargs))]) if made else None
+
+    return noted(trace, "checked", note)
 
 
 def _tensors(tree: Any) -> list[TensorProxy]:

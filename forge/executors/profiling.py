@@ -21,11 +21,12 @@ from forge.executors.checked import same_random_numbers
 from forge.executors.cuda_graphs import Graph
 from forge.executors.executor import Decision, decline
 from forge.executors.hubex.calls import Meta, with_strides
-from forge.executors.layout import Layout
+from forge.executors.layout import contiguous
+from forge.executors.notes import noted
 from forge.executors.selection import random_values
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace
 from forge.ir.printing import STATEMENTS
-from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import tensors
 from forge.transforms.makers import innermost
 
@@ -105,26 +106,17 @@ def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None
 def _value(proxy: Proxy) -> Any:
     """A value for an input, as it was when the program was compiled."""
     if isinstance(proxy, NumberProxy):
-        return _hint(proxy.value)
-    shape = tuple(map(_hint, proxy.shape))
-    layout = Layout.promised(TensorProxy(proxy.name, shape, proxy.dtype, proxy.device))
-    strides = layout.strides if proxy.strides is None else tuple(map(_hint, proxy.strides))
+        return hint_of(proxy.value)
+    shape = tuple(map(hint_of, proxy.shape))
+    strides = contiguous(shape) if proxy.strides is None else tuple(map(hint_of, proxy.strides))
     return with_strides(random_values(Meta(shape, proxy.dtype, proxy.device)), strides)
-
-
-def _hint(length: Any) -> Any:
-    return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
 
 
 class _Noted:
     """A trace that runs with a note after each of its calls."""
 
     def __init__(self, trace: Trace) -> None:
-        calls: list[BoundSymbol] = []
-        for number, bound in enumerate(trace.bound_symbols):
-            note = Symbol(f"note{number}", f"forge.note{number}", meta=lambda *args: None, op=partial(self.see, number))
-            calls += [bound, BoundSymbol(note, self.given(bound), {}, None)]
-        self.trace = trace.derive(f"{trace.stage}, profiled", calls)
+        self.trace = noted(trace, "profiled", lambda number, bound: (partial(self.see, number), self.given(bound)))
         self.calls = list(trace.bound_symbols)
         self._function = self.trace.python_callable()
 

@@ -327,3 +327,10 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def counted(count: int, noun: str) -> str:
     """`1 graph`, `2 graphs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def in_seconds(seconds: float) -> str:
+    """`12.3 µs`, `4.56 ms`, `7.89 s`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

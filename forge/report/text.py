@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from forge.ir.printing import counted
+from forge.ir.printing import counted, in_seconds
 from forge.jit import NOT_KEPT
 from forge.report.folding import Line, folded, lines
 from forge.report.rows import CostRow
@@ -180,12 +180,6 @@ def reasons(told: "Explanation") -> dict[str, Counter[str]]:
 
 def _unbroken(line: str) -> Text:
     return Text(line, overflow="ignore")
-
-
-def in_seconds(seconds: float) -> str:
-    """`12.3 µs`."""
-    power = 0 if seconds >= 1 else 1 if seconds >= 1e-3 else 2
-    return f"{seconds * 1000**power:.{1 if power else 2}f} {('s', 'ms', 'µs')[power]}"
 
 
 def in_bytes(count: float) -> str:

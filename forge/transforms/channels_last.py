@@ -43,8 +43,8 @@ def channels_last(
         return trace
     if any(_LAID_OUT & bound.all_tags for bound in trace.bound_symbols):
         return trace
-    seen = [proxy for proxy in tensors(trace.output) if proxy.name in _laid_out_otherwise(trace)]
-    restored = {proxy.name: proxy for proxy in seen if proxy.ndim > 1}
+    changed = _laid_out_otherwise(trace)
+    restored = {each.name: each for each in tensors(trace.output) if each.name in changed and each.ndim > 1}
     if restored:
         in_eager = strides(trace)
         if not all(_is_contiguous(proxy, in_eager.get(name)) for name, proxy in restored.items()):
@@ -76,12 +76,14 @@ def _laid_out_otherwise(trace: Trace) -> set[str]:
 
 
 def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
+    if strides is None:
+        return False
     step: Dim = 1
-    for length, stride in zip(reversed(proxy.shape), reversed(strides or ()), strict=strides is not None):
+    for length, stride in zip(reversed(proxy.shape), reversed(strides), strict=True):
         if not known(length == 1) and not known(stride == step):
             return False
         step = step * length
-    return strides is not None
+    return True
 
 
 def _rewritten(trace: Trace, restored: Mapping[str, TensorProxy]) -> Trace:

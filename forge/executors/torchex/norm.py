@@ -211,27 +211,14 @@ def _batch_norm(
     """On a GPU the operator that changes nothing, which can be fused with what follows. torch's kernel moves running
     statistics in place: it gets clones."""
     if x.is_cuda and running_mean is not None and running_var is not None:
-        return _functional_batch_norm(x, running_mean, running_var, weight, bias, momentum, eps)
+        out, mean, rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
+            x, weight, bias, running_mean, running_var, True, momentum, eps
+        )  # of tensors without values, and in code made of them, the new statistics are wider than the kernel's
+        return out, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype), mean, rstd
     new_mean = None if running_mean is None else running_mean.clone()
     new_var = None if running_var is None else running_var.clone()
     out, mean, rstd = aten.native_batch_norm(x, weight, bias, new_mean, new_var, True, momentum, eps)
     return out, new_mean, new_var, mean, rstd
-
-
-def _functional_batch_norm(
-    x: torch.Tensor,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """Of tensors without values, and of code made for it, the new statistics are wider than the kernel's."""
-    out, mean, rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
-        x, weight, bias, running_mean, running_var, True, momentum, eps
-    )
-    return out, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype), mean, rstd
 
 
 def _batch_norm_outputs(*args: object) -> tuple[torch.Tensor | None, ...]:
