@@ -26,16 +26,17 @@ def systems(*, inductor: bool = True) -> list[System]:
     thunder = _thunder()
     if thunder is not None:
         found.append(System("Thunder", thunder))
-    return [*found, System("forge", _jit)]
+    return [*found, System("forge", jit)]
 
 
 _jitted: "weakref.WeakSet[Callable]" = weakref.WeakSet()
 
 
-FROZEN = System("forge, frozen", lambda function: _jit(function, freeze=True))
+FROZEN = System("forge, frozen", lambda function: jit(function, freeze=True))
 
 
-def _jit(function: Callable, **options: Any) -> Callable:
+def jit(function: Callable, **options: Any) -> Callable:
+    """forge.jit, whose larger regions `finish_compiling` waits for."""
     jitted = forge.jit(function, **options)
     _jitted.add(jitted)
     return jitted

@@ -24,8 +24,7 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-import forge
-from bench.common import FROZEN, finish_compiling, systems
+from bench.common import FROZEN, finish_compiling, jit, systems
 from bench.timing import show_table
 from forge.executors.timing import in_turn, ratio
 from forge.model_bench import System, entry, inference, training_step
@@ -227,11 +226,11 @@ def main() -> None:
     compared = [each for each in systems() if each.name in ("eager", "torch.compile", "forge")]
     if options.cuda_graphs:
         compared.append(System("torch.compile, graphs", lambda f: torch.compile(entry(f), mode="reduce-overhead")))
-        compared.append(System("forge, graphs", partial(forge.jit, cuda_graphs=True)))
+        compared.append(System("forge, graphs", partial(jit, cuda_graphs=True)))
     if options.nvfuser:
-        compared.append(System("forge, nvFuser", partial(forge.jit, executors=["nvfuser", "torch"])))
+        compared.append(System("forge, nvFuser", partial(jit, executors=["nvfuser", "torch"])))
     if options.kernels:
-        compared.append(System(f"forge, {options.kernels.name}", lambda f: forge.jit(f, kernels=[options.kernels])))
+        compared.append(System(f"forge, {options.kernels.name}", partial(jit, kernels=[options.kernels])))
     print(f"torch {torch.__version__}, {_machine(options.device)}\n", flush=True)
     found = {}
     for name, make in CASES[options.device].items():

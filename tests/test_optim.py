@@ -122,7 +122,8 @@ def test_parameters_of_any_size_and_memory_take_part() -> None:
     theirs += [torch.nn.Parameter(each.detach().clone()) for each in ours[-2:]]
     optimizer, other = forge.optim.AdamW(ours), torch.optim.AdamW(theirs, fused=True)
     train((optimizer, ours), (other, theirs), steps=2)
-    ours[-2].grad, theirs[-2].grad = (torch.ones(3, 4, device=DEVICE) for _ in range(2))  # of other strides
+    ours[-2].grad = torch.ones(3, 4, device=DEVICE)  # of other strides, which torch's takes on a CPU alone
+    theirs[-2].grad = torch.ones_like(theirs[-2])
     for each in (optimizer, other):
         each.step()
     assert ran_kernel(optimizer)

@@ -93,8 +93,8 @@ def _block(
     if MAXIMIZE:
         g = -g
     value = value - lr * weight_decay * value
-    m = m + (g - m) * weight_1
-    v = v + (g * g - v) * weight_2
+    m = m * (1 - weight_1) + g * weight_1  # not m + (g - m) * weight_1, which for a small beta leaves m's rounding
+    v = v * (1 - weight_2) + g * g * weight_2
     tl.store(first_at, m.to(MOMENT), mask=inside)
     tl.store(second_at, v.to(MOMENT), mask=inside)
     if AMSGRAD:
