@@ -121,12 +121,18 @@ class AdamW(torch.optim.AdamW):
 
     @torch.compiler.disable
     def _run(self, number: int, group: dict[str, Any], params: list[Tensor]) -> None:
-        states = [self._state_of(param, group) for param in params]
+        grads = [param.grad for param in params]
+        check(
+            all(grad.layout is torch.strided for grad in grads),
+            lambda: "forge.optim.AdamW: a gradient is sparse, but must be dense; torch.optim.SparseAdam takes those",
+            RuntimeError,
+        )
+        states = [self.state[param] or self._first_state(param, group) for param in params]
         run = self._runs.setdefault(number, _Run())
         reason = run.unsupported(params)
         lists = [
             params,
-            [param.grad for param in params],
+            grads,
             *[[state[name] for state in states] for name in MOMENTS[:2]],
             [state[MOMENTS[2]] for state in states] if group["amsgrad"] else [],
             [state["step"] for state in states],
@@ -142,17 +148,11 @@ class AdamW(torch.optim.AdamW):
         adamw(*lists, fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"], beta1=beta1, beta2=beta2,
               **options)  # fmt: skip
 
-    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        check(
-            not param.grad.is_sparse,
-            lambda: "forge.optim.AdamW: a gradient is sparse, but must be dense; torch.optim.SparseAdam takes those",
-            RuntimeError,
-        )
+    def _first_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state = self.state[param]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            for name in MOMENTS[: 3 if group["amsgrad"] else 2]:
-                state[name] = _moment(param, group["moment_dtype"])
+        state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+        for name in MOMENTS[: 3 if group["amsgrad"] else 2]:
+            state[name] = _moment(param, group["moment_dtype"])
         return state
 
 

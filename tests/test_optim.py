@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,8 @@ def test_the_table_of_addresses_is_made_again_only_when_one_changes(monkeypatch:
     optimizer, other = forge.optim.AdamW(ours), torch.optim.AdamW(theirs, fused=True)
     train((optimizer, ours), (other, theirs), steps=1)
     module = sys.modules[type(optimizer._runs[0].step).__module__]
-    made, make = [], module._table
-    monkeypatch.setattr(module, "_table", lambda *args: made.append(args) or make(*args))
+    made, make = [], module._launch_of
+    monkeypatch.setattr(module, "_launch_of", lambda *args: made.append(args) or make(*args))
     for _ in range(3):
         optimizer.step(), other.step()
     assert not made
@@ -169,6 +170,31 @@ def test_the_table_of_addresses_is_made_again_only_when_one_changes(monkeypatch:
     optimizer.step(), other.step()
     assert len(made) == 1 and len(kept) == len(ours)
     assert_same(ours, theirs)
+
+
+@kernel
+@pytest.mark.parametrize("of", ["param", "exp_avg"])
+def test_memory_given_to_a_tensor_between_steps_is_seen(of: str) -> None:
+    ours, theirs = parameters()
+    optimizer, other = forge.optim.AdamW(ours), torch.optim.AdamW(theirs, fused=True)
+    train((optimizer, ours), (other, theirs), steps=2)
+    moved = ours[0] if of == "param" else optimizer.state[ours[0]][of]
+    before = moved.data
+    moved.data = moved.data.clone()
+    train((optimizer, ours), (other, theirs), steps=1)
+    assert not torch.equal(before, moved) and ran_kernel(optimizer)
+    assert_same(ours, theirs)
+
+
+@kernel
+def test_a_gradient_elsewhere_is_looked_at_again() -> None:
+    module, _ = optim._kernel()
+    tensors = {name: [torch.ones(3, device=DEVICE)] for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")}
+    tensors |= {"max_exp_avg_sqs": [], "steps": [torch.zeros((), device=DEVICE)]}
+    step = partial(module.AdamWStep(), lr=1.0, betas=(0.9, 0.9), eps=1.0, weight_decay=0.0)
+    step(**tensors)
+    with pytest.raises(RuntimeError, match=r"a gradient is \[2\] on .*, its parameter \[3\]"):
+        step(**tensors | {"grads": [torch.ones(2, device=DEVICE)]})
 
 
 @kernel

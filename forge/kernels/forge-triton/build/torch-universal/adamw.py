@@ -7,6 +7,7 @@ again when an address changes.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 
 import torch
 import triton
@@ -167,38 +168,50 @@ def _update(
 
 
 @dataclass(frozen=True)
-class _Table:
-    """What a launch reads of its tensors' places. key: the addresses and lengths; sources: the memory of the host that
-    the device's was copied from, which a CUDA graph that has captured the copy reads again."""
+class _Launch:
+    """The tensors of one device and of one dtype of parameters, gradients and moments, in a launch.
 
-    key: tuple[int, ...]
+    rows, chunks: the table of their addresses and of where each program begins; sources: the
+    memory of the host that the device's was copied from, which a CUDA graph that has captured the copy reads again;
+    aligned: whether 16 divides all addresses.
+    """
+
+    device: torch.device
+    dtypes: tuple[torch.dtype, ...]
     rows: Tensor
     chunks: Tensor
     sources: tuple[Tensor, ...]
+    aligned: bool
 
 
-def _table(key: tuple[int, ...], device: torch.device) -> _Table:
-    rows = torch.tensor(key, dtype=torch.int64).view(-1, COLUMNS)
+def _launch_of(kind: tuple, rows: Tensor) -> _Launch:
+    device, *dtypes = kind
     of_each = (rows[:, -1] + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     owner = torch.repeat_interleave(torch.arange(len(rows)), of_each)
     place = torch.arange(len(owner)) - (of_each.cumsum(0) - of_each)[owner]
     chunks = torch.stack((owner, place * BLOCK * BLOCKS), 1)
+    aligned = not (rows[:, :5] % 16).any()
     sources = tuple(each.pin_memory() if device.type == "cuda" else each for each in (rows, chunks))
-    return _Table(key, *(each.to(device, non_blocking=True) for each in sources), sources)
+    return _Launch(
+        device, tuple(dtypes), *(each.to(device, non_blocking=True) for each in sources), sources, bool(aligned)
+    )
 
 
 class AdamWStep:
     """Steps of AdamW, each of any tensors: `AdamWStep()(params, grads, ...)`.
 
-    It keeps the tables of the addresses that it was called with last, and for as long as it lives those that a CUDA
-    graph has captured.
+    It keeps what it found of the tensors that it was called with last, their addresses among it, and for as long as it
+    lives the tables that a CUDA graph has captured.
     Source: Loshchilov & Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW, whose results it gives.
     """
 
     def __init__(self) -> None:
-        self._tables: dict[tuple, _Table] = {}
-        self._captured: list[_Table] = []
-        self._checked: list[tuple] = []
+        self._kept: list[Tensor] = []  # parameters, moments and steps of the last call
+        self._known: tuple = ((), ())  # their addresses, and of parameters and gradients strides and dtypes
+        self._places_of_grads: list[int] = []
+        self._groups: dict[tuple, list[int]] = {}  # parameters by number
+        self._launches: list[_Launch] = []
+        self._captured: list[_Launch] = []
 
     def __call__(
         self,
@@ -237,94 +250,114 @@ class AdamWStep:
             all(len(each) == len(params) for each in (grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs or params, steps)),
             lambda: "adamw: there must be as many gradients, moments and steps as parameters",
         )
-        tensors = [*params, *grads, *exp_avgs, *exp_avg_sqs, *max_exp_avg_sqs, *steps]
-        facts = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in tensors]
-        if facts != self._checked:
+        if not params:
+            return
+        strides = [param.stride() for param in params]
+        copies = {}
+        laid_out = grads
+        if [grad.stride() for grad in grads] != strides:
+            laid_out = list(grads)
+            for i, (grad, stride) in enumerate(zip(grads, strides, strict=True)):
+                if grad.stride() != stride and grad.shape == params[i].shape:
+                    copies[i] = laid_out[i] = torch.empty_like(params[i], dtype=grad.dtype).copy_(grad)
+        self._look_at(params, laid_out, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, strides)
+        for each in self._launches:
+            _run(each, bool(max_exp_avg_sqs), lr, betas, eps, weight_decay, maximize, grad_scale, found_inf)
+        if grad_scale is not None:
+            for i, copy in copies.items():
+                grads[i].copy_(copy)
+
+    def _look_at(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        exp_avgs: Sequence[Tensor],
+        exp_avg_sqs: Sequence[Tensor],
+        max_exp_avg_sqs: Sequence[Tensor],
+        steps: Sequence[Tensor],
+        strides: list[tuple[int, ...]],
+    ) -> None:
+        """Sets the launches of these tensors. They are checked unless they are the last call's, in the same memory;
+        of gradients elsewhere, the shape and the device are.
+
+        Of a thousand tensors this takes as long as the launch, so that it asks no more of them than it has to.
+        """
+        kept = [*params, *exp_avgs, *exp_avg_sqs, *max_exp_avg_sqs, *steps]
+        places = [each.data_ptr() for each in kept]
+        kinds = strides, [param.dtype for param in params], [grad.dtype for grad in grads]
+        places_of_grads = [grad.data_ptr() for grad in grads]
+        is_same = len(kept) == len(self._kept) and all(map(is_, kept, self._kept))
+        is_known = is_same and (places, kinds) == self._known
+        if not is_known:
+            self._groups = {}
             for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
                 _check(param, grad, [each[i] for each in (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if each], steps[i])
-            self._checked = facts
-        groups: dict[tuple, list[tuple[Tensor | None, ...]]] = {}
-        copied = []
-        for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-            laid_out = grad
-            if grad.stride() != param.stride():
-                laid_out = torch.empty_like(param, dtype=grad.dtype).copy_(grad)
-                copied.append((grad, laid_out))
-            largest = max_exp_avg_sqs[i] if max_exp_avg_sqs else None
-            kind = param.device, param.dtype, grad.dtype, exp_avgs[i].dtype
-            groups.setdefault(kind, []).append((param, laid_out, exp_avgs[i], exp_avg_sqs[i], largest, steps[i]))
-        for kind, members in groups.items():
-            self._run(kind, members, bool(max_exp_avg_sqs), lr, betas, eps, weight_decay, maximize, grad_scale,
-                      found_inf)  # fmt: skip
-        for grad, laid_out in copied if grad_scale is not None else ():
-            grad.copy_(laid_out)
+                kind = param.device, param.dtype, grad.dtype, exp_avgs[i].dtype
+                self._groups.setdefault(kind, []).append(i)
+        elif places_of_grads != self._places_of_grads:
+            for param, grad in zip(params, grads, strict=True):
+                _check_grad(param, grad)
+        if not is_known or places_of_grads != self._places_of_grads:
+            count = len(params)
+            rows = torch.zeros((count, COLUMNS), dtype=torch.int64)
+            of_kept = torch.tensor(places, dtype=torch.int64).view(-1, count).t()
+            rows[:, 0], rows[:, 1] = of_kept[:, 0], torch.tensor(places_of_grads, dtype=torch.int64)
+            rows[:, 2 : of_kept.shape[1]] = of_kept[:, 1:-1]
+            rows[:, 5], rows[:, 6] = of_kept[:, -1], torch.tensor([param.numel() for param in params])
+            self._launches = [_launch_of(kind, rows[members]) for kind, members in self._groups.items()]
+            self._kept, self._known, self._places_of_grads = kept, (places, kinds), places_of_grads
+        if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured += (each for each in self._launches if not any(each is other for other in self._captured))
 
-    def _run(
-        self,
-        kind: tuple,
-        tensors: list[tuple[Tensor | None, ...]],
-        amsgrad: bool,
-        lr: float | Tensor,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        maximize: bool,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> None:
-        device, *dtypes = kind
-        table = self._table(kind, tensors)
-        lr_at, grad_scale, found_inf = (
-            each.to(device) if isinstance(each, Tensor) else None for each in (lr, grad_scale, found_inf)
-        )
-        launch(
-            _count,
-            triton.cdiv(len(tensors), COUNTED),
-            table.rows,
-            found_inf,
-            len(tensors),
-            COLUMNS=COLUMNS,
-            BLOCK=COUNTED,
-            warps=1,
-        )
-        if not len(table.chunks):  # of parameters without elements alone
-            return
-        launch(
-            _update,
-            len(table.chunks),
-            table.rows,
-            table.chunks,
-            lr_at,
-            grad_scale,
-            found_inf,
-            0.0 if lr_at is not None else float(lr),
-            float(weight_decay),
-            *(1.0 - beta for beta in betas),
-            *(math.log2(beta) if beta else -math.inf for beta in betas),
-            float(eps),
-            AMSGRAD=amsgrad,
-            MAXIMIZE=maximize,
-            **{name: _IN_TRITON[dtype] for name, dtype in zip(("PARAM", "GRAD", "MOMENT"), dtypes, strict=True)},
-            ALIGNED=all(tensor.data_ptr() % 16 == 0 for each in tensors for tensor in each[:-1] if tensor is not None),
-            COLUMNS=COLUMNS,
-            BLOCK=BLOCK,
-            BLOCKS=BLOCKS,
-            warps=WARPS,
-        )
 
-    def _table(self, kind: tuple, tensors: list[tuple[Tensor | None, ...]]) -> _Table:
-        key = tuple(
-            number
-            for each in tensors
-            for number in (*(0 if tensor is None else tensor.data_ptr() for tensor in each), each[0].numel())
-        )
-        table = self._tables.get(kind)
-        if table is None or table.key != key:
-            table = self._tables[kind] = _table(key, kind[0])
-        is_captured = kind[0].type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if is_captured and not any(table is each for each in self._captured):
-            self._captured.append(table)
-        return table
+def _run(
+    launched: _Launch,
+    amsgrad: bool,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    maximize: bool,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    lr_at, grad_scale, found_inf = (
+        each.to(launched.device) if isinstance(each, Tensor) else None for each in (lr, grad_scale, found_inf)
+    )
+    launch(
+        _count,
+        triton.cdiv(len(launched.rows), COUNTED),
+        launched.rows,
+        found_inf,
+        len(launched.rows),
+        COLUMNS=COLUMNS,
+        BLOCK=COUNTED,
+        warps=1,
+    )
+    if not len(launched.chunks):  # of parameters without elements alone
+        return
+    launch(
+        _update,
+        len(launched.chunks),
+        launched.rows,
+        launched.chunks,
+        lr_at,
+        grad_scale,
+        found_inf,
+        0.0 if lr_at is not None else float(lr),
+        float(weight_decay),
+        *(1.0 - beta for beta in betas),
+        *(math.log2(beta) if beta else -math.inf for beta in betas),
+        float(eps),
+        AMSGRAD=amsgrad,
+        MAXIMIZE=maximize,
+        **{name: _IN_TRITON[dtype] for name, dtype in zip(("PARAM", "GRAD", "MOMENT"), launched.dtypes, strict=True)},
+        ALIGNED=launched.aligned,
+        COLUMNS=COLUMNS,
+        BLOCK=BLOCK,
+        BLOCKS=BLOCKS,
+        warps=WARPS,
+    )
 
 
 def adamw_unsupported(param: Tensor) -> str | None:
@@ -344,19 +377,10 @@ def _check(param: Tensor, grad: Tensor, moments: list[Tensor], step: Tensor) -> 
     reason = adamw_unsupported(param)
     check(reason is None, lambda: f"adamw: {reason}")
     check(
-        not grad.is_sparse, lambda: "adamw: a gradient is sparse, but must be dense; torch.optim.SparseAdam has those"
-    )
-    check(
         grad.dtype in DTYPES,
         lambda: f"adamw: a gradient is {grad.dtype}, but must be {' or '.join(map(str, DTYPES))}",
     )
-    check(
-        grad.shape == param.shape and grad.device == param.device,
-        lambda: (
-            f"adamw: a gradient is {list(grad.shape)} on {grad.device}, its parameter {list(param.shape)} on "
-            f"{param.device}"
-        ),
-    )
+    _check_grad(param, grad)
     for moment in moments:
         check(
             moment.dtype in (torch.float32, param.dtype) and moment.dtype == moments[0].dtype,
@@ -372,4 +396,14 @@ def _check(param: Tensor, grad: Tensor, moments: list[Tensor], step: Tensor) -> 
     check(
         step.dtype == torch.float32 and step.numel() == 1 and step.device == param.device,
         lambda: f"adamw: a step is {step.dtype} on {step.device}, but must be one float32 on the parameter's device",
+    )
+
+
+def _check_grad(param: Tensor, grad: Tensor) -> None:
+    check(
+        grad.shape == param.shape and grad.device == param.device,
+        lambda: (
+            f"adamw: a gradient is {list(grad.shape)} on {grad.device}, its parameter {list(param.shape)} on "
+            f"{param.device}"
+        ),
     )
