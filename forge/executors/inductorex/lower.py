@@ -75,6 +75,7 @@ _SETTINGS = {
 _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = new_lock()
+ahead.remember()
 
 
 def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:

@@ -88,6 +88,42 @@ def test_who_compiles_asks_where_no_thread_can_be_started(
     assert asking and not any(asking)
 
 
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The codes of which Inductor itself looks whether they can be loaded, in a cache of their own."""
+    codes: list[str] = []
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda isa, code: codes.append(code) or code == "works")
+    ahead.remember.__wrapped__()
+    return codes
+
+
+def test_what_could_be_loaded_once_is_not_asked_again(
+    checked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isa = cpu_vec_isa.VecAVX2()
+    assert [isa.check_build(code) for code in ("works", "works", "fails", "fails")] == [True, True, False, False]
+    assert checked == ["works", "fails", "fails"]
+    assert cpu_vec_isa.VecAVX512().check_build("works") and checked[3:] == ["works"]  # other flags
+    compiler = tmp_path / "c++"
+    compiler.touch(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert isa.check_build("works") and checked[4:] == ["works"]
+    os.utime(compiler, (1, 1))  # another one in its place
+    assert isa.check_build("works") and isa.check_build("works") and checked[5:] == ["works"]
+
+
+def test_an_answer_that_cannot_be_kept_is_given(checked: list[str], tmp_path: Path) -> None:
+    (tmp_path / "forge-isa").touch()  # no folder
+    assert cpu_vec_isa.VecAVX2().check_build("works") and checked == ["works"]
+
+
+def test_processes_that_compile_for_this_one_remember() -> None:
+    program = "from torch._inductor import cpu_vec_isa\nimport forge.executors.inductorex.worker\n"
+    program += "assert hasattr(cpu_vec_isa.VecISA.check_build, '__wrapped__')"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_fork_waits_for_the_answer(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
