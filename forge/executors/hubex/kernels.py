@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from forge.executors.executor import Decision, Implementation, OperatorExecutor, decline
+from forge.executors.hubex.adapted import adapted
 from forge.executors.hubex.assumed import Assumed, Assumption, reference_of
 from forge.executors.hubex.extension import Extended
 from forge.executors.hubex.operators import Target, make_checker
@@ -185,10 +186,14 @@ class _Caller:
         out = kernel.entry.out
         saving_out = (*out, *grad.saves) if out else ()
         self.copied = frozenset(kernel.entry.mutates)
-        function = kernel.function if kernel.assumes is None else self._assumed(kernel.assumes)
+        function = adapted(kernel.function, kernel.entry.args, out, kernel.entry.result)
+        if kernel.assumes is not None:
+            function = self._assumed(function, kernel.assumes)
         self.op = self._operator("", function, saving_out if self.always_saves else out)
-        self.forward_op = self._operator("_forward", kernel.forward, saving_out) if grad.forward else self.op
-        self.backward_op = self._operator("_backward", kernel.backward, grad.out)
+        forward = adapted(kernel.forward, kernel.entry.args, out)
+        self.forward_op = self._operator("_forward", forward, saving_out) if grad.forward else self.op
+        backward = adapted(kernel.backward, grad.args, grad.out, grad.result)
+        self.backward_op = self._operator("_backward", backward, grad.out)
         self.contiguous = _promises_contiguous(kernel)
         self.graph_ops = (
             self._operator("_forward", _run_with_graph_contiguous if self.contiguous else run_with_graph, ()),
@@ -202,10 +207,10 @@ class _Caller:
         name = f"{kernel.entry.name}{suffix}"
         return Symbol(name, place, meta=_written, executor=kernel, op=function, out=out, tags=tags)
 
-    def _assumed(self, predicate: Callable) -> Assumed:
+    def _assumed(self, function: Callable, predicate: Callable) -> Assumed:
         kernel = self.kernel
         reference = reference_of(kernel.target, kernel.pattern)
-        return Assumed(kernel.function, Assumption(predicate), reference, kernel.bind, kernel.entry.out)
+        return Assumed(function, Assumption(predicate), reference, kernel.bind, kernel.entry.out)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel in the place of a call of the symbol."""

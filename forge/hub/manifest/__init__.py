@@ -37,6 +37,7 @@ from forge.hub.manifest.ordering import candidates, duplicates
 from forge.hub.manifest.requires import unmet
 from forge.hub.manifest.signatures import from_function, from_schema, parse_schema
 from forge.hub.manifest.validate import called_with, kernel_problems, parse_manifest, read_manifest
+from forge.hub.manifest.views import Viewed
 
 __all__ = [
     "REQUIRED",
@@ -63,6 +64,7 @@ __all__ = [
     "Resolver",
     "Saved",
     "Signature",
+    "Viewed",
     "called_with",
     "caller",
     "candidates",

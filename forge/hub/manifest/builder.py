@@ -38,6 +38,7 @@ def kernel(
     device: str | Sequence[str] | Mapping[str, Any] | None = None,
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     out: str | int | Sequence[str | int] | None = None,
+    result: str | Sequence[str] | None = None,
     layout: str | Mapping[str, str] | None = None,
     align: int | Mapping[str, int] | None = None,
     priority: int = 0,
@@ -60,6 +61,7 @@ def kernel(
     called = name if isinstance(name, str) else getattr(fn, "__name__", "")
     of_functions = {"assumes": assumes, "samples": samples, "tolerance": tolerance, "library": library}
     of_texts = {"dtypes": dtypes, "args": args, "where": where, "faster": faster, "mutates": mutates}
+    of_texts["result"] = result
     check_options(called, fn, {**of_functions, **of_texts})
     problems = Problems()
     reader = Reader(problems)
@@ -76,6 +78,7 @@ def kernel(
         "faster": faster or None,
         "args": args,
         "out": out,
+        "result": result,
         "layout": layout,
         "align": align,
         "grad": grad,

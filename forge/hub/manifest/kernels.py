@@ -29,6 +29,7 @@ from forge.hub.manifest.model import (
 )
 from forge.hub.manifest.parse import ListNode, MappingNode, Node, ScalarNode
 from forge.hub.manifest.shapes import NotAPattern, ShapePattern, make_shape, parse_shape
+from forge.hub.manifest.views import RESULT, NotAView, Viewed, parse_view
 from forge.hub.manifest.where import NotAllowed, Where, parse_where
 
 KEYS = (
@@ -42,6 +43,7 @@ KEYS = (
     "faster",
     "args",
     "out",
+    "result",
     "layout",
     "align",
     "grad",
@@ -142,6 +144,7 @@ class _Kernel:
         dtypes, orders, optional, returns = self._arg_meta()
         shape, optional_shapes = self._shape()
         args, out = self._call(fields, {}), self._out(fields)
+        result = self._result_views(fields, self.signature.returns if self.signature else None, "operator's results")
         entry = KernelEntry(
             op=self.op.name,
             name=name,
@@ -162,6 +165,7 @@ class _Kernel:
             tolerance=self._tolerance(),
             args=args,
             out=out,
+            result=result,
             layout=self._layout(),
             mutates=self._mutates(fields, ()),
             assumes=self._kernel_name(fields.get("assumes"), "assumes"),
@@ -368,15 +372,46 @@ class _Kernel:
             return Constant(None if value is None else constant(value))
         if not (isinstance(node, ScalarNode) and isinstance(node.value, str)):
             return Constant(constant(node))
-        known = (*(self.signature.by_name if self.signature else ()), *extra)
-        if self.signature is not None and node.value not in known:
-            near = did_you_mean(node.value, known) or f"; arguments: {', '.join(known)}"
-            self.problem(
-                node.mark,
-                f"args gives {node.value!r}, not an argument of {self.op.name}{near}; "
-                f"a text is written {{constant: {node.value}}}",
-            )
-        return Argument(node.value)
+        return self._view(node, (*(self.signature.by_name if self.signature else ()), *extra))
+
+    def _view(self, node: ScalarNode, known: Iterable[str]) -> Argument:
+        """One of the known names, or a view of it."""
+        is_name = NAME.fullmatch(node.value) or "." not in node.value
+        view = Argument(node.value) if is_name else self.reader.converted(node, parse_view, node.value, NotAView)
+        if view is None:
+            return Argument(node.value)
+        names = view.names if isinstance(view, Viewed) else ()
+        for name in (view.name, *names) if self.signature is not None else ():
+            if name not in known:
+                near = did_you_mean(name, known) or f"; arguments: {', '.join(known)}"
+                text = f"; a text is written {{constant: {node.value}}}" if is_name else ""
+                self.problem(node.mark, f"args gives {name!r}, not an argument of {self.op.name}{near}{text}")
+        if isinstance(view, Viewed) and view.index is not None:
+            self.problem(node.mark, f"args gives {node.value!r}, but a list is given whole")
+        return view
+
+    def _result_views(self, fields: Fields, count: int | None, what: str) -> tuple[Argument, ...]:
+        """`result`: where, in what the kernel returns, the operator's results or gradients are."""
+        found = []
+        known = (RESULT, *(self.signature.by_name if self.signature else ()))
+        for node in self.reader.one_or_more(fields.get("result")):
+            text = self.reader.text(node, "result")
+            view = None if text is None else self.reader.converted(node, parse_view, text, NotAView)
+            if view is None:
+                continue
+            if view.name != RESULT:
+                self.problem(node.mark, f"result is {text!r}, but must begin with {RESULT}, what the kernel returns")
+            unknown = [name for name in getattr(view, "names", ()) if name not in known]
+            if unknown and self.signature is not None:
+                near = did_you_mean(unknown[0], known) or f"; arguments: {', '.join(known[1:])}"
+                self.problem(node.mark, f"result speaks of {unknown[0]!r}, not an argument of {self.op.name}{near}")
+            found.append(view)
+        mark = fields.mark_of("result")
+        if found and count is not None and len(found) != count:
+            self.problem(mark, f"result has {len(found)} entries, but must have {count}, for the {what}")
+        if found and fields.get("out") is not None:
+            self.problem(mark, "result goes with what a kernel returns, out with what it writes; one of them is meant")
+        return tuple(found)
 
     def _out(self, fields: Fields) -> tuple[str | int, ...]:
         found: list[str | int] = []
@@ -497,7 +532,7 @@ class _Kernel:
         return Grad("kernel", self._kernel_name(node, "grad"), returns=self._tensors())
 
     def _backward(self, node: MappingNode, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> Grad:
-        known = ("kernel_name", "args", "out", "returns", "forward", "saves", "mutates")
+        known = ("kernel_name", "args", "out", "result", "returns", "forward", "saves", "mutates")
         fields = self.reader.fields(node, "grad", known, required=("kernel_name",))
         returns = []
         for item in self.reader.one_or_more(fields.get("returns")):
@@ -505,7 +540,11 @@ class _Kernel:
             if name is not None and self._known_argument(name, item.mark, "returns"):
                 returns.append(name)
         saves = self._saves(fields, shapes, dtypes)
+        given = tuple(returns) if fields.get("returns") is not None else self._tensors()
         forward = fields.get("forward")
+        if saves and self.fields.get("result") is not None:
+            text = "a kernel that saves returns its results and then what is saved: result does not go with saves"
+            self.problem(self.fields.mark_of("result"), text)
         if forward is not None and fields.get("saves") is None:
             self.problem(forward.mark, "grad has a forward, but saves nothing; say in saves what it returns beyond")
         return Grad(
@@ -513,10 +552,13 @@ class _Kernel:
             self._kernel_name(fields.get("kernel_name"), "grad's kernel_name"),
             self._call(fields, (*result_names(self.signature), *saves)),
             self._out(fields),
-            tuple(returns) if fields.get("returns") is not None else self._tensors(),
+            given,
             self._kernel_name(forward, "grad's forward"),
             saves,
             self._mutates(fields, (*result_names(self.signature), *saves)),
+            self._result_views(
+                fields, len(given) if self.signature else None, f"gradients that it returns: {', '.join(given)}"
+            ),
         )
 
     def _tensors(self) -> tuple[str, ...]:

@@ -207,7 +207,8 @@ class Grad:
     forward: what runs in the kernel's place where a gradient is needed; called as the kernel is, it returns what is
     saved too, after the results (an out-variant writes it to parameters of those names). Without a forward, where
     something is saved, the kernel itself always does so. fn, forward_fn: themselves, where they were given in Python.
-    mutates: of what it is called with, the values that it overwrites.
+    mutates: of what it is called with, the values that it overwrites. result: where, in what it returns, the gradients
+    are; empty for what it returns.
     """
 
     kind: str = "none"
@@ -218,6 +219,7 @@ class Grad:
     forward: str | None = None
     saves: Mapping[str, Saved] = field(default_factory=dict)
     mutates: tuple[str, ...] = ()
+    result: tuple[Argument, ...] = ()
     fn: Callable | None = field(default=None, compare=False)
     forward_fn: Callable | None = field(default=None, compare=False)
 
@@ -231,6 +233,7 @@ class KernelEntry:
     dtypes, orders, shape: constraints by argument; optional: constrained arguments that may be None.
     returns: the dtypes of results, by position. args: what the kernel is called with, None for the operator's own
     arguments. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
+    result: where, in what it returns, the operator's results are; empty for what it returns.
     layout: fix-ups by argument. tolerance: (rtol, atol) by dtype. replaces: earlier manifests' kernels are dropped.
     keyed: its dim orders are ExecuTorch's keys: it is for tensors that are known to be in them, and nothing is copied
     into an order that it would not have otherwise.
@@ -259,6 +262,7 @@ class KernelEntry:
     tolerance: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=dict)
     args: tuple[Given, ...] | None = None
     out: tuple[str | int, ...] = ()
+    result: tuple[Argument, ...] = ()
     layout: Mapping[str, Layout] = field(default_factory=dict)
     mutates: tuple[str, ...] = ()
     assumes: str | None = None

@@ -7,7 +7,7 @@ import torch
 
 from forge.ir.checks import check, check_list
 
-_TEXTS = {"where": "conditions", "faster": "conditions", "mutates": "the names of arguments"}
+_TEXTS = {"where": "conditions", "faster": "conditions", "mutates": "the names of arguments", "result": "texts"}
 _FUNCTIONS = ("assumes", "samples")
 
 

@@ -113,11 +113,13 @@ def entry_text(entry: KernelEntry) -> str:
     values["grad"] = {
         field.name: getattr(entry.grad, field.name) for field in fields(entry.grad) if not field.name.endswith("fn")
     }
-    for name in ("mutates", "samples", "assumes", "keyed"):  # what says nothing there leaves older answers as they are
+    unsaid_before = ("mutates", "samples", "assumes", "keyed", "result")  # where they say nothing, older answers hold
+    for name in unsaid_before:
         if not values[name]:
             del values[name]
-    if not entry.grad.mutates:
-        del values["grad"]["mutates"]
+    for name in ("mutates", "result"):
+        if not values["grad"][name]:
+            del values["grad"][name]
     values["optional"] = sorted(entry.optional)
     values["where"] = [condition.text for condition in entry.where]
     return repr(values)

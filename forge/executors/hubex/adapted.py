@@ -1,0 +1,57 @@
+"""Kernels whose arguments or results are views of the operator's."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge.hub.manifest import Argument, Given, Viewed
+
+
+def adapted(
+    function: Callable | None,
+    args: Sequence[Given] | None,
+    out: Sequence[str | int] = (),
+    results: Sequence[Argument] = (),
+) -> Callable | None:
+    """The function of what a manifest's `args` name, instead of the views of it that it is called with, and with what
+    its `result` says in the place of what it returns; itself, where there is nothing to do. out: the parameters that
+    it writes to."""
+    if function is None or not (results or any(isinstance(each.value, Viewed) for each in args or ())):
+        return function
+    return Adapted(function, args or (), out, results)
+
+
+class Adapted:
+    """A kernel's function between the operator's arguments and results and its own."""
+
+    def __init__(
+        self, function: Callable, args: Sequence[Given], out: Sequence[str | int], results: Sequence[Argument]
+    ) -> None:
+        self.function = function
+        self.__name__ = getattr(function, "__name__", "kernel")
+        positional = [each.value for each in args if each.parameter is None]
+        for place in sorted(place for place in out if isinstance(place, int)):
+            positional.insert(place, None)
+        self._wanted: dict[int | str | None, Any] = dict(enumerate(positional))
+        self._wanted |= {each.parameter: each.value for each in args if each.parameter is not None}
+        self._results = results
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises TypeError or IndexError where the function does not return what `result` says, RuntimeError for a
+        view that a tensor does not have."""
+        given = {**dict(enumerate(args)), **kwargs}
+        wanted = {place: self._wanted.get(place) for place in given}
+        named = {
+            each.name: given[place]
+            for place, each in wanted.items()
+            if isinstance(each, Argument) and isinstance(given[place], torch.Tensor)
+        }
+        for place, each in wanted.items():
+            if isinstance(each, Viewed):
+                given[place] = each.of(given[place], named)
+        returned = self.function(*(given[i] for i in range(len(args))), **{key: given[key] for key in kwargs})
+        if not self._results:
+            return returned
+        found = tuple(each.of(returned, named) if isinstance(each, Viewed) else returned for each in self._results)
+        return found[0] if len(found) == 1 else found

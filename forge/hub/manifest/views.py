@@ -1,0 +1,105 @@
+"""Views in a manifest: `query.transpose(1, 2)` in `args`, `result[0].transpose(1, 2)` in `result`; read by `ast` and
+never run as Python."""
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forge.hub.manifest.model import Argument
+
+RESULT = "result"  # what a kernel returned
+
+_MAX_LENGTH = 200
+_METHODS: dict[str, Callable[[tuple], bool]] = {
+    "transpose": lambda given: _numbers(given, 2),
+    "permute": lambda given: _numbers(given, len(given)) and len(set(given)) == len(given) > 0,
+    "squeeze": lambda given: _numbers(given, 1),
+    "unsqueeze": lambda given: _numbers(given, 1),
+    "flatten": lambda given: _numbers(given, 2),
+    "contiguous": lambda given: not given,
+    "view_as": lambda given: len(given) == 1 and isinstance(given[0], str),
+}
+FORMS = (
+    "a name, of a list [i], and then transpose(i, j), permute(i, …), squeeze(i), unsqueeze(i), flatten(i, j), "
+    "contiguous() or view_as(argument)"
+)
+
+
+class NotAView(ValueError):
+    """A text that is none of FORMS."""
+
+
+@dataclass(frozen=True)
+class Viewed(Argument):
+    """A view of an argument, or of what a kernel returned (`result`). index: which of several tensors it is. steps:
+    methods of a tensor and what they are called with; a text is the name of an argument."""
+
+    index: int | None = None
+    steps: tuple[tuple[str, tuple], ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The arguments that its steps speak of."""
+        return frozenset(each for _, given in self.steps for each in given if isinstance(each, str))
+
+    def of(self, value: Any, named: Mapping[str, torch.Tensor]) -> Any:
+        """The view of a value; `named` are arguments by name. None is what it was. Raises TypeError for what is no
+        tensor, IndexError for an index that a list does not have."""
+        if value is None:
+            return None
+        if self.index is not None:
+            if not isinstance(value, (tuple, list)):
+                raise TypeError(f"{self.name}[{self.index}]: {self.name} is {type(value).__name__}, no list or tuple")
+            value = value[self.index]
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{self.name} is {type(value).__name__}, but must be a tensor; a list's is {self.name}[i]")
+        for method, given in self.steps:
+            value = getattr(value, method)(*(named[each] if isinstance(each, str) else each for each in given))
+        return value
+
+
+def parse_view(text: str) -> Argument:
+    """An argument's name, or a view of it. Raises NotAView."""
+    try:
+        return _read(ast.parse(text.strip(), mode="eval").body) if len(text) <= _MAX_LENGTH else _no(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return _no(text)
+
+
+def _read(node: ast.expr) -> Argument:
+    if isinstance(node, ast.Name):
+        return Argument(node.id)
+    if isinstance(node, ast.Subscript):
+        base = _read(node.value)
+        index = _number(node.slice)
+        if isinstance(base, Viewed) or index is None or index < 0:
+            raise NotAView
+        return Viewed(base.name, index)
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)) or node.keywords:
+        raise NotAView
+    method, base = node.func.attr, _read(node.func.value)
+    given = tuple(each.id if isinstance(each, ast.Name) else _number(each) for each in node.args)
+    if method not in _METHODS or not _METHODS[method](given):
+        raise NotAView
+    if isinstance(base, Viewed):
+        return Viewed(base.name, base.index, (*base.steps, (method, given)))
+    return Viewed(base.name, None, ((method, given),))
+
+
+def _number(node: ast.expr) -> int | None:
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    node = node.operand if negative else node
+    if not (isinstance(node, ast.Constant) and type(node.value) is int and node.value < 64):
+        return None
+    return -node.value if negative else node.value
+
+
+def _numbers(given: tuple, count: int) -> bool:
+    return len(given) == count and all(type(each) is int for each in given)
+
+
+def _no(text: str) -> Argument:
+    raise NotAView(f"{text!r} is no view, which is {FORMS}")
