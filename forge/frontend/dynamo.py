@@ -236,6 +236,7 @@ class _Interpreter:
             target, args = self.attribute(args)
         if target in _SIZED and tensors(args[1:]) and all(isinstance(length, int) for length in example.shape):
             args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
+        target = torchlang.overload_of(target, args, kwargs)
         name = torchlang.function_name(target)
         try:
             aliased = _shares_memory(node, example)

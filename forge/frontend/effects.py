@@ -72,7 +72,7 @@ def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list
             raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
         return [i for i, leaf in enumerate(flat) if any(leaf is each for each in chosen)]
 
-    schema = _schema(function)
+    schema = getattr(function, "_schema", None)
     if schema is not None:
         values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
         written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
@@ -80,13 +80,6 @@ def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list
         return positions([leaf for leaf in leaves(found) if leaf is not None])
     in_place = name.endswith("_") and not name.endswith("__")
     return positions(list(args[:1])) if in_place else []
-
-
-def _schema(function: Callable) -> Any:
-    """An operator's schema; of a packet, that of its only overload."""
-    if isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1:
-        function = getattr(function, function.overloads()[0])
-    return getattr(function, "_schema", None)
 
 
 class Functional:

@@ -10,6 +10,7 @@ from forge.torchlang.core import (
     function_name,
     is_factory,
     language,
+    overload_of,
     register_operator,
     scatter_step,
     torch_function_of,

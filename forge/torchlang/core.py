@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from forge import clang, prims
 from forge.ir import (
     LanguageContext,
+    NumberProxy,
     Symbol,
     Tag,
     TensorProxy,
@@ -210,12 +211,33 @@ def _entry_of(function: Any) -> Entry | None:
     return _entries.get(getattr(function, overloads[0])) if len(overloads) == 1 else None
 
 
+def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
+    """The overload that a call of torch.ops.acme.f means, as torch chooses it; any other function as it is."""
+    if not isinstance(function, torch._ops.OpOverloadPacket) or _entry_of(function) is not None:
+        return function
+    args, kwargs = tree_map(_example, (args, kwargs))
+    try:
+        return getattr(function, torch._C._jit_resolve_packet(function._qualified_op_name, *args, **kwargs))
+    except RuntimeError:  # torch says what does not fit when the call is made
+        return function
+
+
+def _example(leaf: Any) -> Any:
+    """A value of a proxy's type."""
+    if isinstance(leaf, TensorProxy):
+        return torch.empty(0)
+    leaf = leaf.value if isinstance(leaf, NumberProxy) else leaf
+    kinds = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+    return kinds.get(type(leaf), leaf)
+
+
 def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory, aliased: bool | None = None) -> Any:
     """A torch function (or a method, by name) applied to proxies: recorded, functionalized.
 
     `aliased` says whether the output shares the first argument's memory where that is known (from Dynamo's fake
     tensors); None asks the symbol. Raises NotImplementedError when torchlang does not have the function.
     """
+    function = overload_of(function, args, kwargs)
     entry = _entry_of(function)
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")

@@ -211,6 +211,52 @@ def test_an_opaque_mutation_is_seen():
     torch.testing.assert_close(forge.jit(f)(torch.ones(3)), torch.full((3,), 3.0))
 
 
+@pytest.fixture
+def overloads():
+    """torch.ops.forge_overloads.f, of a tensor, of a tensor and a number, and one that writes to its argument."""
+
+    def scale(x, s, negate=False):
+        return x * (-s if negate else s)
+
+    with torch.library._scoped_library("forge_overloads", "DEF") as library:
+        for schema, function in {
+            "f(Tensor x) -> Tensor": lambda x: x * 2,
+            "f.scale(Tensor x, float s, *, bool negate=False) -> Tensor": scale,
+            "f.into(Tensor(a!) x, Tensor y) -> ()": lambda x, y: x.add_(y).numel() and None,
+        }.items():
+            library.define(schema)
+            name = schema.partition("(")[0]
+            library.impl(name, function, "CompositeExplicitAutograd")
+            fake = (lambda x, y: None) if "into" in name else lambda x, *args, **kwargs: torch.empty_like(x)
+            torch.library.register_fake(f"forge_overloads::{name}", fake, lib=library)
+        yield torch.ops.forge_overloads.f
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_call_of_several_overloads_is_of_the_one_that_torch_chooses(overloads, dynamic):
+    def f(x, s):
+        y = x + 0
+        overloads(y, x)  # writes to y
+        return overloads(y), overloads(x, s), overloads(x, x.shape[0], negate=True), overloads.scale(y, 2.0)
+
+    jitted = forge.jit(f, dynamic=dynamic)
+    x = torch.randn(3)
+    torch.testing.assert_close(jitted(x, 3.0), f(x, 3.0))
+    names = {"scale": 3, "default": 1, "into": 1}
+    told = " ".join(row.operation for row in forge.explain(jitted).rows)
+    assert {name: told.count(f"forge_overloads.f.{name}") for name in names} == names
+
+
+def test_a_kernel_takes_the_overload_that_it_implements(overloads):
+    jitted = forge.jit(
+        lambda x: overloads(x) + overloads(x, 3.0),
+        kernels=[forge.kernel("forge_overloads::f.scale", lambda x, s, negate: x * s, name="scaled", grad="none")],
+    )
+    x = torch.randn(3)
+    torch.testing.assert_close(jitted(x), x * 5)
+    assert forge.explain(jitted).executors["scaled"] == 1
+
+
 def test_strict_refuses_an_opaque_call_by_name():
     with pytest.raises(Exception, match=r"torchlang does not have torch\.linalg\.inv; add a @torchsymbol"):
         forge.jit(lambda x: torch.linalg.inv(x), strict=True)(torch.eye(2))
