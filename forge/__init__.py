@@ -6,6 +6,7 @@ from forge import startup  # before all that imports torch
 from forge import optim
 from forge.bisection import Difference, bisect
 from forge.bundle import bundle
+from forge.edited import EditError
 from forge.executors.checked import CheckError
 from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
 from forge.executors.hubex.registry import kernels
@@ -20,6 +21,7 @@ from forge.repro import repro
 __all__ = [
     "CheckError",
     "Difference",
+    "EditError",
     "Explanation",
     "KernelExtension",
     "LoadedKernel",

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from forge import prims
+from forge.edited import edited
 from forge.executors import claim
 from forge.executors.checked import Checked
 from forge.executors.claim import (
@@ -156,6 +157,11 @@ class Compiled:
         alone = [f"{name}: {reason}" for name, reason in reasons if reason is not None]
         return len(graphs) - len(failed), [*failed, *alone]
 
+    @property
+    def edited(self) -> list[str]:
+        """The files that run in the place of what was generated."""
+        return [trace.stage for trace in (*self.traces, *self.backward_traces) if trace.text is not None]
+
     def replace(
         self,
         traces: Sequence[Trace],
@@ -228,6 +234,7 @@ class Options:
     freeze: bool = False
     select: str = "order"
     check: str | None = None
+    edit: str | os.PathLike[str] | None = None
     first: InitVar[Sequence[Executor]] = ()
 
     selection: ClassVar[Selection] = staticmethod(in_order)
@@ -241,6 +248,11 @@ class Options:
                     f"forge.jit: {name} is {given!r}, but must be one of {', '.join(map(str, known))}"
                 ),
             )
+        check(
+            isinstance(self.edit, (str, os.PathLike, type(None))),
+            lambda: f"forge.jit: edit is {self.edit!r}, but must be a folder's path",
+            TypeError,
+        )
         check_list(self.transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
         for transform in self.transforms:
             check(
@@ -265,7 +277,7 @@ class Options:
     @property
     def has_later(self) -> bool:
         """Whether a fusion executor can make larger regions later."""
-        if self.cuda_graphs or self.check:  # calls cost next to nothing, or what they like
+        if self.cuda_graphs or self.check or self.edit is not None:  # calls cost next to nothing, or what they like
             return False
         return any(isinstance(each, FusionExecutor) and each.later() is not None for each in self.executors)
 
@@ -281,7 +293,7 @@ class Options:
 
     def in_torch(self) -> "Options":
         """The same with torch's own functions alone, which run on whatever torch calls a tensor."""
-        return dataclasses.replace(self, executors=[torchex], cuda_graphs=False, check=None, first=())
+        return dataclasses.replace(self, executors=[torchex], cuda_graphs=False, check=None, edit=None, first=())
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""
@@ -316,7 +328,7 @@ def _selecting(options: Options, selection: Selection, **changes: Any) -> Option
 
 def _compile_alone(options: Options, trace: Trace, executors: Sequence[Executor], selection: Selection) -> Alone:
     """A program of one call, to be called now."""
-    options = _selecting(options, selection, executors=executors, cuda_graphs=False, check=None)
+    options = _selecting(options, selection, executors=executors, cuda_graphs=False, check=None, edit=None)
 
     def compile() -> Compiled:
         compiled = Compiled()
@@ -500,8 +512,8 @@ def _generate(
     if divide is not None:
         claimed = divide(claimed)
     final = delete_last_used(claimed, own_inputs=own_inputs)
+    function, final = (final.python_callable(), final) if options.edit is None else edited(final, options.edit)
     stages.append(final)
-    function = final.python_callable()
     return Generated(function if checked is None else checked.around(function), final)
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import inspect
 import itertools
 import math
+import os
 import time
 import types
 import warnings
@@ -59,6 +60,7 @@ def jit(
     freeze: bool = False,
     select: str = "order",
     check: str | None = None,
+    edit: str | os.PathLike[str] | None = None,
     strict: bool = False,
     fullgraph: bool = False,
     dynamic: bool | None = None,
@@ -93,13 +95,17 @@ def jit(
     check: "eager" compares every call's result, and the results and gradients of each graph, with what eager gives, and
         raises forge.CheckError naming the first call that differs, its executor and its inputs. Slow: to find out who
         is wrong. Nothing is then kept on disk or recorded as a CUDA graph.
+    edit: a folder: each program that runs is written there as Python, and what a file says after it was edited runs in
+        the place of what forge generates, in this process or a later one, as long as that is the same. Nothing is then
+        kept on disk besides.
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
     fullgraph: refuse graph breaks, as torch.compile does.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
 
     A jitted module shares the original's parameters, buffers, hooks and mode, and has its class and state_dict keys.
     Without a target, a decorator with these options. Raises TypeError for an unknown option or a target that cannot be
-    called, ValueError for an unknown executor, `memory` or `select`.
+    called, ValueError for an unknown executor, `memory` or `select`; a call that compiles raises forge.EditError for
+    an edited file that is no Python.
     """
     _check_options("forge.jit", others, _OPTIONS)
     rejit = functools.partial(
@@ -115,6 +121,7 @@ def jit(
         freeze=freeze,
         select=select,
         check=check,
+        edit=edit,
         strict=strict,
         fullgraph=fullgraph,
         dynamic=dynamic,
@@ -126,7 +133,7 @@ def jit(
     first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
     lent = layer_executor(layers, allow_imports=allow_imports) if layers else None
     first += [] if lent is None else [lent]
-    plain = check is None
+    plain = check is None and edit is None
     options = Options(
         executors,
         transforms,
@@ -137,6 +144,7 @@ def jit(
         freeze=freeze,
         select=select,
         check=check,
+        edit=edit,
         first=first,
     )
     record = Record(name_of(target), _parameters(target))

@@ -45,6 +45,7 @@ class Trace:
         self.tags: frozenset[Tag] = NO_TAGS  # what every call recorded now carries
         self.follows_grad_mode = False  # whether a front end records it, so that torch's grad mode is the program's
         self.held: list[Any] = []  # what its printed text names and has no literal for
+        self.text: str | None = None  # what it was edited to
         self.memory = Memory()  # who shares memory with whom, while the trace is recorded
         self._scopes: list[list[BoundSymbol]] = [self.bound_symbols]
         self._counter = 0
@@ -164,10 +165,26 @@ class Trace:
         return pytree.names(self.output)
 
     def show(self, depth: int = 1) -> str:
-        """The trace as Python, with `depth - 1` levels of each call's decomposition as comments.
+        """The trace as Python, with `depth - 1` levels of each call's decomposition as comments; an edited one as it
+        was edited.
 
         It runs once every call is an executor's.
         """
+        return self.text or self._written(depth)[0]
+
+    def as_file(self) -> tuple[str, dict[str, Any]]:
+        """The trace as Python that is the same in every process, and the objects that it reads, which have no name."""
+        text, holders = self._written(1)
+        scope = {}
+        for i, holder in enumerate(holders):
+            name = f"held_{i}"
+            while name in self.names:
+                name += "_"
+            text = text.replace(f"forge.ir.printing.held({holder.number})", name)
+            scope[name] = holder.value
+        return text.replace("import forge.ir.printing\n", "") if "forge.ir.printing." not in text else text, scope
+
+    def _written(self, depth: int) -> tuple[str, list[Any]]:
         writer = printing.Writer(flat=False, taken=self.names.union(self.input_names))
         writer.holders = self.held  # an object has the same number each time the trace is printed
         body = printing.statements(writer, self.bound_symbols, depth)
@@ -178,7 +195,8 @@ class Trace:
         metadata = ", ".join(repr(proxy) for proxy in self.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
         head = [f"# {self.name}, {self.stage}: {len(self.bound_symbols)} calls"]
         head += sorted(f"import {module}" for module in writer.imports)
-        return "\n".join([*head, *constants, "", f"def {self.name}({signature}):  # {metadata}", *unboxing, *body, ""])
+        text = "\n".join([*head, *constants, "", f"def {self.name}({signature}):  # {metadata}", *unboxing, *body, ""])
+        return text, writer.holders
 
     def constant_proxy(self, name: str) -> TensorProxy:
         """What stands for one of its constants in another trace, which is given it."""

@@ -31,6 +31,7 @@ class Explanation:
     cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
+    edited: the files that run in the place of what forge generated (forge.jit(edit=folder)).
     measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
     layers: for each module for which there is a layer, what became of it.
     shortened: whether forge.last_traces has the last stages alone.
@@ -55,6 +56,7 @@ class Explanation:
         self.unrecorded: list[str] = []
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
+        self.edited: list[str] = []
         self.measured: list[Measured] = []
         self.layers: list[LayerUse] = []
         self.shortened = False
@@ -90,6 +92,7 @@ class Explanation:
             folded = compiled.folded()
             if folded is not None and folded.in_training:
                 self.unfrozen.append(IN_TRAINING)
+            self.edited += compiled.edited
             self.measured += compiled.measured
             self.layers += compiled.layers
             for stage, seconds in compiled.seconds.items():

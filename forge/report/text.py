@@ -170,6 +170,7 @@ def reasons(told: "Explanation") -> dict[str, Counter[str]]:
         "outside of CUDA graphs": told.unrecorded,
         "frozen": told.frozen,
         "not frozen": told.unfrozen,
+        "edited": told.edited,
         "layers": list(map(str, told.layers)),
         "measured": list(map(str, told.measured)),
         "not profiled": told.unprofiled,

@@ -1,0 +1,46 @@
+"""forge.jit(edit=folder): the programs that run, as files; what a file says after it was edited runs in place of what
+forge generated."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from forge import logs
+from forge.ir import Trace
+
+_HEAD = "# Edit this file: it runs in place of what forge generated, for as long as forge generates the same.\n"
+
+
+class EditError(RuntimeError):
+    """An edited program that is no Python, or does not define its function."""
+
+
+def edited(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trace]:
+    """The function of a trace that can be called, and the trace, whose text is the file's where it was edited.
+
+    The file's name has the program's and a hash of what forge generated, so that an edited file does not stand for
+    another program. Raises EditError, and OSError where the file cannot be read or written.
+    """
+    lines, _ = trace.python_source()
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:10]
+    path = Path(folder) / f"{trace.name}-{digest}.py"
+    text, scope = trace.as_file()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_HEAD + text)
+        return trace.python_callable(), trace
+    content = path.read_text()
+    if content == _HEAD + text:
+        return trace.python_callable(), trace
+    try:
+        exec(compile(content, str(path), "exec"), scope)
+    except Exception as error:
+        raise EditError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    function = scope.get(trace.name)
+    if not callable(function):
+        raise EditError(f"{path} defines no function {trace.name!r}, but must")
+    logs.compile.warning("forge: %s runs in place of what was generated", path)
+    trace = trace.derive(str(path), trace.bound_symbols)
+    trace.text = content
+    return function, trace
