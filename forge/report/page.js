@@ -426,7 +426,18 @@ filters();
 table();
 declines();
 graphs();
-bars($("seconds"), Object.entries(data.seconds).sort((a, b) => b[1] - a[1]), (value) => value < 0.1 ? `${(value * 1000).toFixed(1)} ms` : `${value.toFixed(2)} s`);
+const inSeconds = (value) => value < 1e-3 ? `${(value * 1e6).toFixed(1)} µs` : value < 0.1 ? `${(value * 1e3).toFixed(1)} ms` : `${value.toFixed(2)} s`;
+bars($("seconds"), Object.entries(data.seconds).sort((a, b) => b[1] - a[1]), inSeconds);
+if (data.costs) {
+  $("measured").hidden = false;
+  $("unmeasured").hidden = true;
+  const named = ([name, , , count]) => count > 1 ? `${name} (×${count})` : name;
+  const timed = (rows) => rows.map((each) => [named(each), each[1], counted(each[3], "call")]);
+  bars($("run-operations"), timed(data.costs.operations), inSeconds);
+  bars($("run-executors"), timed(data.costs.executors), inSeconds);
+  const held = data.costs.operations.filter((each) => each[2]).sort((a, b) => b[2] - a[2]);
+  bars($("run-memory"), held.map((each) => [named(each), each[2], counted(each[3], "call")]), bytes);
+}
 bars($("saved"), data.saved.map(([module, count, size]) => [`${module} (${count})`, size, counted(count, "tensor")]), bytes);
 source();
 traces();

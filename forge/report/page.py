@@ -18,6 +18,7 @@ from forge.report.folding import LAYER, Line, folded, lines
 if TYPE_CHECKING:
     from forge.report.explanation import Explanation
 
+COSTS = 25  # operations that are shown with what they take; the others are one
 BUDGET = 1_000_000  # characters of the stages' lines, together; of more the middle stages are left out
 _HEIGHT = 640  # of the page in a notebook
 _PLACE = re.compile(r"\{\{(title|style|script|data)\}\}")
@@ -81,6 +82,7 @@ def _data(told: "Explanation", programs: Sequence[Compiled | None], *, stages: b
         "parts": _parts(told, programs, strings, declined),
         "declined": list(declined),
         "saved": _saved(told),
+        "costs": _costs(told),
         "stages": _stages(programs) if stages else None,
         "strings": strings.texts,
     }
@@ -149,6 +151,27 @@ def _saved(told: "Explanation") -> list[tuple[str, int, int]]:
             count, size = found.get(module, (0, 0))
             found[module] = count + 1, size + (each.bytes or 0)
     return sorted(((module, *sums) for module, sums in found.items()), key=lambda each: -each[2])
+
+
+def _costs(told: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] | None:
+    """(name, seconds, bytes that the results hold, how many calls) of what was measured, by operation of each phase and
+    by executor, the longest first; None where nothing was."""
+    if not told.costs:
+        return None
+    found: dict[str, dict[str, tuple[float, int, int]]] = {"operations": {}, "executors": {}}
+    for each in told.costs:
+        for kind, name in (("operations", f"{each.operation}, {each.phase}"), ("executors", each.executor)):
+            seconds, size, count = found[kind].get(name, (0.0, 0, 0))
+            found[kind][name] = seconds + each.seconds, size + each.bytes, count + 1
+    longest = {
+        kind: sorted(((name, *sums) for name, sums in those.items()), key=lambda each: -each[1])
+        for kind, those in found.items()
+    }
+    rest = longest["operations"][COSTS:]
+    if rest:
+        sums = (sum(each[place] for each in rest) for place in (1, 2, 3))
+        longest["operations"][COSTS:] = [(f"{len(rest)} others", *sums)]
+    return longest
 
 
 def _stages(programs: Iterable[Compiled | None]) -> dict[str, Any]:

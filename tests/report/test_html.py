@@ -74,6 +74,12 @@ def vit() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return ViTForImageClassification(config), inputs
 
 
+def profiled() -> forge.Explanation:
+    jitted = forge.jit(Layers(5), executors=["torch"])
+    jitted(X).sum().backward()
+    return forge.explain(jitted, profile=True)
+
+
 @pytest.fixture(scope="module")
 def told() -> Iterator[forge.Explanation]:
     explained = layers()
@@ -102,6 +108,21 @@ def test_an_edge_of_the_drawing_goes_from_who_makes_to_who_reads(told) -> None:
     names = [row.operation for row in told.rows if row.phase == "forward"][:5]
     linear, tanh = names.index("torch.nn.functional.linear"), names.index("torch.tanh")
     assert [linear, tanh] in forward["edges"] and [tanh, linear] not in forward["edges"]
+
+
+def test_what_was_measured_is_summed_by_operation_and_executor(told, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data_of(page.page(told, told._still_there()))["costs"] is None
+    measured = profiled()
+    costs = data_of(measured.to_html())["costs"]
+    for rows in costs.values():
+        assert sum(row[1] for row in rows) == pytest.approx(sum(each.seconds for each in measured.costs))
+        assert [row[1] for row in rows] == sorted((row[1] for row in rows), reverse=True)
+    assert {row[0]: row[3] for row in costs["operations"]}["torch.nn.functional.linear, forward"] == 5
+    assert [row[0] for row in costs["executors"]] == ["torch"]
+    monkeypatch.setattr(page, "COSTS", 2)
+    shortened = data_of(measured.to_html())["costs"]["operations"]
+    assert shortened[2][0] == f"{len(costs['operations']) - 2} others" and len(shortened) == 3
+    assert sum(row[3] for row in shortened) == len(measured.costs)
 
 
 def test_layers_that_are_alike_are_one_fold(told) -> None:
@@ -237,6 +258,17 @@ def test_a_browser_shows_the_page_as_text_alone(browser, told, tmp_path: Path) -
     assert shown.text("#shown").startswith("1 of ") and "layers.3.1" in shown.text("#table tbody")
     shown.give("#search", "nowhere")
     assert shown.text("#shown").startswith("0 of ") and shown.text("#table tbody") == ""
+
+
+def test_a_browser_shows_what_each_operation_takes_where_that_was_measured(browser, told, tmp_path: Path) -> None:
+    for explained, shown in ((told, False), (profiled(), True)):
+        (tmp_path / "page.html").write_text(explained.to_html())
+        browser.get((tmp_path / "page.html").as_uri())
+        assert browser.find_element("id", "measured").is_displayed() == shown
+        assert browser.find_element("id", "unmeasured").is_displayed() != shown
+    rows = [each.text.split("\n") for each in browser.find_elements("css selector", "#run-operations .bar")]
+    assert ["torch.nn.functional.linear, forward (×5)"] in [row[:1] for row in rows]
+    assert all(row[-1].endswith(("µs", "ms", " s")) for row in rows)
 
 
 def test_every_field_has_a_name_and_no_page_is_wider_than_a_telephone(browser, told, tmp_path: Path) -> None:
