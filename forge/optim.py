@@ -145,8 +145,12 @@ class AdamW(torch.optim.AdamW):
         _check_moments(group, params, reason)
         _notice(reason)
         beta1, beta2 = group["betas"]
+        lists[1] = [_laid_out_as(param, grad) for param, grad in zip(params, grads, strict=True)]
         adamw(*lists, fused=True, capturable=group["capturable"], amsgrad=group["amsgrad"], beta1=beta1, beta2=beta2,
               **options)  # fmt: skip
+        for grad, used in zip(grads, lists[1], strict=True):
+            if used is not grad and options["grad_scale"] is not None:  # a step leaves gradients without their scale
+                grad.copy_(used)
 
     def _first_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state = self.state[param]
@@ -178,6 +182,11 @@ class _Run:
 
 def _moment(param: Tensor, dtype: torch.dtype | None) -> Tensor:
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
+
+
+def _laid_out_as(param: Tensor, grad: Tensor) -> Tensor:
+    """The gradient in memory of the parameter's strides: torch's fused AdamW reads it as though it had them."""
+    return grad if grad.stride() == param.stride() else torch.empty_like(param, dtype=grad.dtype).copy_(grad)
 
 
 def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> None:

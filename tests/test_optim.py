@@ -132,6 +132,20 @@ def test_parameters_of_any_size_and_memory_take_part() -> None:
     assert [optimizer.state[param]["step"].item() for param in ours] == [3] * len(ours)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_gradient_of_other_strides_is_read_as_what_it_is(dtype: torch.dtype) -> None:
+    """By the kernel, where it runs, and by torch's fused AdamW, which takes strides for the parameter's."""
+    values = torch.randn(4, 6, dtype=dtype, device=DEVICE)
+    ours, theirs = (torch.nn.Parameter(values.t().clone(memory_format=torch.preserve_format)) for _ in range(2))
+    assert not ours.is_contiguous()
+    optimizer, other = forge.optim.AdamW([ours]), torch.optim.AdamW([theirs], foreach=False)
+    for _ in range(3):
+        theirs.grad = torch.randn(6, 4, dtype=dtype, device=DEVICE)
+        ours.grad = theirs.grad.clone()
+        optimizer.step(), other.step()
+    assert_same([ours], [theirs])
+
+
 @kernel
 def test_moments_in_float32_lose_nothing_in_half_precision() -> None:
     """Their changes are smaller than bfloat16's steps: compared with moments of a float32 copy."""
