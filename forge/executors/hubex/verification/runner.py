@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from forge.executors.hubex.verification.messages import HEADER, Ended, Request, 
 from forge.executors.hubex.verification.process import verifying
 
 _PR_SET_PDEATHSIG = 1
+REMEMBERED = 4  # calls whose results are kept, to see whether one is returned again
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 
@@ -287,6 +289,7 @@ class _Serving:
         self.fd, self._find = fd, find
         self.kernel: Kernel | None = None
         self.graphs: list[tuple[_Memory, list[bytes], list[torch.Tensor], list[torch.Tensor]]] = []
+        self.returned: deque[list[torch.UntypedStorage]] = deque(maxlen=REMEMBERED)
 
     def forever(self) -> None:
         while True:
@@ -306,6 +309,7 @@ class _Serving:
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 100 * request.seconds + 600)
         self.graphs.clear()
+        self.returned.clear()
         self.kernel, problem = self._find(request)
         torch.manual_seed(0)
         return {"found": problem}, []
@@ -325,12 +329,29 @@ class _Serving:
             result = getattr(self.kernel, what)(*args, **kwargs)
         graph = None
         outputs = _leaves(result)
+        self._check_returned(outputs, memory, differentiates)
         if any(each.requires_grad for each in outputs) and differentiates:
             graph = len(self.graphs)
             moving = [each for each in outputs if each.requires_grad]
             self.graphs.append((memory, before, inputs, moving))
         found = {"graph": graph, "differentiable": [each.requires_grad for each in outputs]}
         return self._told(found, memory, before, result)
+
+    def _check_returned(self, outputs: list[torch.Tensor], given: _Memory, differentiates: bool) -> None:
+        """Raises for results that a program cannot take for its own: what reads or changes them would meet what the
+        kernel does with them later."""
+        for each in outputs:
+            if type(each) is not torch.Tensor:
+                raise TypeError(f"it returns a {type(each).__name__}, but must return a torch.Tensor")
+            if each.requires_grad and not differentiates:
+                raise RuntimeError("it returns a tensor that requires a gradient, where nothing that it is given does")
+        theirs = {each._cdata for each in given.storages}
+        fresh = [each.untyped_storage() for each in outputs]
+        fresh = [each for each in fresh if each.nbytes() and each._cdata not in theirs]
+        before = {each._cdata for storages in self.returned for each in storages}  # alive, so that none has its place
+        if any(each._cdata in before for each in fresh):
+            raise RuntimeError("it returns memory that it has returned before: the earlier result is overwritten")
+        self.returned.append(fresh)
 
     def _backward(self, graph: int, tree: Any, blocks: list) -> tuple[dict[str, Any], list[bytes]]:
         forward, before, inputs, outputs = self.graphs[graph]

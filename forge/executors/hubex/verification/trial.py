@@ -131,8 +131,10 @@ class Trial:
         self.report(text)
         guarded = Guarded()
         placed = [guarded.place(tensor, case.offset) for tensor in program.tensors]
-        outputs = _leaves(_attempt(lambda: program.call(forward, guarded, placed)))
+        outputs = program.outputs(_attempt(lambda: program.call(forward, guarded, placed)))
         self._check_outputs(outputs, expected, guarded)
+        if not self.accepted:  # whether it keeps what it returned, for the next call
+            _attempt(lambda: program.call(forward, Guarded(), placed))
         if self.gradients and self.kernel.entry.grad.kind != "none" and case.gradients:
             self._compare_gradients(program, expected, case)
 
@@ -277,6 +279,17 @@ class _Program:
         if chosen is None:
             raise Rejected("; ".join(reason for _, reason in reasons))
         return claim(trace, executors)[0]
+
+    def outputs(self, result: Any) -> list[torch.Tensor]:
+        """The tensors of a result. Raises Failed where something else stands in the place of one."""
+        spec = _pytree.tree_structure(self.trace.output)
+        found = spec.flatten_up_to(result)
+        wanted = _pytree.tree_leaves(self.trace.output)
+        for value, proxy in zip(found, wanted, strict=True):
+            if isinstance(proxy, TensorProxy) and not isinstance(value, torch.Tensor):
+                advice = "; result: result[i] in the manifest says which of several it is" if _leaves(value) else ""
+                raise Failed(f"it returns a {type(value).__name__}, but must return a tensor{advice}")
+        return _leaves(result)
 
     def call(self, claimed: Trace, guarded: Guarded, placed: list[torch.Tensor]) -> Any:
         return _guarded(claimed, guarded).python_callable()(*placed)

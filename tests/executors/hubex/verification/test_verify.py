@@ -175,6 +175,32 @@ def test_a_result_in_an_inputs_memory_is_found(repository: Callable) -> None:
     assert "it lies in an input's memory" in declined(explained, made)
 
 
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "kept = {}\n\ndef f(x):\n    at = kept.setdefault((x.shape, x.dtype), torch.empty_like(x))\n"
+            "    return at.copy_(F.gelu(x))",
+            "raises RuntimeError: it returns memory that it has returned before: the earlier result is overwritten",
+        ),
+        ("def f(x):\n    return [F.gelu(x)]", "it returns a list, but must return a tensor; result: result[i] in the"),
+        ("def f(x):\n    return None", "it returns a NoneType, but must return a tensor"),
+        (
+            "def f(x):\n    return torch.nn.Parameter(F.gelu(x))",
+            "raises TypeError: it returns a Parameter, but must return a torch.Tensor",
+        ),
+        (
+            "def f(x):\n    return F.gelu(x).requires_grad_()",
+            "raises RuntimeError: it returns a tensor that requires a gradient, where nothing that it is given does",
+        ),
+    ],
+    ids=["kept", "list", "None", "parameter", "requires_grad"],
+)
+def test_a_result_that_a_program_cannot_have_for_its_own_is_found(repository: Callable, code: str, reason: str) -> None:
+    made = repository("own", code, **GELU)
+    assert reason in declined(run(gelu, torch.randn(3, 8), by=executor(made)), made)
+
+
 def test_a_kernel_that_leaves_a_part_of_its_output_unwritten_is_found(repository: Callable) -> None:
     made = repository("unwritten", "def f(out, x):\n    out[:3].copy_(F.gelu(x[:3]))", out="out", **GELU)
     reason = declined(run(gelu, torch.randn(4), by=executor(made)), made)
