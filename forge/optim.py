@@ -129,6 +129,9 @@ class AdamW(torch.optim.AdamW):
         )
         states = [self.state[param] or self._first_state(param, group) for param in params]
         run = self._runs.setdefault(number, _Run())
+        if run.is_new(params):
+            for param, state in zip(params, states, strict=True):  # a parameter's memory format may have changed
+                state.update({name: _laid_out_as(param, state[name]) for name in MOMENTS if name in state})
         reason = run.unsupported(params)
         lists = [
             params,
@@ -166,15 +169,20 @@ class _Run:
     def __init__(self) -> None:
         self.step: Callable | None = None
         self._asked: list[tuple] = []
+        self._is_new = True
         self._reason: str | None = None
+
+    def is_new(self, params: list[Tensor]) -> bool:
+        """Whether these are others than those of the last step, or in another memory format; notes them."""
+        before, self._asked = self._asked, [(id(each), each.dtype, each.device, each.stride()) for each in params]
+        self._is_new = before != self._asked
+        return self._is_new
 
     def unsupported(self, params: list[Tensor]) -> str | None:
         """Why the kernel does not run the step; None where it does."""
-        asked = [(id(param), param.dtype, param.device) for param in params]
-        if asked != self._asked:
+        if self._is_new:
             kernel, reason = _kernel()
             self._reason = reason or next(filter(None, map(kernel.adamw_unsupported, params)), None)
-            self._asked = asked
             if self._reason is None and self.step is None:
                 self.step = kernel.AdamWStep()
         return self._reason
@@ -184,9 +192,10 @@ def _moment(param: Tensor, dtype: torch.dtype | None) -> Tensor:
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
 
 
-def _laid_out_as(param: Tensor, grad: Tensor) -> Tensor:
-    """The gradient in memory of the parameter's strides: torch's fused AdamW reads it as though it had them."""
-    return grad if grad.stride() == param.stride() else torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+def _laid_out_as(param: Tensor, other: Tensor) -> Tensor:
+    """A gradient or a moment in memory of the parameter's strides: torch's fused AdamW reads it as though it had
+    them."""
+    return other if other.stride() == param.stride() else torch.empty_like(param, dtype=other.dtype).copy_(other)
 
 
 def _check_moments(group: dict[str, Any], params: list[Tensor], reason: str) -> None:

@@ -146,6 +146,18 @@ def test_a_gradient_of_other_strides_is_read_as_what_it_is(dtype: torch.dtype) -
     assert_same([ours], [theirs])
 
 
+def test_a_parameters_memory_format_may_change_between_steps() -> None:
+    ours, theirs = (torch.nn.Conv2d(3, 4, 2).to(DEVICE) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = forge.optim.AdamW(ours.parameters(), lr=0.1, amsgrad=True)
+    other = torch.optim.AdamW(theirs.parameters(), lr=0.1, amsgrad=True, foreach=False)
+    for memory_format in (torch.contiguous_format, torch.channels_last, torch.contiguous_format):
+        for model in (ours, theirs):
+            model.to(memory_format=memory_format)
+        train((optimizer, list(ours.parameters())), (other, list(theirs.parameters())), steps=2)
+    assert_same(list(ours.parameters()), list(theirs.parameters()))
+
+
 @kernel
 def test_moments_in_float32_lose_nothing_in_half_precision() -> None:
     """Their changes are smaller than bfloat16's steps: compared with moments of a float32 copy."""

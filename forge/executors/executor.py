@@ -86,6 +86,10 @@ def asked(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _answer(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     answer = question(*args, **kwargs)
+    if isinstance(answer, str):
+        name = getattr(question, "__qualname__", repr(question))
+        wanted = f"must answer True, or decline with the reason: forge.executors.decline({answer!r})"
+        raise TypeError(f"{name} answers {answer!r}, but {wanted}")
     return bool(answer) if isinstance(answer, torch.SymBool) else answer
 
 
@@ -213,9 +217,17 @@ class OperatorExecutor(Executor):
         """Says that this executor runs `symbol`: by `op` (an operator, or a plain function called with the symbol's
         arguments) or by an `execution_transform`; where `checker` accepts the arguments; with its own gradient.
 
-        Raises ValueError when the symbol has an implementation here already, TypeError when neither or both of `op`
-        and `execution_transform` are given.
+        Raises ValueError when the symbol has an implementation here already, TypeError when it is no symbol, and when
+        neither or both of `op` and `execution_transform` are given.
         """
+        check(
+            isinstance(symbol, Symbol),
+            lambda: (
+                f"{self.name}: register_implementation got {symbol!r}, but must get a symbol: "
+                "forge.torchlang.find(torch.nn.functional.gelu) is that of a torch function, where there is one"
+            ),
+            TypeError,
+        )
         check(
             symbol.id not in self.implementations,
             lambda: f"{self.name}: {symbol.id} has an implementation already",

@@ -54,6 +54,7 @@ _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
 _EXPLANATION = "Explanation: "
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
+    "allow_rnn": True,  # torch.lstm is a call as any other
     "record_runtime_overhead": False,
     "optimize_ddp": False,  # forge's backward hands gradients out in parts; it does not cut the model into graphs
     "invalidate_compile_context_weakrefs": True,  # torch.utils.swap_tensors takes no tensor that one refers to

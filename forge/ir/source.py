@@ -17,6 +17,7 @@ _ROOT = re.compile(
     r"^(?:L\['(?:module|self|fn)'\]|L\['target'\](?:\.__self__|\.__closure__\[\d+\]\.cell_contents)?"
     r"|G\['__import_[^']*'\]|L(?=\['\w+'\])|G(?=\['\w+'\]))"
 )
+_ON_STACK = re.compile(r"___stack\d")  # what a graph break left there, of which Dynamo has no other name
 _MEMBER = re.compile(r"(?:\._modules)?\['([^']+)'\]")
 
 
@@ -41,7 +42,8 @@ class Source(NamedTuple):
         """The path of that module, such as "layers.0.q_proj"; "" for the jitted module itself, None outside of any."""
         if self.owner is None:
             return None
-        return _MEMBER.sub(r".\1", _ROOT.sub("", self.owner)).strip(".")
+        path = _MEMBER.sub(r".\1", _ROOT.sub("", self.owner)).strip(".")
+        return None if _ON_STACK.match(path) else path
 
     @property
     def place(self) -> tuple[str, int] | None:

@@ -4,6 +4,7 @@ Either belongs to the process that started it: a fork of that one neither asks n
 the kernel's doing (the system, a person) says nothing of the kernel.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import io
@@ -284,7 +285,10 @@ _FAULTS = frozenset(getattr(signal, f"SIG{name}", None) for name in "SEGV BUS IL
 
 
 def become_expendable() -> None:
-    """Before kernels run in this process: should they end it, it leaves no core and no stack trace."""
+    """Before kernels run in this process: should they end it, it leaves no core and no stack trace; and what they send
+    to their process group does not reach the program."""
+    with contextlib.suppress(AttributeError, OSError):  # there are no sessions here, or it leads one
+        os.setsid()
     faulthandler.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is for the program, which ends it
     torch.set_num_threads(1)

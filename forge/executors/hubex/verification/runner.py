@@ -263,6 +263,7 @@ def _run(fd: int, find: Callable[[Request], tuple[Kernel | None, str | None]], j
     status = 0
     try:
         _end_with(judge)
+        os.setsid()  # what the kernel sends to its process group reaches itself alone
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         verifying.active = True
         _Serving(fd, find).forever()

@@ -141,6 +141,7 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     for note, laid in _layouts(small):
         yield made.case(laid, note)
     yield from made.special(small)
+    yield from made.shared(small)
     for resized in _resized(kernel, small):
         yield made.case(resized)
         yield made.case(resized, "unaligned", offset=1)
@@ -165,6 +166,16 @@ class _Values:
         made = call.map(lambda leaf: self.tensor(leaf) if isinstance(leaf, Meta) else leaf)
         return Case(made.args, made.kwargs, note, offset, self.known)
 
+    def shared(self, call: Call) -> Iterator[Case]:
+        """One tensor in the place of all that are like the first one."""
+        if not call.metas or call.metas.count(call.metas[0]) < 2 or self.kernel.samples or self.kernel.assumes:
+            return
+        one = self.tensor(call.metas[0])
+        made = call.map(
+            lambda leaf: one if leaf == call.metas[0] else self.tensor(leaf) if isinstance(leaf, Meta) else leaf
+        )
+        yield Case(made.args, made.kwargs, "one tensor for several arguments", 0, self.known)
+
     def special(self, call: Call) -> Iterator[Case]:
         """Values in which kernels differ that agree on others: each in one place of each tensor, and in another one of
         the next, so that none hides what comes of another. What an infinity less another is, or the gradient of a
@@ -176,12 +187,22 @@ class _Values:
         zeros = lambda leaf: self.tensor(leaf).zero_() if isinstance(leaf, Meta) else leaf
         made = call.map(zeros)
         yield Case(made.args, made.kwargs, "zeros", 0, self.known, gradients=False)
+        if within:
+            made = call.map(lambda leaf: self._some_large(leaf) if isinstance(leaf, Meta) else leaf)
+            yield Case(made.args, made.kwargs, "large values", 0, self.known)
         for note, (first, last) in SPECIAL.items():
             if note != "huge values" or within:
                 places = count()
                 made = call.map(lambda leaf: self._with(leaf, next(places), first, last))  # noqa: B023  runs here
                 gradients, passes = note == "huge values", _PASSES.get(note)
                 yield Case(made.args, made.kwargs, note, 0, self.known, gradients=gradients, passes=passes)
+
+    def _some_large(self, meta: Meta) -> torch.Tensor:
+        """Every third value is four times as large: what else is drawn lies within three of zero."""
+        values = self.tensor(replace(meta, strides=None))
+        if meta.dtype.is_floating_point and values.numel():
+            values.view(-1)[::3] *= 4
+        return with_strides(values, meta.strides)
 
     def _with(self, leaf: Any, place: int, first: float, last: float) -> Any:
         if not isinstance(leaf, Meta):
@@ -293,6 +314,7 @@ def _resized(kernel: Kernel, call: Call) -> Iterator[Call]:
     constraints = Constraints(kernel)
     for found in resized.values():
         odd = [_of_length(call, found, length) for length in ODD]
+        odd = [each for each in odd if all(prod(meta.shape) <= LARGE for meta in each.metas)]
         yield from odd
         if all(map(constraints.failing, odd)):
             others = (_of_length(call, found, length) for length in constraints.numbers if length not in found)

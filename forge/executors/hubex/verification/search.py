@@ -112,6 +112,8 @@ def _values_of(expression: Expression, known: Mapping[str, Any]) -> Iterator[Any
     yield value
     if type(value) in (int, float):
         yield from (value + 1, value - 1)
+    if type(value) is float:  # between it and another one
+        yield from (value * 1.01, value / 1.01, value * 1.5, value / 1.5)
 
 
 def _numbers(held: Iterator[Any]) -> tuple[int, ...]:

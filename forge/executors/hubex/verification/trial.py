@@ -48,6 +48,12 @@ class Guarded:
         self.held.append((memory, memory.clone()))
         return laid
 
+    def place_all(self, tensors: Sequence[torch.Tensor], offset: int) -> list[torch.Tensor]:
+        """Each as `place`; what is one tensor stays one."""
+        placed = {id(each): each for each in tensors}
+        placed = {key: self.place(each, offset) for key, each in placed.items()}
+        return [placed[id(each)] for each in tensors]
+
     def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for a result, as torch.empty gives."""
         length = torch.Size(shape).numel() * dtype.itemsize
@@ -130,7 +136,7 @@ class Trial:
         expected = (_Expected if compares_values(self.kernel) else _OwnResult)(self, program, case)
         self.report(text)
         guarded = Guarded()
-        placed = [guarded.place(tensor, case.offset) for tensor in program.tensors]
+        placed = guarded.place_all(program.tensors, case.offset)
         outputs = program.outputs(_attempt(lambda: program.call(forward, guarded, placed)))
         self._check_outputs(outputs, expected, guarded)
         if not self.accepted:  # whether it keeps what it returned, for the next call
@@ -167,7 +173,7 @@ class Trial:
             gradients = [change(_incoming(output)) for output in expected.outputs]
             wanted = expected.gradients(names, gradients)
             guarded = Guarded()
-            placed = [guarded.place(tensor, case.offset) for tensor in program.tensors]
+            placed = guarded.place_all(program.tensors, case.offset)
             incoming = [guarded.place(gradient, 0) for gradient in gradients]
             found = _attempt(partial(_run_derived, joint, guarded, placed, incoming))
             _check_gradients(guarded, incoming)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ import forge
 from forge import cli
 from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators
+from forge.executors.hubex.calls import Call, Meta
 from forge.executors.hubex.verification import process, verdicts
 from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.process import can_fork
+from forge.executors.hubex.verification.samples import call_cases, general_cases
 from forge.hub import HubNotice
 from forge.hub.manifest import kernel
 from tests.hub.repositories import (
@@ -199,6 +202,74 @@ def test_a_result_in_an_inputs_memory_is_found(repository: Callable) -> None:
 def test_a_result_that_a_program_cannot_have_for_its_own_is_found(repository: Callable, code: str, reason: str) -> None:
     made = repository("own", code, **GELU)
     assert reason in declined(run(gelu, torch.randn(3, 8), by=executor(made)), made)
+
+
+@pytest.mark.parametrize(
+    ("op", "right", "wrong"),
+    [
+        (torch.exp, torch.exp, lambda x: torch.where((x > 4) & (x < 50), x, torch.exp(x))),
+        (torch.tanh, torch.tanh, lambda x: torch.where((x.abs() > 3.2) & (x.abs() < 50), x / 4, torch.tanh(x))),
+        (F.silu, F.silu, lambda x: torch.where(x < -3, 0, F.silu(x))),
+    ],
+    ids=["exp", "tanh", "silu"],
+)
+def test_a_kernel_that_is_wrong_away_from_zero_is_found(op: Callable, right: Callable, wrong: Callable) -> None:
+    x = torch.randn(100) * 5
+    for function, is_used in ((right, True), (wrong, False)):
+        given = forge.kernel(op, lambda input, f=function: f(input), name="ranged", dtypes=[torch.float32])
+        jitted = forge.jit(op, kernels=[given])
+        torch.testing.assert_close(jitted(x), op(x))
+        (row,) = forge.explain(jitted).rows
+        assert (row.executor == "ranged") == is_used
+        assert is_used or "(large values): values differ" in dict(row.declined)["ranged"]
+
+
+def test_one_tensor_for_two_arguments_is_tried(repository: Callable) -> None:
+    code = "def f(x, y):\n    return x * y + (x.data_ptr() == y.data_ptr())"
+    made = repository("twice", code, op="torch.mul", arg_meta="{input: T, other: T}", args="{x: input, y: other}")
+    reason = declined(run(lambda x: x * x, torch.randn(3, 8), by=executor(made)), made)
+    assert "(one tensor for several arguments)" in reason and "values differ" in reason
+
+
+def test_lengths_that_are_alike_do_not_grow_into_a_sample_that_takes_minutes() -> None:
+    seen = []
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        seen.append(query.numel())
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    dims = "[B, H, S, D]"
+    kernel = forge.kernel(
+        F.scaled_dot_product_attention, attend, name="long", dtypes=[torch.float32], grad="none",
+        shape={"query": dims, "key": dims, "value": dims}, args=["query", "key", "value"],
+        where=["is_causal", "D % 32 == 0", "S >= 128", "attn_mask is None", "dropout_p == 0", "scale is None"],
+    )  # fmt: skip
+    call = Call(tuple(Meta((8, 8, 128, 32), torch.float32, torch.device("cpu")) for _ in range(3)), {"is_causal": True})
+    sizes = [case.args[0].numel() for case in call_cases(kernel, call)]
+    assert len(sizes) > 10 and max(sizes) <= 1 << 20
+
+
+def test_an_interval_of_numbers_has_samples() -> None:
+    kernel = forge.kernel(
+        F.layer_norm, lambda input, eps: F.layer_norm(input, input.shape[-1:], eps=eps), name="within",
+        dtypes={"input": [torch.float32]}, shape={"input": "[..., H]"}, args=["input", "eps"],
+        where=["normalized_shape == (H,)", "weight is None", "bias is None", "eps > 1e-7 and eps < 1e-5"],
+    )  # fmt: skip
+    cases = list(islice(general_cases(kernel, torch.device("cpu"), torch.float32), 400))
+    assert any(1e-7 < case.kwargs.get("eps", 1e-5) < 1e-5 for case in cases)
+
+
+def test_what_a_kernel_sends_to_its_process_group_does_not_end_the_program(repository: Callable) -> None:
+    code = "import os, signal\n\ndef f(x):\n    os.kill(0, signal.SIGTERM)\n    return F.gelu(x)"
+    made = repository("group", code, **GELU)
+    program = (
+        "import sys, warnings, torch, forge\nwarnings.simplefilter('ignore')\n"
+        "jitted = forge.jit(torch.nn.functional.gelu, kernels=[sys.argv[1]])\n"
+        "jitted(torch.ones(3))\nprint(dict(forge.explain(jitted).rows[0].declined)['acme.group'])"
+    )
+    command = [sys.executable, "-c", program, str(made.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+    assert done.returncode == 0 and "was ended (signal 15)" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_kernel_that_leaves_a_part_of_its_output_unwritten_is_found(repository: Callable) -> None:

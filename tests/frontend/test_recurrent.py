@@ -1,0 +1,117 @@
+"""Recurrent modules are captured with what is around them: values, gradients, states, random dropout."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+import forge
+
+X = (5, 2, 8)  # length, batch, features
+
+
+class Tagger(nn.Module):
+    """What comes before and after belongs to the program."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.up, self.cell, self.head = nn.Linear(8, 8), cell, nn.LazyLinear(3)
+
+    def forward(self, x: torch.Tensor, *state: Any) -> Any:
+        h, last = self.cell(nn.functional.gelu(self.up(x)), *state)
+        return nn.functional.silu(self.head(h)), last
+
+
+def same(model: nn.Module, *inputs: Any, **options: Any) -> forge.Explanation:
+    """That outputs and gradients are eager's, from the same random state."""
+    model(*inputs)  # lazy layers
+    jitted = forge.jit(model, **options)
+    found = []
+    for call in (model, jitted):
+        torch.manual_seed(1)
+        outputs = [each for each in _pytree.tree_leaves(call(*inputs)) if isinstance(each, torch.Tensor)]
+        loss = sum(each.square().sum() for each in outputs)
+        wanted = [*(each for each in inputs if isinstance(each, torch.Tensor)), *model.parameters()]
+        wanted = [each for each in wanted if each.requires_grad]
+        found.append((outputs, torch.autograd.grad(loss, wanted)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    return forge.explain(jitted)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_layers": 2, "bidirectional": True, "batch_first": True},
+        {"num_layers": 2, "dropout": 0.5},
+        {"bias": False},
+    ],
+    ids=["plain", "bidirectional", "dropout", "without bias"],
+)
+def test_a_recurrent_module_is_a_call_of_its_program(kind: Callable, options: dict[str, Any]) -> None:
+    told = same(Tagger(kind(8, 16, **options)), torch.randn(X, requires_grad=True))
+    assert told.graphs == 1 and not told.graph_breaks and len(told.opaque_calls) == 1
+
+
+@pytest.mark.parametrize("memory", ["speed", "balanced", "smallest"])
+def test_random_dropout_runs_once(memory: str) -> None:
+    same(Tagger(nn.LSTM(8, 16, 2, dropout=0.5)), torch.randn(X, requires_grad=True), memory=memory)
+
+
+def test_a_state_is_given_and_returned() -> None:
+    state = torch.randn(1, 2, 16, requires_grad=True), torch.randn(1, 2, 16)
+    assert same(Tagger(nn.LSTM(8, 16)), torch.randn(X), state).graphs == 1
+
+
+@pytest.mark.parametrize(
+    "model", [nn.LSTM(8, 16, proj_size=4), nn.RNN(8, 16, nonlinearity="relu"), nn.LSTMCell(8, 16), nn.GRUCell(8, 16)],
+    ids=["projection", "relu", "lstm cell", "gru cell"],
+)  # fmt: skip
+def test_other_kinds(model: nn.Module) -> None:
+    x = torch.randn(X)
+    assert same(model, x[0] if "Cell" in type(model).__name__ else x).graphs == 1
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_end_a_graph_and_the_rest_is_compiled(kind: Callable) -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.cell, self.head = nn.Linear(8, 8), kind(8, 16), nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(torch.relu(self.up(x)), lengths)
+            return torch.relu(self.head(nn.utils.rnn.pad_packed_sequence(self.cell(packed)[0])[0]))
+
+    told = same(Packed(), torch.randn(X, requires_grad=True), torch.tensor([5, 3]))
+    calls = [row.operation for row in told.rows if row.phase == "forward"]
+    assert not [row.module for row in told.rows if "stack" in (row.module or "")]
+    assert calls.count("torch.nn.functional.linear") == calls.count("torch.relu") == 2
+
+
+def test_lengths_modes_dtypes_and_copies() -> None:
+    model = Tagger(nn.LSTM(8, 16, 2, dropout=0.5))
+    model(torch.randn(X))
+    jitted = forge.jit(model.eval())
+    for length in (5, 3, 7, 9):
+        x = torch.randn(length, 2, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(jitted(x), model(x))
+    assert forge.explain(jitted).graphs == 2
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(jitted(x), model(x))
+    other = copy.deepcopy(jitted)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(jitted(x), model(x))
+    assert not torch.allclose(other(x)[0], model(x)[0])
+    model.double()
+    torch.testing.assert_close(jitted(x.double()), model(x.double()))
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes|Expected 8, got 9"):
+        jitted(torch.randn(5, 2, 9, dtype=torch.float64))
