@@ -227,7 +227,8 @@ class _Values:
 
 def own_samples(kernel: Kernel, call: Call) -> Call | None:
     """The call with the tensors that the repository's own function makes, by the dtype, device and dims of the call.
-    Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked for."""
+    Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked for.
+    Raises ValueError where it makes what there is no argument for, or leaves one out."""
     names = kernel.bind(call.args, call.kwargs)
     dims: dict[str, Any] = {}
     for name, pattern in kernel.entry.shape.items():
@@ -242,7 +243,15 @@ def own_samples(kernel: Kernel, call: Call) -> Call | None:
         given = {name: value for name, value in given.items() if name in parameters}
     made = kernel.samples(**given)
     if not isinstance(made, Mapping):
-        made = dict(zip(names, made if isinstance(made, (tuple, list)) else (made,), strict=False))
+        made = made if isinstance(made, (tuple, list)) else (made,)
+        if len(made) > len(names):
+            raise ValueError(f"samples makes {len(made)} values for {', '.join(names)}")
+        made = dict(zip(names, made, strict=False))
+    unknown = [name for name in made if name not in names]
+    missing = [name for name, value in names.items() if isinstance(value, Meta) and name not in made]
+    if unknown or missing:
+        what = f"makes {unknown[0]!r}, which is none of its arguments" if unknown else f"makes no {missing[0]!r}"
+        raise ValueError(f"samples {what}; arguments: {', '.join(names)}")
     ours = {theirs: name for name, theirs in kernel.target.names.items()}
     asked = kernel.target.signature.bind(call.args, call.kwargs)
     replaced = {ours[name]: _laid_as(value, names[name]) for name, value in made.items() if name in names}

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import forge
 from forge.executors.hubex.verification.messages import Answer, Question
+from forge.executors.hubex.verification.samples import general_cases
 from forge.executors.hubex.verification.trial import _difference
 from forge.executors.hubex.verification.verify import verify
 
@@ -207,3 +208,18 @@ def test_what_an_infinity_less_another_is_may_be_anything() -> None:
 
     found = answer("torch.nn.functional.softmax", softmax, where="dim == -1")
     assert found.reason is None
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda dtype: {"inptu": torch.rand(3, dtype=dtype)}, "samples makes 'inptu', which is none of its arguments"),
+        (lambda dtype: {}, "samples makes no 'input'; arguments: input"),
+        (lambda dtype: [torch.rand(3, dtype=dtype)] * 5, "samples makes 5 values for input"),
+    ],
+    ids=["unknown", "missing", "too many"],
+)  # fmt: skip
+def test_samples_that_do_not_fit_the_arguments_are_told(made: Callable, text: str) -> None:
+    kernel = forge.kernel(F.silu, lambda input: F.silu(input), name="own", dtypes=[torch.float32], samples=made)
+    with pytest.raises(ValueError, match=text):
+        list(general_cases(kernel, torch.device("cpu"), torch.float32))
