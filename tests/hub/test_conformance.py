@@ -46,6 +46,17 @@ def layer(old: str, new: str) -> Change:
     return holds("layers.py", LAYERS.replace(old, new))
 
 
+MANIFEST = """forge_kernels: 1
+library: {name: scale-rows}
+ops:
+- op: torch.mul
+  kernels:
+  - kernel_name: scale
+    device: cpu
+    arg_meta: {input: float32, other: float32}
+    where: "input.ndim == 2"
+    grad: composite
+"""
 WRONG_DIGEST = {"algorithm": "sha256", "files": {"__init__.py": "AAAA"}}
 FORWARD = "    def forward(self, x):\n        return scale(x) * self.weight\n"
 
@@ -85,6 +96,19 @@ VIOLATIONS: dict[str, tuple[Change, str, str, int]] = {
         14,
     ),
     "a wrong digest": (says(digest=WRONG_DIGEST), "digest", "metadata.json", 12),
+    "a manifest that is no YAML": (holds("forge_kernels.yaml", "{{{"), "manifest", "forge_kernels.yaml", 1),
+    "a manifest of an unknown operator": (
+        holds("forge_kernels.yaml", MANIFEST.replace("torch.mul", "torch.multiplied")),
+        "manifest",
+        "forge_kernels.yaml",
+        4,
+    ),
+    "a manifest with an unknown key": (
+        holds("forge_kernels.yaml", MANIFEST.replace("where:", "wheer:")),
+        "manifest",
+        "forge_kernels.yaml",
+        9,
+    ),
     "an import in a function": (
         holds("ops.py", f"{SCALE}\n\ndef f():\n    import requests\n"),
         "imports",
@@ -282,6 +306,27 @@ def test_without_arguments_the_command_says_what_to_give(
     assert run(capsys, "lock", "./rms")[0] == 0
     status, out, err = run(capsys, "check")
     assert status == 0 and "3 files are as locked" in out and "checks the files of forge-kernels.lock" in err
+
+
+def test_a_manifest_is_held_against_what_loading_reads(variant: Path, tmp_path: Path) -> None:
+    for each in variant.parent.iterdir():
+        (each / "forge_kernels.yaml").write_text(MANIFEST)
+    (tmp_path / "forge_kernels.yaml").write_text(MANIFEST)
+    assert check_repository(tmp_path) == []
+    (tmp_path / "forge_kernels.yaml").write_text(MANIFEST + "more: 1\n")
+    found = [(each.file, each.line) for each in check_repository(tmp_path) if each.requirement == "manifest"]
+    copies = [(f"build/{name}/forge_kernels.yaml", 0) for name in CPU]
+    assert found == [*copies, ("forge_kernels.yaml", 11)]
+    assert [each.line for each in check_repository(tmp_path, blobs=tmp_path / "blobs")] == []
+
+
+def test_what_loading_refuses_of_a_manifest_is_not_locked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = tmp_path / "k.lock"
+    folder = write(tmp_path / "bad", kernel({"forge_kernels.yaml": "{{{"}))
+    status, out, _ = run(capsys, "check", folder)
+    assert status == 1 and "build/torch-universal/forge_kernels.yaml:1: manifest: " in out
+    status, _, err = run(capsys, "lock", folder, "-o", lock)
+    assert status == 1 and "forge_kernels.yaml:1: manifest: " in err and not lock.exists()
 
 
 def test_lock_takes_what_check_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,13 +103,17 @@ class Variant:
 
 @dataclass
 class Repository:
-    """folder: where it is. name: what it is called on the Hub, where that is known. policy: what the user allows."""
+    """folder: where it is. name: what it is called on the Hub, where that is known. policy: what the user allows.
+
+    is_folder: whether it is a folder of this machine, which has files of its own beside the variants.
+    """
 
     folder: Path
     variants: list[Variant]
     policy: Policy
     name: str | None = None
     unread: list[Finding] = field(default_factory=list)
+    is_folder: bool = True
 
     def python(self) -> Iterator[tuple[Variant, Python]]:
         """Every Python file that could be parsed."""
@@ -132,7 +136,7 @@ def read_repository(
     blobs: where links may lead, beside the repository's own files. only: the variants to read, all otherwise.
     """
     folder = folder.resolve()
-    repository = Repository(folder, [], policy, name)
+    repository = Repository(folder, [], policy, name, is_folder=blobs is None)
     for path in _variant_folders(folder):
         if only is not None and path.name not in only:
             continue
@@ -151,7 +155,7 @@ def read_repository(
         _read_metadata(variant)
         variant.python = {each: _parse(each, file.content) for each, file in files.items() if file.content is not None}
         repository.variants.append(variant)
-    if blobs is None:  # of the Hub's, variants are fetched and nothing beside them
+    if repository.is_folder:  # of the Hub's, variants are fetched and nothing beside them
         repository.unread += _unread_manifest(folder)
     return repository
 
