@@ -121,6 +121,18 @@ VIOLATIONS: dict[str, tuple[Change, str, str, int]] = {
         "more.py",
         2,
     ),
+    "an import by another name of import_module": (
+        holds("more.py", "from importlib import import_module as im\n\n\ndef f():\n    im('requests')\n"),
+        "imports",
+        "more.py",
+        5,
+    ),
+    "an import under what is not typing's TYPE_CHECKING": (
+        holds("more.py", "TYPE_CHECKING = True\nif TYPE_CHECKING:\n    import requests\n"),
+        "imports",
+        "more.py",
+        3,
+    ),
     "an import of itself": (holds("more.py", "\nfrom scale_rows.ops import scale\n"), "imports", "more.py", 2),
     "an import from outside": (holds("more.py", "from .. import x\n"), "imports", "more.py", 1),
     "Python of later": (holds("more.py", "match 1:\n    case 1: pass\n"), "python-floor", "more.py", 2),
@@ -223,6 +235,12 @@ def test_the_repositories_of_forge_itself_have_no_finding() -> None:
 def test_a_folder_without_variants_says_where_they_belong(tmp_path: Path) -> None:
     (found,) = check_repository(tmp_path)
     assert found.requirement == "layout" and "build/<variant>/" in found.text
+
+
+def test_what_never_runs_imports_nothing(variant: Path, tmp_path: Path) -> None:
+    holds("more.py", "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import transformers\n")(variant)
+    holds("tool.py", "if __name__ == '__main__':\n    import requests\n")(variant)
+    assert check_repository(tmp_path) == []
 
 
 def test_checking_executes_nothing(variant: Path, tmp_path: Path) -> None:
