@@ -20,6 +20,7 @@ from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.executors.hubex.registry import of_operation
 from forge.executors.hubex.verification.verdicts import OK
 from forge.hub import builder, cache, lockfile, variants
+from forge.hub.conformance.finding import escaped
 from forge.hub.manifest import read_manifest
 from forge.ir.printing import counted, table
 
@@ -146,11 +147,16 @@ class Checked:
 
     def print(self) -> None:
         if self.error is not None:
-            print(f"failed  {self.error}")
+            _print_escaped(f"failed  {self.error}")
         for line in self.lines:
-            print(line)
+            _print_escaped(line)
         for finding in self.findings:
             _print_finding(finding)
+
+
+def _print_escaped(lines: str) -> None:
+    """What a folder's name holds does not reach the terminal."""
+    print("\n".join(map(escaped, lines.split("\n"))))
 
 
 def _print_finding(finding: hub.Finding) -> None:

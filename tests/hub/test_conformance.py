@@ -138,6 +138,9 @@ VIOLATIONS: dict[str, tuple[Change, str, str, int]] = {
     "Python of later": (holds("more.py", "match 1:\n    case 1: pass\n"), "python-floor", "more.py", 2),
     "a later standard library": (holds("more.py", "import tomllib\n"), "python-floor", "more.py", 1),
     "no Python": (holds("more.py", "x = 1\ndef\n"), "python-floor", "more.py", 2),
+    "a byte that is no UTF-8 in a comment": (holds("more.py", b"x = 1\n# caf\xe9\n"), "python-floor", "more.py", 2),
+    "a byte that is no UTF-8 in a string": (holds("more.py", b"\n\nx = 'caf\xe9'\n"), "python-floor", "more.py", 3),
+    "an encoding that there is not": (holds("more.py", "# coding: abacus\nx = 1\n"), "python-floor", "more.py", 1),
     "a later symbol of Python": (holds(SO, elf(undefined=["PyObject_Vectorcall"])), "abi3", SO, 0),
     "a symbol that is not in the limited API": (holds(SO, elf(undefined=["PyUnicode_New"])), "abi3", SO, 0),
     "a module of one Python": (holds("_x.cpython-311-x86_64-linux-gnu.so", elf()), "abi3", "_x.cpython-", 0),
@@ -235,6 +238,25 @@ def test_the_repositories_of_forge_itself_have_no_finding() -> None:
 def test_a_folder_without_variants_says_where_they_belong(tmp_path: Path) -> None:
     (found,) = check_repository(tmp_path)
     assert found.requirement == "layout" and "build/<variant>/" in found.text
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbfx = 1\n", b"# coding: latin-1\nx = 'caf\xe9'\n", "x = 'café'\n".encode()]
+)
+def test_the_encodings_that_python_reads_are_no_finding(variant: Path, tmp_path: Path, content: bytes) -> None:
+    holds("more.py", content)(variant)
+    assert check_repository(tmp_path) == []
+
+
+def test_control_characters_of_names_are_escaped(
+    variant: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holds("\x1b[2Kmo\nre.py", "import requests\n")(variant)
+    (variant.parent / "torch-\x1b[31m").mkdir()
+    (found,) = [each for each in check_repository(tmp_path) if each.requirement == "imports"]
+    assert "/\\x1b[2Kmo\\nre.py:1: imports: " in str(found) and "\x1b[2Kmo\nre.py" in found.as_json()["file"]
+    _, out, err = run(capsys, "check", tmp_path, "--backend", "cpu")
+    assert "\x1b" not in out + err and "\\x1b[31m" in out
 
 
 def test_what_never_runs_imports_nothing(variant: Path, tmp_path: Path) -> None:

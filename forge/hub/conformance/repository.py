@@ -1,8 +1,10 @@
 """A repository as it is checked: its variants, their files and metadata, and their Python as it was parsed."""
 
 import ast
+import io
 import json
 import re
+import tokenize
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -230,7 +232,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse(path: str, content: bytes) -> Python:
+    """Of the bytes, as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
     text = content.decode(errors="replace")
+    try:
+        text = _decoded(content)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        problem = f"is not Python: the byte {content[error.start]:#x} is not {error.encoding}; save the file as UTF-8"
+        return Python(path, text, None, (line, problem))
+    except (LookupError, ValueError):
+        pass  # of a coding line that is no encoding, which parsing refuses
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -241,3 +252,11 @@ def _parse(path: str, content: bytes) -> Python:
     except (ValueError, RecursionError, MemoryError) as error:
         return Python(path, text, None, (1, f"is not Python: {str(error) or type(error).__name__}"))
     return Python(path, text, tree)
+
+
+def _decoded(content: bytes) -> str:
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError:
+        encoding = "utf-8"
+    return content.decode(encoding)
