@@ -328,6 +328,11 @@ def lock(
     force: Annotated[bool, typer.Option("--force", help="Lock what check finds something wrong with, too.")] = False,
 ) -> int:
     """Write the commit and the sha256 of every file to a lock file."""
+    if not output.name.endswith(lockfile.SUFFIX):
+        name = output.with_suffix(lockfile.SUFFIX) if output.name else output / lockfile.DEFAULT_NAME
+        raise ValueError(
+            f"{output}: a lock file's name must end in {lockfile.SUFFIX}, or it is not read as one: such as {name}"
+        )
     if not sources and not (output.exists() and hub.read_lock(output).kernels):
         held = f"{output} holds none to lock anew"
         print(f"forge: nothing to lock: give a folder or org/name@v1 ({held})", file=sys.stderr)

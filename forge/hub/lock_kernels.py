@@ -9,7 +9,7 @@ from forge.hub.conformance import manifests
 from forge.hub.errors import IntegrityError, NotFoundError, Place, RefusedError
 from forge.hub.files import MANIFEST, check_pins, is_bytecode, read_files, read_small
 from forge.hub.loader import verify
-from forge.hub.lockfile import ALONE, DEFAULT_NAME, SUFFIX, Lock, LockedKernel, read_lock
+from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
 from forge.hub.manifest.parse import MAX_BYTES, MappingNode, Node, ScalarNode, parse
 from forge.hub.policy import Policy
 from forge.hub.resolver import Resolved, Selection, fetch, resolve_locked, select
@@ -32,12 +32,9 @@ def lock_kernels(
     lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it, and what a
     manifest (.yaml) that stands alone names. accept: asked for each kernel and its variants once they are fetched; what
     it raises leaves the file as it is, and so does a mistake in a manifest that stands alone.
-    Raises: RefusedError for a file whose name does not end in .lock, and for sources that are not built.
+    Raises: RefusedError for sources that are not built.
     """
     path = Path(path)
-    if not path.name.endswith(SUFFIX):
-        name = path.with_suffix(SUFFIX) if path.name else path / DEFAULT_NAME
-        raise RefusedError(f"{path}: a lock file's name must end in {SUFFIX}, or it is not read as one: such as {name}")
     lock = read_lock(path) if path.exists() else Lock(path)
     pending = [parse_source(source) for source in sources] or [_source(kernel, path) for kernel in lock.kernels]
     done = set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge import hub
+from forge import cli, hub
 from forge.hub import client
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import LOCAL, kernel, metadata, write
@@ -230,10 +230,12 @@ def test_sources_with_their_variants_are_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernels.json", "lock", "a.lock.txt"])
-def test_a_lock_file_has_a_name_that_is_read_as_one(tmp_path: Path, name: str) -> None:
+def test_the_command_names_a_lock_file_so_that_it_is_read_as_one(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write(tmp_path / "rms", kernel())
-    with pytest.raises(hub.RefusedError, match=r"a lock file's name must end in \.lock"):
-        hub.lock_kernels([folder], tmp_path / name, policy=LOCAL)
+    assert cli.main(["kernels", "lock", str(folder), "-o", str(tmp_path / name)]) == 1
+    assert f"{name}: a lock file's name must end in .lock" in capsys.readouterr().err
     assert not (tmp_path / name).exists()
 
 
