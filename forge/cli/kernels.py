@@ -20,6 +20,7 @@ from forge.executors.hubex.gather import local_manifest, variants_beside
 from forge.executors.hubex.registry import of_operation
 from forge.executors.hubex.verification.verdicts import OK
 from forge.hub import builder, cache, lockfile, variants
+from forge.hub.conformance.finding import escaped
 from forge.hub.manifest import read_manifest
 from forge.ir.printing import counted, table
 
@@ -146,11 +147,16 @@ class Checked:
 
     def print(self) -> None:
         if self.error is not None:
-            print(f"failed  {self.error}")
+            _print_escaped(f"failed  {self.error}")
         for line in self.lines:
-            print(line)
+            _print_escaped(line)
         for finding in self.findings:
             _print_finding(finding)
+
+
+def _print_escaped(lines: str) -> None:
+    """What a folder's name holds does not reach the terminal."""
+    print("\n".join(map(escaped, lines.split("\n"))))
 
 
 def _print_finding(finding: hub.Finding) -> None:
@@ -322,6 +328,11 @@ def lock(
     force: Annotated[bool, typer.Option("--force", help="Lock what check finds something wrong with, too.")] = False,
 ) -> int:
     """Write the commit and the sha256 of every file to a lock file."""
+    if not output.name.endswith(lockfile.SUFFIX):
+        name = output.with_suffix(lockfile.SUFFIX) if output.name else output / lockfile.DEFAULT_NAME
+        raise ValueError(
+            f"{output}: a lock file's name must end in {lockfile.SUFFIX}, or it is not read as one: such as {name}"
+        )
     if not sources and not (output.exists() and hub.read_lock(output).kernels):
         held = f"{output} holds none to lock anew"
         print(f"forge: nothing to lock: give a folder or org/name@v1 ({held})", file=sys.stderr)

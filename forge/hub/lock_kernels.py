@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from forge.hub.errors import IntegrityError, NotFoundError, Place
+from forge.hub.conformance import manifests
+from forge.hub.errors import IntegrityError, NotFoundError, Place, RefusedError
 from forge.hub.files import MANIFEST, check_pins, is_bytecode, read_files, read_small
 from forge.hub.loader import verify
 from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
@@ -30,7 +31,8 @@ def lock_kernels(
     sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
     lock instead of the one for this system; all_variants: all. What a kernel depends on is locked with it, and what a
     manifest (.yaml) that stands alone names. accept: asked for each kernel and its variants once they are fetched; what
-    it raises leaves the file as it is.
+    it raises leaves the file as it is, and so does a mistake in a manifest that stands alone.
+    Raises: RefusedError for sources that are not built.
     """
     path = Path(path)
     lock = read_lock(path) if path.exists() else Lock(path)
@@ -42,12 +44,14 @@ def lock_kernels(
             continue
         done.add(source)
         if source.path is not None and source.path.name.endswith(ALONE):
-            kernel, named = _locked_manifest(lock, source)
+            kernel, named = _locked_manifest(lock, source, checked=accept is not None)
             lock = lock.with_kernel(kernel)
             pending += named
             continue
         options = {} if source.path is not None else {"version": source.version, "revision": source.revision}
         selection = select(source.path or source.repository, policy=policy, backend=backend, **options)
+        if source.path is not None and not selection.choice.accepted + selection.choice.rejected:
+            _refuse_sources(source.path, read_small(source.path / MANIFEST, selection.place(), MAX_BYTES) or b"")
         names = _wanted(selection, variants, all_variants)
         resolved = [fetch(selection, name) for name in names]
         if accept is not None:
@@ -87,14 +91,32 @@ def _beside(folder: Path) -> dict[str, str]:
     return {} if content is None else {MANIFEST: hashlib.sha256(content).hexdigest()}
 
 
-def _locked_manifest(lock: Lock, source: Source) -> tuple[LockedKernel, list[Source]]:
-    """A manifest that stands alone, and the repositories that it names. Raises NotFoundError, MalformedError."""
+def _locked_manifest(lock: Lock, source: Source, *, checked: bool) -> tuple[LockedKernel, list[Source]]:
+    """A manifest that stands alone, and the repositories that it names.
+
+    Raises: NotFoundError, MalformedError, RefusedError; if `checked`, ManifestError for what loading refuses.
+    """
     content = read_small(source.path, Place(str(source.path)), MAX_BYTES)
     if content is None:
         raise NotFoundError(f"{source}: there is no such file")
+    _refuse_sources(source.path.parent, content)
+    if checked:
+        manifests.read(source.path, content, with_sources=True)
     files = {source.path.name: hashlib.sha256(content).hexdigest()}
     named = [parse_source(each) for each in named_repositories(content, str(source.path))]
     return LockedKernel(lock.name_of(source), None, None, None, {}, files), named
+
+
+def _refuse_sources(folder: Path, content: bytes) -> None:
+    """Raises RefusedError for a manifest of sources: what they are compiled to is of one machine, and in no lock."""
+    root = parse(content, MANIFEST).root
+    build = [each for key, _, each in root.items if key == "build"] if isinstance(root, MappingNode) else []
+    if any(isinstance(each, MappingNode) and {"cpp", "cuda"} & {key for key, _, _ in each.items} for each in build):
+        raise RefusedError(
+            f"{folder}: its manifest has sources (build:), and a lock holds what is built of them; build variants into "
+            f"{folder / 'build'} first (forge kernels build, with a build.toml), then lock the folder: "
+            f"forge kernels lock {os.path.join('.', folder)}"
+        )
 
 
 def named_repositories(content: bytes, file: str) -> list[str]:

@@ -14,6 +14,7 @@ from forge.hub.files import Pins, unsafe_path
 from forge.hub.source import COMMIT, Source
 
 VERSION = 1
+SUFFIX = ".lock"  # by which kernels= knows a lock file
 DEFAULT_NAME = "forge-kernels.lock"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 KEYS = {"source", "version", "revision", "commit", "variants"}

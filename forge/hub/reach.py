@@ -7,6 +7,7 @@ import ast
 import operator
 import os
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -40,13 +41,24 @@ class Import:
     names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """What names of a file mean. typing: the module; false: its TYPE_CHECKING, or one of the file's own that is False;
+    importers: import_module and __import__ by other names."""
+
+    typing: frozenset[str]
+    false: frozenset[str]
+    importers: frozenset[str]
+
+
 def imports(tree: ast.Module) -> Iterator[Import]:
-    """Each import that can run, wherever it stands; those under `if TYPE_CHECKING` cannot."""
+    """Each import that can run, wherever it stands; those under typing's `if TYPE_CHECKING` and `__main__` cannot."""
+    bound = _bound(tree)
     pending: list[ast.AST] = list(reversed(tree.body))
     while pending:
         node = pending.pop()
-        yield from (each for each in _imported(node) if each.module or each.level)
-        pending += reversed(node.orelse if _never(node) else list(ast.iter_child_nodes(node)))
+        yield from (each for each in _imported(node, bound) if each.module or each.level)
+        pending += reversed(node.orelse if _never(node, bound) else list(ast.iter_child_nodes(node)))
 
 
 def runs_at_import(
@@ -102,6 +114,7 @@ class _Module:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
+        self._bound = _bound(tree)
         self._functions: dict[str, Function] = {}  # what was defined so far, by the name that calls it
         # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
         self._asked: set[str] = set()
@@ -130,12 +143,12 @@ class _Module:
         if isinstance(node, ast.Try | ast.TryStar):
             self._try(node, guarded, conditional)
             return
-        if isinstance(node, ast.If) and (decided := _decided(node)) is not None:
+        if isinstance(node, ast.If) and (decided := _decided(node, self._bound)) is not None:
             self._block(node.body if decided else node.orelse, guarded, conditional)
             return
         if isinstance(node, ast.If):
             self._asked |= {word for each in _identifiers(node.test) for word in each.lower().split("_")}
-        self._take(_imported(node), guarded, conditional)
+        self._take(_imported(node, self._bound), guarded, conditional)
         inner_guarded = guarded or (isinstance(node, ast.With | ast.AsyncWith) and _suppresses(node))
         inner_conditional = conditional or isinstance(node, ast.If | ast.Match)
         for each in ast.iter_child_nodes(node):
@@ -165,7 +178,7 @@ class _Module:
         while pending:
             each = pending.pop()
             if isinstance(each, ast.Call):
-                self._take(_imported(each), guarded, conditional)
+                self._take(_imported(each, self._bound), guarded, conditional)
                 self._enter(each.func, guarded, conditional)
                 name = getattr(each.func, "attr", getattr(each.func, "id", None))
                 if name == "find_spec" and (module := _constant(each)):
@@ -190,26 +203,93 @@ class _Module:
                 self._asked.add(top)
 
 
-def _imported(node: ast.AST) -> list[Import]:
+def _bound(tree: ast.Module) -> _Bound:
+    """By all the bindings of the file, whatever their scope: TYPE_CHECKING is False where each of them says so."""
+    times, false, typing = Counter(), Counter(), Counter()
+    importers: set[str] = set()
+    is_set = False
+    assigned: list[tuple[str, str]] = []  # (name, the name that it is assigned)
+    for node in ast.walk(tree):
+        times.update(_binds(node))
+        if isinstance(node, ast.Import):
+            typing.update(alias.asname or alias.name for alias in node.names if alias.name == "typing")
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if node.module == "typing" and alias.name in ("TYPE_CHECKING", "*"):
+                    false["TYPE_CHECKING" if name == "*" else name] += 1
+                elif node.module in ("importlib", "builtins") and alias.name in DYNAMIC:
+                    importers.add(name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+            if isinstance(node.value, ast.Constant) and node.value.value is False:
+                false.update(name for name in names if name == "TYPE_CHECKING")
+            elif isinstance(node.value, ast.Name):
+                assigned += [(name, node.value.id) for name in names]
+            elif isinstance(node.value, ast.Attribute) and node.value.attr in DYNAMIC:
+                importers.update(names)
+        elif isinstance(node, ast.Attribute) and node.attr == "TYPE_CHECKING" and not isinstance(node.ctx, ast.Load):
+            is_set = True
+    if is_set:  # typing.TYPE_CHECKING = True
+        false, typing = Counter(), Counter()
+    before = -1
+    while before != len(importers):
+        before = len(importers)
+        importers |= {name for name, value in assigned if value in DYNAMIC | importers}
+    return _Bound(
+        frozenset(name for name in typing if typing[name] == times[name]),
+        frozenset(name for name in false if false[name] == times[name]),
+        frozenset(importers),
+    )
+
+
+def _binds(node: ast.AST) -> Iterator[str]:
+    """The names that a node gives a meaning to, those of the nodes in it aside."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.Import):
+        yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        from_typing = node.module == "typing" and not node.level
+        names = [alias.asname or alias.name for alias in node.names]
+        yield from ("TYPE_CHECKING" if name == "*" and from_typing else name for name in names)
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, Function | ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        yield from filter(None, [node.name])
+    elif isinstance(node, ast.MatchMapping):
+        yield from filter(None, [node.rest])
+
+
+def _imported(node: ast.AST, bound: _Bound) -> list[Import]:
     if isinstance(node, ast.Import):
         return [Import(node.lineno, node.col_offset, alias.name, 0) for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         names = tuple(alias.name for alias in node.names)
         return [Import(node.lineno, node.col_offset, node.module or "", node.level, names)]
-    if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) in DYNAMIC:
+    if isinstance(node, ast.Call) and _imports(node.func, bound):
         name = _constant(node) or ""
         level = len(name) - len(name.lstrip("."))
         return [Import(node.lineno, node.col_offset, name[level:], level)]
     return []
 
 
+def _imports(called: ast.expr, bound: _Bound) -> bool:
+    """Whether it is import_module or __import__, of whatever object, or another name of them."""
+    if getattr(called, "attr", getattr(called, "id", None)) in DYNAMIC:
+        return True
+    return isinstance(called, ast.Name) and called.id in bound.importers
+
+
 def _constant(call: ast.Call) -> str | None:
-    """The first argument of a call, where it is a string."""
-    first = call.args[0] if call.args else None
+    """The first argument of a call, or the one called `name`, where it is a string."""
+    named = [each.value for each in call.keywords if each.arg == "name"]
+    first = next(iter([*call.args, *named]), None)
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
 
 
-def _never(node: ast.AST) -> bool:
+def _never(node: ast.AST, bound: _Bound) -> bool:
     """Whether the body of this statement does not run when the file is imported: `if TYPE_CHECKING`, `__main__`."""
     if not isinstance(node, ast.If):
         return False
@@ -217,12 +297,14 @@ def _never(node: ast.AST) -> bool:
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         sides = (test.left, test.comparators[0])
         return {getattr(each, "id", getattr(each, "value", None)) for each in sides} == {"__name__", "__main__"}
-    return (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)) == "TYPE_CHECKING"
+    if isinstance(test, ast.Attribute):
+        return test.attr == "TYPE_CHECKING" and getattr(test.value, "id", None) in bound.typing
+    return getattr(test, "id", None) in bound.false
 
 
-def _decided(node: ast.If) -> bool | None:
+def _decided(node: ast.If, bound: _Bound) -> bool | None:
     """What a test is known to be while the file is imported: of types, of `__main__`, of the version or system."""
-    if _never(node):
+    if _never(node, bound):
         return False
     test = node.test
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in COMPARES:

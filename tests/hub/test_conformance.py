@@ -46,6 +46,17 @@ def layer(old: str, new: str) -> Change:
     return holds("layers.py", LAYERS.replace(old, new))
 
 
+MANIFEST = """forge_kernels: 1
+library: {name: scale-rows}
+ops:
+- op: torch.mul
+  kernels:
+  - kernel_name: scale
+    device: cpu
+    arg_meta: {input: float32, other: float32}
+    where: "input.ndim == 2"
+    grad: composite
+"""
 WRONG_DIGEST = {"algorithm": "sha256", "files": {"__init__.py": "AAAA"}}
 FORWARD = "    def forward(self, x):\n        return scale(x) * self.weight\n"
 
@@ -85,6 +96,19 @@ VIOLATIONS: dict[str, tuple[Change, str, str, int]] = {
         14,
     ),
     "a wrong digest": (says(digest=WRONG_DIGEST), "digest", "metadata.json", 12),
+    "a manifest that is no YAML": (holds("forge_kernels.yaml", "{{{"), "manifest", "forge_kernels.yaml", 1),
+    "a manifest of an unknown operator": (
+        holds("forge_kernels.yaml", MANIFEST.replace("torch.mul", "torch.multiplied")),
+        "manifest",
+        "forge_kernels.yaml",
+        4,
+    ),
+    "a manifest with an unknown key": (
+        holds("forge_kernels.yaml", MANIFEST.replace("where:", "wheer:")),
+        "manifest",
+        "forge_kernels.yaml",
+        9,
+    ),
     "an import in a function": (
         holds("ops.py", f"{SCALE}\n\ndef f():\n    import requests\n"),
         "imports",
@@ -97,11 +121,26 @@ VIOLATIONS: dict[str, tuple[Change, str, str, int]] = {
         "more.py",
         2,
     ),
+    "an import by another name of import_module": (
+        holds("more.py", "from importlib import import_module as im\n\n\ndef f():\n    im('requests')\n"),
+        "imports",
+        "more.py",
+        5,
+    ),
+    "an import under what is not typing's TYPE_CHECKING": (
+        holds("more.py", "TYPE_CHECKING = True\nif TYPE_CHECKING:\n    import requests\n"),
+        "imports",
+        "more.py",
+        3,
+    ),
     "an import of itself": (holds("more.py", "\nfrom scale_rows.ops import scale\n"), "imports", "more.py", 2),
     "an import from outside": (holds("more.py", "from .. import x\n"), "imports", "more.py", 1),
     "Python of later": (holds("more.py", "match 1:\n    case 1: pass\n"), "python-floor", "more.py", 2),
     "a later standard library": (holds("more.py", "import tomllib\n"), "python-floor", "more.py", 1),
     "no Python": (holds("more.py", "x = 1\ndef\n"), "python-floor", "more.py", 2),
+    "a byte that is no UTF-8 in a comment": (holds("more.py", b"x = 1\n# caf\xe9\n"), "python-floor", "more.py", 2),
+    "a byte that is no UTF-8 in a string": (holds("more.py", b"\n\nx = 'caf\xe9'\n"), "python-floor", "more.py", 3),
+    "an encoding that there is not": (holds("more.py", "# coding: abacus\nx = 1\n"), "python-floor", "more.py", 1),
     "a later symbol of Python": (holds(SO, elf(undefined=["PyObject_Vectorcall"])), "abi3", SO, 0),
     "a symbol that is not in the limited API": (holds(SO, elf(undefined=["PyUnicode_New"])), "abi3", SO, 0),
     "a module of one Python": (holds("_x.cpython-311-x86_64-linux-gnu.so", elf()), "abi3", "_x.cpython-", 0),
@@ -201,6 +240,31 @@ def test_a_folder_without_variants_says_where_they_belong(tmp_path: Path) -> Non
     assert found.requirement == "layout" and "build/<variant>/" in found.text
 
 
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbfx = 1\n", b"# coding: latin-1\nx = 'caf\xe9'\n", "x = 'café'\n".encode()]
+)
+def test_the_encodings_that_python_reads_are_no_finding(variant: Path, tmp_path: Path, content: bytes) -> None:
+    holds("more.py", content)(variant)
+    assert check_repository(tmp_path) == []
+
+
+def test_control_characters_of_names_are_escaped(
+    variant: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    holds("\x1b[2Kmo\nre.py", "import requests\n")(variant)
+    (variant.parent / "torch-\x1b[31m").mkdir()
+    (found,) = [each for each in check_repository(tmp_path) if each.requirement == "imports"]
+    assert "/\\x1b[2Kmo\\nre.py:1: imports: " in str(found) and "\x1b[2Kmo\nre.py" in found.as_json()["file"]
+    _, out, err = run(capsys, "check", tmp_path, "--backend", "cpu")
+    assert "\x1b" not in out + err and "\\x1b[31m" in out
+
+
+def test_what_never_runs_imports_nothing(variant: Path, tmp_path: Path) -> None:
+    holds("more.py", "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import transformers\n")(variant)
+    holds("tool.py", "if __name__ == '__main__':\n    import requests\n")(variant)
+    assert check_repository(tmp_path) == []
+
+
 def test_checking_executes_nothing(variant: Path, tmp_path: Path) -> None:
     holds("__init__.py", INIT + "raise SystemExit(3)\n")(variant)
     holds("sub/__init__.py", "open('/tmp/ran', 'w')\n")(variant)
@@ -282,6 +346,27 @@ def test_without_arguments_the_command_says_what_to_give(
     assert run(capsys, "lock", "./rms")[0] == 0
     status, out, err = run(capsys, "check")
     assert status == 0 and "3 files are as locked" in out and "checks the files of forge-kernels.lock" in err
+
+
+def test_a_manifest_is_held_against_what_loading_reads(variant: Path, tmp_path: Path) -> None:
+    for each in variant.parent.iterdir():
+        (each / "forge_kernels.yaml").write_text(MANIFEST)
+    (tmp_path / "forge_kernels.yaml").write_text(MANIFEST)
+    assert check_repository(tmp_path) == []
+    (tmp_path / "forge_kernels.yaml").write_text(MANIFEST + "more: 1\n")
+    found = [(each.file, each.line) for each in check_repository(tmp_path) if each.requirement == "manifest"]
+    copies = [(f"build/{name}/forge_kernels.yaml", 0) for name in CPU]
+    assert found == [*copies, ("forge_kernels.yaml", 11)]
+    assert [each.line for each in check_repository(tmp_path, blobs=tmp_path / "blobs")] == []
+
+
+def test_what_loading_refuses_of_a_manifest_is_not_locked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = tmp_path / "k.lock"
+    folder = write(tmp_path / "bad", kernel({"forge_kernels.yaml": "{{{"}))
+    status, out, _ = run(capsys, "check", folder)
+    assert status == 1 and "build/torch-universal/forge_kernels.yaml:1: manifest: " in out
+    status, _, err = run(capsys, "lock", folder, "-o", lock)
+    assert status == 1 and "forge_kernels.yaml:1: manifest: " in err and not lock.exists()
 
 
 def test_lock_takes_what_check_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

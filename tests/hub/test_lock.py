@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge import hub
+from forge import cli, hub
 from forge.hub import client
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import LOCAL, kernel, metadata, write
@@ -196,3 +196,52 @@ def test_a_lock_file_that_is_wrong_is_one_clear_error(tmp_path: Path, content: s
 def test_a_lock_file_that_is_not_there_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(hub.NotFoundError, match="there is no such lock file; run: forge kernels lock"):
         hub.resolve("acme/rms", lock=tmp_path / "none.lock")
+
+
+SOURCES = """forge_kernels: 1
+library: {name: gates}
+build: {cpp: [gate.cpp]}
+ops:
+- op: torch.nn.functional.silu
+  kernels:
+  - kernel_name: gates::silu
+    device: cpu
+    arg_meta: {input: float32}
+"""
+
+
+@pytest.mark.parametrize("named", ["", "forge_kernels.yaml"])
+def test_sources_that_are_not_built_are_not_locked(tmp_path: Path, named: str) -> None:
+    folder, lock = tmp_path / "gates", tmp_path / "a.lock"
+    folder.mkdir()
+    (folder / "gate.cpp").write_text("")
+    (folder / "forge_kernels.yaml").write_text(SOURCES)
+    with pytest.raises(hub.RefusedError, match=rf"has sources \(build:\).* then lock the folder: .* lock {folder}$"):
+        hub.lock_kernels([folder / named], lock, policy=LOCAL)
+    assert not lock.exists()
+
+
+def test_sources_with_their_variants_are_locked(tmp_path: Path) -> None:
+    folder = write(tmp_path / "gates", kernel({"forge_kernels.yaml": SOURCES}))
+    (folder / "gate.cpp").write_text("")
+    (folder / "forge_kernels.yaml").write_text(SOURCES)
+    (held,) = hub.lock_kernels([folder], tmp_path / "a.lock", policy=LOCAL).kernels
+    assert list(held.files) == ["forge_kernels.yaml"]
+
+
+@pytest.mark.parametrize("name", ["kernels.json", "lock", "a.lock.txt"])
+def test_the_command_names_a_lock_file_so_that_it_is_read_as_one(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path / "rms", kernel())
+    assert cli.main(["kernels", "lock", str(folder), "-o", str(tmp_path / name)]) == 1
+    assert f"{name}: a lock file's name must end in .lock" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+
+
+def test_a_manifest_that_stands_alone_is_locked_where_it_would_be_loaded(tmp_path: Path) -> None:
+    manifest, lock = tmp_path / "mine.yaml", tmp_path / "a.lock"
+    manifest.write_text("{{{")
+    with pytest.raises(hub.HubError, match=r"mine\.yaml:1:\d+: not YAML"):
+        hub.lock_kernels([manifest], lock, accept=lambda selection, names: None)
+    assert not lock.exists()

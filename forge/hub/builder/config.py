@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from forge.hub.conformance.licenses import LICENSES
 from forge.hub.errors import MalformedError, Place
 from forge.hub.files import MAX_METADATA_BYTES, read_small
 from forge.hub.variants import BACKENDS
 
 FILE = "build.toml"
 EDITION = 5
-NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+NAME = re.compile(r"(?=..)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # no more than what metadata.json may give as the name
+NAMED = "lower-case words between dashes, of two letters or more"
 VERSION = re.compile(r"\d+\.\d+")
 PYTHON_FILES = ("py", "pyi")
 
@@ -60,7 +62,7 @@ class Config:
     version: int
     backends: tuple[str, ...]
     framework: str
-    license: str | None = None
+    license: str
     upstream: str | None = None
     source: str | None = None
     repository: str | None = None
@@ -138,7 +140,7 @@ class _Reader:
             self.no("general", "edition", f"is {edition}, but this version of forge reads editions up to {EDITION}")
         name = self.of("general", values, "name", str)
         if not NAME.fullmatch(name):
-            self.no("general", "name", f"is {name!r}, but must be lower-case words between dashes")
+            self.no("general", "name", f"is {name!r}, but must be {NAMED}")
         backends = self.strings("general", values, "backends") or ("cuda",)
         for each in backends:
             self.one_of("general", "backends", each, BACKENDS)
@@ -153,12 +155,21 @@ class _Reader:
             "name": name,
             "version": self.of("general", values, "version", int, 1),
             "backends": backends,
-            "license": self.of("general", values, "license", str, None),
+            "license": self.license(values),
             "upstream": self.of("general", values, "upstream", str, None),
             "source": self.of("general", values, "source", str, None),
             "repository": self.of("general.hub", hub, "repo-id", str, None),
             "python_depends": {backend: names for backend, names in depends.items() if names},
         }
+
+    def license(self, values: Mapping[str, Any]) -> str:
+        """Of a file that says none, nothing is built: the Hub's requirements ask for one."""
+        came = self.of("general", values, "license", str, None)
+        if came is None:
+            self.no("general", "license", 'must be there: a license of the Hub, such as "Apache-2.0", or "other"')
+        if came.lower() not in LICENSES:
+            self.no("general", "license", f'is {came!r}, which is not a license identifier of the Hub; "other" is one')
+        return came
 
     def options(self, framework: str, came: Any) -> dict[str, Any]:
         known = {"src", "include", "pyext", "minver", "maxver", "stable-abi", "cxx-flags", "universal"}

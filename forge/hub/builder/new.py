@@ -1,12 +1,27 @@
 """An empty source tree that its author fills in: it builds, conforms and verifies as it stands."""
 
+import keyword
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from forge.hub.builder.config import NAME
+from forge.hub.builder.config import NAME, NAMED
 from forge.hub.errors import HubError
 
 KINDS = ("cpp", "triton")
+# What the code of a kernel imports, and what the files below call their own.
+_MODULES = frozenset({"torch", "triton", "forge", "kernels", *sys.stdlib_module_names})
+_TAKEN = frozenset({"kernel", "ops", "reference", "run"})
+_CPP = frozenset(
+    """
+    alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t co_await co_return
+    co_yield compl concept const consteval constexpr constinit const_cast decltype default delete do double
+    dynamic_cast enum explicit export extern float friend goto inline int long main mutable namespace new noexcept
+    not_eq nullptr operator or_eq private protected public register reinterpret_cast requires short signed sizeof
+    static static_assert static_cast std struct switch template this thread_local throw typedef typeid typename union
+    unsigned using virtual void volatile wchar_t xor xor_eq
+    """.split()
+)
 
 _README = """\
 # {name}
@@ -300,12 +315,10 @@ def write_new(name: str, folder: Path, kind: str = "cpp") -> list[Path]:
 
     Raises: HubError for a name that the Hub does not take, an unknown kind, or a folder that has files.
     """
-    if not NAME.fullmatch(name):
-        raise HubError(
-            f"{name!r} is no name of a kernel: it must be lower-case words between dashes, such as fast-gelu"
-        )
     if kind not in KINDS:
         raise HubError(f"{kind!r} is no kind of kernel: known are {', '.join(KINDS)}")
+    if problem := _problem(name, kind):
+        raise HubError(f"{name!r} is no name of a kernel: it {problem}, such as fast-gelu")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HubError(f"{folder}: is there already, and not empty; nothing was written")
     words = {"name": name, "module": name.replace("-", "_")}
@@ -317,3 +330,19 @@ def write_new(name: str, folder: Path, kind: str = "cpp") -> list[Path]:
         file.write_text(text.format(**words))
         written.append(file)
     return written
+
+
+def _problem(name: str, kind: str) -> str | None:
+    """Why a tree of this name would not build, conform or load, or None."""
+    module = name.replace("-", "_")
+    if not NAME.fullmatch(name):
+        return f"must be {NAMED}"
+    if keyword.iskeyword(module):
+        return "is a keyword of Python; take another one"
+    if kind == "cpp" and module in _CPP:
+        return "is a word of C++; take another one"
+    if module in _MODULES:
+        return "is the name of a module that kernels import; take another one"
+    if module in _TAKEN:
+        return "is the name of a part of every kernel; take another one"
+    return None

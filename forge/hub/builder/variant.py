@@ -22,8 +22,6 @@ from forge.hub.compat import user_cache
 from forge.hub.errors import BuildError, MalformedError, Place
 from forge.hub.files import MANIFEST, MAX_SOURCE_BYTES, read_small
 
-NO_LICENSE = "NOASSERTION"  # SPDX's word where nothing is said
-
 _OPS = """\
 import torch
 {imported}
@@ -150,7 +148,7 @@ def _described(config: Config, target: Target) -> dict[str, Any]:
     values = {
         "name": config.name,
         "version": config.version,
-        "license": config.license or NO_LICENSE,
+        "license": config.license,
         "upstream": config.upstream,
         "source": config.source,
         "python-depends": list(depends),

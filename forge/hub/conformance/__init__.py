@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from forge.hub.cache import repository_cache
-from forge.hub.conformance import describes, layers, layout, native, operators, python
+from forge.hub.conformance import describes, layers, layout, manifests, native, operators, python
 from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.repository import Repository, read_repository
 from forge.hub.policy import Policy
@@ -18,6 +18,7 @@ __all__ = ["REQUIREMENTS", "Finding", "Repository", "cached", "check_repository"
 REQUIREMENTS: tuple[Callable[[Repository], Iterator[Finding]], ...] = (
     *layout.REQUIREMENTS,
     *describes.REQUIREMENTS,
+    *manifests.REQUIREMENTS,
     *python.REQUIREMENTS,
     *native.REQUIREMENTS,
     *operators.REQUIREMENTS,

@@ -30,7 +30,7 @@ def python_floor(repository: Repository) -> Iterator[Finding]:
                 text = f"Python 3.9 does not read it: {error.msg}"
                 yield variant.finding("python-floor", text, each.path, error.lineno or 1)
             except (ValueError, RecursionError, MemoryError):
-                continue  # read by today's Python alone: an encoding other than UTF-8
+                continue  # nested too deeply for this parse alone
             for found in reach.imports(each.tree):
                 if not found.level and (since := LATER.get(found.module.split(".")[0])):
                     text = f"{found.module} is in the standard library since Python {since}"

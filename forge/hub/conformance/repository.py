@@ -1,8 +1,10 @@
 """A repository as it is checked: its variants, their files and metadata, and their Python as it was parsed."""
 
 import ast
+import io
 import json
 import re
+import tokenize
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -103,13 +105,17 @@ class Variant:
 
 @dataclass
 class Repository:
-    """folder: where it is. name: what it is called on the Hub, where that is known. policy: what the user allows."""
+    """folder: where it is. name: what it is called on the Hub, where that is known. policy: what the user allows.
+
+    is_folder: whether it is a folder of this machine, which has files of its own beside the variants.
+    """
 
     folder: Path
     variants: list[Variant]
     policy: Policy
     name: str | None = None
     unread: list[Finding] = field(default_factory=list)
+    is_folder: bool = True
 
     def python(self) -> Iterator[tuple[Variant, Python]]:
         """Every Python file that could be parsed."""
@@ -132,7 +138,7 @@ def read_repository(
     blobs: where links may lead, beside the repository's own files. only: the variants to read, all otherwise.
     """
     folder = folder.resolve()
-    repository = Repository(folder, [], policy, name)
+    repository = Repository(folder, [], policy, name, is_folder=blobs is None)
     for path in _variant_folders(folder):
         if only is not None and path.name not in only:
             continue
@@ -151,7 +157,7 @@ def read_repository(
         _read_metadata(variant)
         variant.python = {each: _parse(each, file.content) for each, file in files.items() if file.content is not None}
         repository.variants.append(variant)
-    if blobs is None:  # of the Hub's, variants are fetched and nothing beside them
+    if repository.is_folder:  # of the Hub's, variants are fetched and nothing beside them
         repository.unread += _unread_manifest(folder)
     return repository
 
@@ -226,7 +232,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse(path: str, content: bytes) -> Python:
+    """Of the bytes, as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
     text = content.decode(errors="replace")
+    try:
+        text = _decoded(content)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        problem = f"is not Python: the byte {content[error.start]:#x} is not {error.encoding}; save the file as UTF-8"
+        return Python(path, text, None, (line, problem))
+    except (LookupError, ValueError):
+        pass  # of a coding line that is no encoding, which parsing refuses
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -237,3 +252,11 @@ def _parse(path: str, content: bytes) -> Python:
     except (ValueError, RecursionError, MemoryError) as error:
         return Python(path, text, None, (1, f"is not Python: {str(error) or type(error).__name__}"))
     return Python(path, text, tree)
+
+
+def _decoded(content: bytes) -> str:
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError:
+        encoding = "utf-8"
+    return content.decode(encoding)

@@ -263,10 +263,28 @@ def test_cuda_sources_are_compiled_by_nvcc(tree: Path, compiler: Compiler, monke
 # new
 
 
-@pytest.mark.parametrize("name", ["My-Gate", "my gate", "-gate", "", "gate/more"])
+@pytest.mark.parametrize("name", ["My-Gate", "my gate", "-gate", "", "gate/more", "my_gate2", "a", "gate-"])
 def test_a_name_that_the_hub_does_not_take_writes_nothing(tmp_path: Path, name: str) -> None:
-    with pytest.raises(HubError, match="is no name of a kernel"):
+    with pytest.raises(HubError, match="is no name of a kernel: it must be lower-case words"):
         write_new(name, tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "problem"),
+    [
+        ("class", "cpp", "a keyword of Python"),
+        ("double", "cpp", r"a word of C\+\+"),
+        ("torch", "triton", "a module that kernels import"),
+        ("forge", "cpp", "a module that kernels import"),
+        ("json", "cpp", "a module that kernels import"),
+        ("reference", "cpp", "a part of every kernel"),
+        ("run", "triton", "a part of every kernel"),
+    ],
+)
+def test_a_name_that_means_something_else_writes_nothing(tmp_path: Path, name: str, kind: str, problem: str) -> None:
+    with pytest.raises(HubError, match=f"^'{name}' is no name of a kernel: it is .*{problem}; take another one"):
+        write_new(name, tmp_path / "tree", kind)
     assert not (tmp_path / "tree").exists()
 
 

@@ -95,6 +95,9 @@ def test_one_version_is_the_stable_abi_of_all_backends(tmp_path: Path) -> None:
     ("before", "after", "message"),
     [
         ('"two-gates"\nv', '"Two Gates"\nv', r":2: \[general\] name: is 'Two Gates', but must be lower-case words"),
+        ('"two-gates"\nv', '"two_gates"\nv', r":2: \[general\] name: is 'two_gates', but must be lower-case words"),
+        ('license = "MIT"\n', "", r":1: \[general\] license: must be there: a license of the Hub, such as"),
+        ('"MIT"', '"NOASSERTION"', r":5: \[general\] license: is 'NOASSERTION', which is not a license identifier"),
         ('name = "two-gates"\n', "", r":1: \[general\] name: must be there: a string"),
         ("version = 3", 'version = "3"', r":3: \[general\] version: is '3', but must be an integer"),
         (

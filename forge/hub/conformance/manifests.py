@@ -1,0 +1,65 @@
+"""The requirement on forge_kernels.yaml: what loading reads of it before anything is imported has no problem."""
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from forge.hub.conformance.finding import Finding
+from forge.hub.conformance.repository import Repository
+from forge.hub.errors import HubError, Place
+from forge.hub.files import MANIFEST, read_small
+from forge.hub.manifest import Manifest, ManifestError, Resolver, read_manifest
+from forge.hub.manifest.parse import MAX_BYTES
+
+
+def manifest(repository: Repository) -> Iterator[Finding]:
+    """Each manifest is one that loading takes, and the variants' are as the folder's, of which they are copies."""
+    beside = _beside(repository)
+    if beside is not None:
+        yield from _problems(repository, repository.folder, beside, with_sources=True)
+    for variant in repository.variants:
+        if MANIFEST not in variant.files or (beside is not None and not variant.path):
+            continue
+        try:
+            content = variant.files[MANIFEST].read()
+        except OSError as error:
+            yield variant.finding("manifest", f"cannot be read: {error.strerror or error}", MANIFEST)
+            continue
+        yield from _problems(repository, repository.folder / variant.path, content, with_sources=False)
+        if beside is not None and not variant.is_source and content != beside:
+            text = f"is not as the folder's {MANIFEST}, of which it is a copy; build the repository again"
+            yield variant.finding("manifest", text, MANIFEST)
+
+
+def read(path: Path, content: bytes, *, with_sources: bool) -> Manifest:
+    """As loading reads it, which imports nothing of the kernel. Raises ManifestError with every problem."""
+    return read_manifest(path, _operators(), content=content, with_sources=with_sources)
+
+
+def _operators() -> Resolver:
+    """Those that loading knows; they are made of forge's own, which this package does not import."""
+    return importlib.import_module("forge.executors.hubex").operators()
+
+
+def _beside(repository: Repository) -> bytes | None:
+    """The manifest at the root of a folder of this machine; that it cannot be read is another finding."""
+    if not repository.is_folder:
+        return None
+    try:
+        place = Place(str(repository.folder), file=MANIFEST)
+        return read_small(repository.folder / MANIFEST, place, MAX_BYTES, within=repository.folder)
+    except HubError:
+        return None
+
+
+def _problems(repository: Repository, folder: Path, content: bytes, *, with_sources: bool) -> Iterator[Finding]:
+    try:
+        read(folder / MANIFEST, content, with_sources=with_sources)
+    except ManifestError as error:
+        for each in error.problems:
+            file = Path(os.path.relpath(each.mark.file, repository.folder)).as_posix()
+            yield Finding(file, each.mark.line, "manifest", " ".join(each.text.split()))
+
+
+REQUIREMENTS = (manifest,)
