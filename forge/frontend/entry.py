@@ -51,6 +51,8 @@ free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
 _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
+_PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
+_LONGEST = 100  # characters of a guard that are told
 _EXPLANATION = "Explanation: "
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
@@ -108,7 +110,7 @@ class History:
     def guard_failed(self, failure: Any) -> None:
         """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
-        self._failures.append(_ARGUMENT.sub(self._named, reason.strip().splitlines()[0]))
+        self._failures.append(_ARGUMENT.sub(self._named, _guard(reason.strip().splitlines()[0])))
 
     def tell(self) -> None:
         """Warns that nothing was compiled, if that is so and was not said; not while an error of the program
@@ -130,6 +132,16 @@ def _reason(text: str) -> str:
     what, *others = [line.strip() for line in text.strip().splitlines()]
     explanation = next((line.removeprefix(_EXPLANATION) for line in others if line.startswith(_EXPLANATION)), None)
     return what if explanation is None else f"{what}: {explanation}"
+
+
+def _guard(text: str) -> str:
+    """What Dynamo says of a failed guard, short: `module.n == 3 (model.py:12)`. Its own has the line of code, the end of
+    the path and a hint behind it."""
+    code, _, comment = text.partition("  # ")
+    code = " ".join(code.split())
+    code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 1]}…"
+    places = _PLACE.findall(comment)
+    return f"{code} ({places[-1]})" if places else code
 
 
 _IN_EAGER = ConvertFrameReturn(

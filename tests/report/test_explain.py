@@ -84,6 +84,28 @@ def test_a_call_that_fits_no_graph_is_one_recompile(count: int) -> None:
     assert "1 earlier graph" in told.recompiles[1]
 
 
+class Counting(nn.Module):
+    """Counts its calls, so that no graph fits the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_recompile_is_told_in_few_words_with_its_file_and_line() -> None:
+    jitted = forge.jit(Counting())
+    jitted(X), jitted(X), jitted(X)
+    line = Counting.forward.__code__.co_firstlineno + 1
+    assert forge.explain(jitted).recompiles == [
+        f"module.calls == 0 (test_explain.py:{line})",
+        f"module.calls == 1 (test_explain.py:{line}) (nor 1 earlier graph fitted)",
+    ]
+
+
 def lstm() -> tuple[nn.Module, tuple]:
     return nn.LSTM(4, 3), (X,)
 
