@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -72,25 +72,28 @@ class History:
     """Why Dynamo compiled more than one graph, or none: graph breaks and failed guards, in words; the last of them.
 
     name: of what was jitted. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
-    frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told.
+    frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told. limits: why
+    Dynamo compiles no more of a frame.
     """
 
     def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
         self._name = name
         self.graph_breaks: deque[str] = deque(maxlen=_KEPT)
         self.recompiles: deque[str] = deque(maxlen=_KEPT)
+        self.limits: list[str] = []
         self.captured = False
         self.graphs = 0
         self.unsaid = False
         self._parameters = parameters
         self._failures: list[str] = []
+        self._unimplemented: Counter[str] = Counter()  # what Dynamo counted before the frame
 
     @contextmanager
     def frame(self) -> Iterator[None]:
         """Inside, Dynamo captures a frame."""
         self.captured = self.unsaid = True
         self._failures.clear()
-        before = counters["graph_break"].copy()
+        before, self._unimplemented = counters["graph_break"].copy(), counters["unimplemented"].copy()
         try:
             yield
         finally:
@@ -111,6 +114,24 @@ class History:
         """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
         self._failures.append(_ARGUMENT.sub(self._named, _guard(reason.strip().splitlines()[0])))
+
+    def limited(self, dynamic: bool | None) -> None:
+        """Dynamo has compiled a frame as often as its settings let it: calls that fit none of its graphs run in eager.
+        The first such frame is told, and warned of."""
+        latest = next(iter(self._failures), None)
+        self._failures.clear()  # nothing is compiled again
+        if self.limits:
+            return
+        limits = "accumulated_recompile_limit", "recompile_limit"
+        said = "".join(counters["unimplemented"] - self._unimplemented)
+        setting = next((each for each in limits if each in said), limits[-1])
+        guard = f"; the last guard that failed: {latest}" if latest else ""
+        advice = "" if dynamic else " or give forge.jit(dynamic=True)"
+        self.limits.append(
+            f"calls run in eager: Dynamo's recompile limit ({getattr(config, setting)}) is reached{guard}; "
+            f"raise torch._dynamo.config.{setting}{advice}"
+        )
+        warnings.warn(f"forge: {self._name}: {self.limits[0]}", stacklevel=4)
 
     def tell(self) -> None:
         """Warns that nothing was compiled, if that is so and was not said; not while an error of the program
@@ -168,6 +189,7 @@ class _Configured:
         self._history = history
         self._fullgraph = fullgraph
         self._layers = layers
+        self._dynamic = dynamic
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
         self._settings = _there(config, wanted)
         self._shapes = _there(shapes_config, _SHAPES)
@@ -179,7 +201,10 @@ class _Configured:
         noted = self._history.frame()
         with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
             try:
-                return call_with_room(self._torchdynamo_orig_backend, *frame)
+                returned = call_with_room(self._torchdynamo_orig_backend, *frame)
+                if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
+                    self._history.limited(self._dynamic)
+                return returned
             except BackendCompilerFailed as failure:
                 if self._fullgraph or not isinstance(failure.inner_exception, Refused):
                     raise

@@ -27,8 +27,9 @@ class Explanation:
     name: what was jitted. captured: whether it was called, so that Dynamo saw it. rows: a Row for each operation that
     runs. saved: a SavedRow for each tensor that a backward needs. opaque_calls: names of the torch functions that
     torchlang does not have. graphs: how many were compiled. graph_breaks, recompiles: one line for each that happened
-    (of many the last ones). eager: why graphs run in eager. seconds: compile time by stage.
-    cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
+    (of many the last ones). eager: why graphs or calls run in eager.
+    seconds: compile time by stage. cached: how many graphs were found on disk, compiled by another process.
+    uncached: why others are not kept there.
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
     edited: the files that run in the place of what forge generated (forge.jit(edit=folder)).
@@ -74,7 +75,7 @@ class Explanation:
         self.graphs += len(record.compiled) + len(record.eager)
         self.graph_breaks += record.history.graph_breaks
         self.recompiles += record.history.recompiles
-        self.eager += record.eager
+        self.eager += record.eager + record.history.limits
         for number, compiled in enumerate(record.compiled, first):
             self.rows += [Row.of(number, "forward", claim) for claim in compiled.claims]
             self.rows += [Row.of(number, "backward", claim) for claim in compiled.backward_claims]

@@ -106,6 +106,29 @@ def test_a_recompile_is_told_in_few_words_with_its_file_and_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_calls_past_the_recompile_limit_are_told_once_and_warned_of(dynamic: bool | None) -> None:
+    limit = torch._dynamo.config.recompile_limit
+    net = Counting()
+    jitted = forge.jit(net, dynamic=dynamic)
+    for _ in range(limit):
+        jitted(X)
+    assert forge.explain(jitted).eager == []
+    with pytest.warns(UserWarning, match="recompile limit") as warned:
+        for _ in range(3):
+            torch.testing.assert_close(jitted(X), X * net.calls)
+    told = forge.explain(jitted)
+    line = Counting.forward.__code__.co_firstlineno + 1
+    advice = "" if dynamic else " or give forge.jit(dynamic=True)"
+    assert told.eager == [
+        f"calls run in eager: Dynamo's recompile limit ({limit}) is reached; the last guard that failed: "
+        f"module.calls == {limit - 1} (test_explain.py:{line}); raise torch._dynamo.config.recompile_limit{advice}"
+    ]
+    assert [str(each.message) for each in warned] == [f"forge: Counting: {told.eager[0]}"]
+    assert (told.graphs, len(told.recompiles)) == (limit, limit - 1)
+    assert "run in eager: calls run in eager" in str(told)
+
+
 def lstm() -> tuple[nn.Module, tuple]:
     return nn.LSTM(4, 3), (X,)
 
