@@ -155,9 +155,14 @@ def _reason(text: str) -> str:
     return what if explanation is None else f"{what}: {explanation}"
 
 
+def breaks_of_process() -> list[str]:
+    """Why Dynamo ended graphs, or made none, in this process, as far as it counts them."""
+    return list(map(_reason, counters["graph_break"]))
+
+
 def _guard(text: str) -> str:
-    """What Dynamo says of a failed guard, short: `module.n == 3 (model.py:12)`. Its own has the line of code, the end of
-    the path and a hint behind it."""
+    """What Dynamo says of a failed guard, short: `module.n == 3 (model.py:12)`. Dynamo's own has the line of code, the
+    end of the path and a hint behind it."""
     code, _, comment = text.partition("  # ")
     code = " ".join(code.split())
     code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 1]}…"

@@ -65,6 +65,10 @@ def rendered(told: "Explanation") -> Iterator[RenderableType]:
 
 def summary(told: "Explanation") -> str:
     """The first line."""
+    if told.ungiven:
+        breaks = "; what Dynamo says of graph breaks in this process:" if told.graph_breaks else ""
+        why = "it was not called yet, runs in eager, or runs graphs of what torch.compile made of the same code before"
+        return f"{told.name}: Dynamo gave forge no graph: {why}{breaks}"
     if not told.captured:
         return "nothing was compiled yet: call the function first"
     if not told.graphs:

@@ -190,6 +190,38 @@ def test_what_torch_compile_made_with_the_backend_tells_of_itself() -> None:
     assert str(forge.explain(module)).startswith("Block: 1 graph")
 
 
+@torch._dynamo.disable
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Hidden(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return hidden(x)
+
+
+def test_what_torch_compile_gave_no_graph_of_tells_of_it_with_the_reasons_of_dynamo() -> None:
+    module, own = torch.compile(Hidden(), backend="forge"), Hidden()
+    own.compile(backend="forge")
+    graphs = torch.compile(lambda x: x * 2, backend="forge")
+    graphs(X), module(X), own(X)
+    for each in (module, own):
+        told = forge.explain(each)
+        assert (told.name, told.graphs, told.rows) == ("Hidden", 0, [])
+        assert str(told).startswith("Hidden: Dynamo gave forge no graph")
+        assert any("torch.compiler.disable" in reason for reason in told.graph_breaks)
+        assert "\ngraph breaks: " in str(told) and told.graph_breaks[0] in str(told)
+    assert "graph" in forge.explain(nn.Sequential(module)).to_html()
+    assert str(forge.explain(graphs)).startswith("<lambda>: 1 graph")
+
+
+def test_what_torch_compile_gave_no_graph_of_yet_tells_of_a_later_one() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="forge")
+    assert "it was not called yet" in str(forge.explain(compiled))
+    compiled(X)
+    assert str(forge.explain(compiled)).startswith("<lambda>: 1 graph")
+
+
 def test_without_a_target_it_tells_of_the_process() -> None:
     jitted = forge.jit(lambda x: torch.expm1(x) * 3)
     jitted(X)
