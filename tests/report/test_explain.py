@@ -1,8 +1,10 @@
 """forge.explain: what it says of a program, and of whom it can say it."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -258,6 +260,45 @@ def test_a_fusion_is_one_line_with_what_it_holds() -> None:
     ((_, _, name),) = told.regions
     (line,) = [line for line in str(told).splitlines() if name in line]
     assert f"{name}:" in line and "4 operations" in line and all(row.region == name for row in told.rows)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_source_has_the_number_of_the_line_whatever_is_cut_off(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "WIDTH", width)
+    body = "    def forward(self, x):\n        return self.projection_of_the_attention(x).relu().exp().sin().tanh()\n"
+    file = tmp_path / "modeling_of_long_name.py"
+    file.write_text("\n" * 380 + f"class Attending(Base):\n{body}")
+
+    class Base(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection_of_the_attention = nn.Linear(4, 4)
+
+    scope = {"Base": Base}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    jitted = forge.jit(scope["Attending"]())
+    jitted(X)
+    shown = [line for line in str(forge.explain(jitted)).splitlines() if " modeling_" in line]
+    assert len(shown) >= 5 and all(re.search(r" modeling_[\w.]*…?:383( |$)", line) for line in shown)
+    assert max(map(len, shown)) <= width
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (40, "model.py:123  h = x @ w"),
+        (18, "model.py:123  h = x @ w"),
+        (15, "model.py:123"),
+        (12, "model.py:123"),
+        (11, "model.…:123"),
+        (5, "…:123"),
+        (4, "123"),
+    ],
+)
+def test_a_source_is_cut_down_to_its_line(width: int, shown: str) -> None:
+    assert text._with_line("model.py:123  h = x @ w", width) == shown
 
 
 @pytest.mark.parametrize("width", [60, 120])
