@@ -271,6 +271,7 @@ def _compile_tensors(graph: torch.fx.GraphModule, options: Options, record: Reco
     eager = lambda *inputs: run(*inputs[:given])
     compiled = slot.load(eager) or _compile_anew(graph, options, record, slot, eager)
     compiled.layers = uses
+    _log(record.name, compiled)
     return compiled
 
 
@@ -292,16 +293,18 @@ def _compile_anew(
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}
-    _log(record.name, compiled)
     return compiled
 
 
 def _log(name: str, compiled: Compiled) -> None:
+    if not (logs.compile.isEnabledFor(logs.DETAIL) or logs.claim.isEnabledFor(logs.DETAIL)):
+        return  # of a program from disk, claims are read when they are asked for
     claims = [*compiled.claims, *compiled.backward_claims]
     if logs.compile.isEnabledFor(logs.DETAIL):
         by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
         spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in compiled.seconds.items())
-        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s", name, len(claims), by, spent)
+        found = "found on disk; " if compiled.cached else ""
+        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s%s", name, len(claims), by, found, spent)
     if logs.claim.isEnabledFor(logs.DETAIL):
         for each in claims:
             logs.claim.log(logs.DETAIL, "%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")
