@@ -10,6 +10,7 @@ from torch.utils import _pytree
 
 from forge.executors.checked import CheckError, copied, differs, largest, same_random_numbers, tolerance
 from forge.executors.executor import resolve_executors
+from forge.ir.checks import in_one_line
 from forge.records import record_of
 
 
@@ -19,7 +20,8 @@ class Difference:
 
     kind: "none" (the results are eager's), "transform", "executor", "executors" (only together), or "forge" (what is
     left: capture, a decomposition, a pass of forge's own). name: of the transform or the executor. how: the first value
-    that differs. call: the first call that gave something else than eager, as check="eager" tells it, where it does.
+    that differs, or what is raised where eager raises nothing. call: the first call that gave something else than
+    eager, as check="eager" tells it, where it does.
     """
 
     kind: str
@@ -82,8 +84,12 @@ class _Bisected:
         self._expected = self._run(lambda target: target)
 
     def differs(self, jit: Callable[[Any], Any]) -> str | None:
-        """How what `jit` makes of the target differs from eager, in words; None where it does not."""
-        actual = self._run(jit)
+        """How what `jit` makes of the target differs from eager, in words; None where it does not. An error is a
+        difference: eager raised none."""
+        try:
+            actual = self._run(jit)
+        except Exception as error:
+            return f"it raises {in_one_line(error)}"
         around = largest(self._expected.values())
         within = tolerance(each.dtype for each in self._expected.values())
         for name, expected in self._expected.items():
@@ -98,6 +104,8 @@ class _Bisected:
             self._run(jit)
         except CheckError as error:
             return str(error)
+        except Exception:  # `differs` told of it
+            return None
         return None
 
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:

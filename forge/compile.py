@@ -53,7 +53,7 @@ from forge.frontend.program import Program, inline_epilogue
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.hub.kept import is_on
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
-from forge.ir.checks import check_list
+from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
 from forge.ir.printing import DEL
 from forge.ir.pytree import names
@@ -253,6 +253,8 @@ class Options:
             lambda: f"forge.jit: edit is {self.edit!r}, but must be a folder's path",
             TypeError,
         )
+        for name in ("strict", "cache", "cuda_graphs", "freeze"):
+            check_flag(getattr(self, name), f"forge.jit: {name}")
         check_list(self.transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
         for transform in self.transforms:
             check(

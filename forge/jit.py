@@ -34,7 +34,7 @@ from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused
 from forge.ir import Trace, check
-from forge.ir.checks import check_list
+from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 
@@ -103,11 +103,15 @@ def jit(
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
 
     A jitted module shares the original's parameters, buffers, hooks and mode, and has its class and state_dict keys.
-    Without a target, a decorator with these options. Raises TypeError for an unknown option or a target that cannot be
-    called, ValueError for an unknown executor, `memory` or `select`; a call that compiles raises forge.EditError for
-    an edited file that is no Python.
+    Without a target, a decorator with these options. Raises TypeError for an unknown option, one that should be a
+    bool and is none, or a target that cannot be called; ValueError for an unknown executor, `memory` or `select`. A
+    call that compiles raises forge.EditError for an edited file that is no Python.
     """
     _check_options("forge.jit", others, _OPTIONS)
+    flags = {"cache": cache, "cuda_graphs": cuda_graphs, "freeze": freeze, "strict": strict, "fullgraph": fullgraph}
+    for name, given in flags.items():
+        check_flag(given, f"forge.jit: {name}")
+    check_flag(dynamic, "forge.jit: dynamic", (True, False, None))
     rejit = functools.partial(
         jit,
         executors=executors,
@@ -267,6 +271,7 @@ def _compile_tensors(graph: torch.fx.GraphModule, options: Options, record: Reco
     eager = lambda *inputs: run(*inputs[:given])
     compiled = slot.load(eager) or _compile_anew(graph, options, record, slot, eager)
     compiled.layers = uses
+    _log(record.name, compiled)
     return compiled
 
 
@@ -288,16 +293,18 @@ def _compile_anew(
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)
     compiled.seconds = {"record": seconds, **compiled.seconds}
-    _log(record.name, compiled)
     return compiled
 
 
 def _log(name: str, compiled: Compiled) -> None:
+    if not (logs.compile.isEnabledFor(logs.DETAIL) or logs.claim.isEnabledFor(logs.DETAIL)):
+        return  # of a program from disk, claims are read when they are asked for
     claims = [*compiled.claims, *compiled.backward_claims]
     if logs.compile.isEnabledFor(logs.DETAIL):
         by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
         spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in compiled.seconds.items())
-        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s", name, len(claims), by, spent)
+        found = "found on disk; " if compiled.cached else ""
+        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s%s", name, len(claims), by, found, spent)
     if logs.claim.isEnabledFor(logs.DETAIL):
         for each in claims:
             logs.claim.log(logs.DETAIL, "%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")
@@ -322,7 +329,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory, cache,
     cuda_graphs, freeze, select and strict.
 
-    Raises TypeError for another option.
+    Raises TypeError for another option, and for one that should be a bool and is none.
     """
     wanted = options.pop("options", None) or {}
     _check_options("forge", (*options, *wanted), _BACKEND_OPTIONS)

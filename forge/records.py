@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -24,11 +25,13 @@ class Record:
 
     `name` is the user's for it, `parameters` are the names that its positional arguments have. A graph is here for as
     long as Dynamo keeps it: what a failed guard, a deleted module or torch._dynamo.reset() dropped is gone, but for
-    `latest`.
+    `latest`. by_torch: whether it is of what torch.compile(backend="forge") returned, of which forge sees the graphs
+    alone.
     """
 
-    def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, parameters: Sequence[str] = (), *, by_torch: bool = False) -> None:
         self.name = name
+        self.by_torch = by_torch
         self.number = next(_numbers)
         self.parameters = parameters
         self.latest: Compiled | None = None
@@ -69,7 +72,7 @@ def record_of_torch_compile() -> Record:
     record = _by_backend.get(frame.output.compiler_fn)
     if record is None:
         name = name_of(frame.f_locals["self"]) if "self" in frame.f_locals else frame.f_code.co_name
-        record = _by_backend[frame.output.compiler_fn] = Record(name)
+        record = _by_backend[frame.output.compiler_fn] = Record(name, by_torch=True)
     return record
 
 
@@ -111,7 +114,8 @@ def records_of(target: Any) -> tuple[str, list[Record]]:
 
 
 def _compiled_by_torch(target: Any) -> Record | None:
-    """The record of what torch.compile(backend="forge") returned."""
+    """The record of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no graph."""
+    known = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", target)
     if isinstance(target, torch.nn.Module):  # module.compile() leaves the function that it calls
         target = getattr(target, "dynamo_ctx", None) or getattr(target, "_compiled_call_impl", None)
     config = getattr(target, "get_compiler_config", None)  # the one function of it that knows its context
@@ -121,7 +125,13 @@ def _compiled_by_torch(target: Any) -> Record | None:
         chain = getattr(chain, "_torchdynamo_orig_backend", None)
     if chain is None:
         return None
-    if chain in _by_backend:
-        return _by_backend[chain]
+    own = _by_backend.get(chain)
+    if own is not None and own.history.graphs:
+        return own
     like = innermost_backend(chain)  # Dynamo gives it the graphs of another that was compiled with the same options
-    return next((record for each, record in _by_backend.items() if innermost_backend(each) == like), None)
+    names = name_of(known), name_of(getattr(known, "__self__", known))
+    others = [each for backend, each in _by_backend.items() if innermost_backend(backend) == like]
+    found = next((each for each in others if each.name in names and each.history.graphs), own)
+    if found is None and getattr(like, "compiler_fn", None) is lookup_backend("forge"):
+        found = _by_backend[chain] = Record(names[0], by_torch=True)
+    return found

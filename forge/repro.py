@@ -2,6 +2,7 @@
 
 import os
 import platform
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ _LARGEST = 256  # elements of a constant that is written out
 _SCRIPT = '''"""{name}: {calls} calls of torch that forge compiled, in the order in which they were recorded.
 
 Written by forge.repro, with torch {torch} and Python {python}. The inputs have the shapes, dtypes, strides and devices
-of those that it was compiled for, and other values: put in your own where they matter.
+of those that it was compiled for, and other values: put in your own where they matter.{left_out}
 """
 
 {imports}
@@ -66,8 +67,9 @@ def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
     how far the two are apart and what forge.explain says: something to send to others, or to cut down.
 
     jitted: what forge.jit returned, after a call. path: where the script goes. graph: which graph, counted from 0.
-    Returns the path. Raises TypeError for what was not made by forge.jit; ValueError where there is no such graph, or
-    where its program cannot be written: what it calls, or is given, is not torch's.
+    Returns the path. Options of forge.jit that cannot be written, such as executors of your own, are left out: a
+    warning and the head of the script name them. Raises TypeError for what was not made by forge.jit; ValueError where
+    there is no such graph, or where its program cannot be written: what it calls, or is given, is not torch's.
     """
     record = record_of(jitted)
     compiled = record.compiled
@@ -103,13 +105,19 @@ def _script(record: Record, compiled: Compiled) -> str:
     if any(bound.symbol.id.startswith("operator.") for bound in trace.bound_symbols):
         imports.add("import operator")
     start = next(i for i, line in enumerate(lines) if line.startswith("def "))
+    options = dict(_options(record))
+    left_out = list(_left_out(record, options))
+    if left_out:
+        advice = "add them where they matter"
+        warnings.warn(f"forge.repro: the script leaves out {', '.join(left_out)}: {advice}", stacklevel=3)
     return _SCRIPT.format(
         name=record.name,
         calls=len(trace.bound_symbols),
         torch=torch.__version__,
         python=platform.python_version(),
         imports="\n".join(sorted(imports)),
-        options=repr(dict(_options(record))),
+        options=repr(options),
+        left_out=f"\n\nLeft out of forge.jit's options: {', '.join(left_out)}." if left_out else "",
         program="\n".join([f"def {trace.name}({', '.join(trace.input_names)}):", *lines[start + 1 :], ""]),
         inputs="\n".join(f"        {_input(proxy, compiled.traces[0])}," for proxy in trace.inputs),
         entry=trace.name,
@@ -149,6 +157,29 @@ def _options(record: Record) -> Iterator[tuple[str, Any]]:
     kernels = [str(each) for each in given.get("kernels") or () if isinstance(each, (str, Path))]
     if kernels:
         yield "kernels", kernels
+
+
+def _left_out(record: Record, written: dict[str, Any]) -> Iterator[str]:
+    """The options that change what runs and cannot be written, or only in part: each with what is missing."""
+    given = record.again.keywords if record.again is not None else {}
+    for name in ("executors", "transforms", "kernels", "layers"):
+        value = given.get(name)
+        if not value or value == written.get(name):
+            continue
+        every = value if isinstance(value, (list, tuple)) else [value]
+        missing = [_called(each) for each in every if each != "torch" and str(each) not in written.get(name, ())]
+        if missing:
+            yield f"{name} ({', '.join(missing)})"
+    for name in ("freeze", "cuda_graphs", "check", "edit"):
+        if given.get(name):
+            yield f"{name}={_called(given[name])}"
+
+
+def _called(given: Any) -> str:
+    """A value in a line: the name that it has, else what it is."""
+    name = getattr(given, "name", None) or getattr(given, "__name__", None)
+    named = name if isinstance(name, str) else repr(given) if isinstance(given, (str, bool, Path)) else None
+    return " ".join((named or f"a {type(given).__name__}").replace('"""', "").replace("\\", "/").split())
 
 
 def _input(proxy: Proxy, recorded: Trace) -> str:

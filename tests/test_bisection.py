@@ -77,6 +77,31 @@ def test_a_wrong_transform_is_named() -> None:
     assert (found.kind, found.name) == ("transform", "tanh_to_sin") and "torch.sin by torch" in found.call
 
 
+def raises(*args: object) -> object:
+    raise ZeroDivisionError("by design")
+
+
+def test_an_executor_that_raises_is_named() -> None:
+    jitted = forge.jit(Net(), executors=[RIGHT, executor("wrong", TANH, raises), "torch"])
+    found = forge.bisect(jitted, X)
+    assert (found.kind, found.name, found.call) == ("executor", "wrong", None)
+    assert str(found).endswith("the executor wrong makes the difference: it raises ZeroDivisionError: by design")
+
+
+def test_a_transform_that_raises_is_named_by_bisect_and_by_a_note() -> None:
+    jitted = forge.jit(Net(), transforms=[as_it_is, raises], executors=["torch"])
+    with pytest.raises(ZeroDivisionError, match="by design") as raised:
+        jitted(X)
+    assert raised.value.__notes__[-1] == "raised by forge.jit's transform raises"
+    found = forge.bisect(jitted, X)
+    assert (found.kind, found.name) == ("transform", "raises") and "ZeroDivisionError: by design" in found.how
+
+
+def test_what_raises_in_eager_raises_in_bisect() -> None:
+    with pytest.raises(ZeroDivisionError):
+        forge.bisect(forge.jit(raises), X)
+
+
 def test_a_right_kernel_is_let_be() -> None:
     def silu(input: torch.Tensor) -> torch.Tensor:
         return input * torch.sigmoid(input)

@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +55,24 @@ def test_a_plus_tells_who_declined(capfd: pytest.CaptureFixture) -> None:
     forge.jit(lambda x: x.exp(), executors=["hub", "torch"])(torch.ones(2))
     told = capfd.readouterr().err
     assert "[forge.claim] <lambda>: torch.exp by torch" in told and "test_logs.py" in told
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_a_program_from_disk_is_told_with_its_claims(
+    capfd: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
+    logs.set_up("compile,+claim")
+
+    def told() -> list[str]:
+        forge.jit(lambda x: x.exp(), executors=["torch"])(torch.ones(2))
+        return capfd.readouterr().err.splitlines()
+
+    (first, *claims), (again, *found) = told(), told()
+    assert "<lambda>: 1 operations (torch 1); record " in first
+    assert "<lambda>: 1 operations (torch 1); found on disk; load " in again
+    assert claims == found and len(found) == 1 and "[forge.claim] <lambda>: torch.exp by torch" in found[0]
 
 
 @pytest.mark.usefixtures("_as_before")

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
+from forge.executors import OperatorExecutor
+from forge.ir import Trace
 
 
 class Model(nn.Module):
@@ -68,6 +71,31 @@ def test_a_graph_is_chosen_by_its_number(tmp_path: Path) -> None:
     assert "torch.sin(" in texts[0] and "torch.cos(" in texts[1]
     with pytest.raises(ValueError, match="graph is 2, but <lambda> has 2 graphs"):
         forge.repro(jitted, tmp_path / "2.py", graph=2)
+
+
+def test_what_is_left_out_of_the_options_is_named_in_the_script_and_by_a_warning(tmp_path: Path) -> None:
+    def as_it_is(trace: Trace) -> Trace:
+        return trace
+
+    mine = OperatorExecutor("mine")
+    x = torch.randn(3)
+    with torch.no_grad():
+        jitted = forge.jit(nn.GELU(), executors=[mine, "torch"], transforms=[as_it_is], freeze=True)
+        jitted(x)
+    with pytest.warns(UserWarning, match="^forge.repro: the script leaves out .*: add them") as told:
+        script = forge.repro(jitted, tmp_path / "repro.py")
+    left_out = "executors (mine), transforms (as_it_is), freeze=True"
+    assert f"Left out of forge.jit's options: {left_out}." in script.read_text()
+    assert left_out in str(told[0].message)
+    printed(script)
+
+
+def test_where_nothing_is_left_out_nothing_is_said(tmp_path: Path) -> None:
+    jitted = compiled(nn.GELU(), torch.randn(3), memory="speed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script = forge.repro(jitted, tmp_path / "repro.py")
+    assert "Left out" not in script.read_text()
 
 
 def test_what_was_not_compiled_is_an_error(tmp_path: Path) -> None:

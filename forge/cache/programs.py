@@ -191,6 +191,7 @@ class Loaded(Compiled):
     was not kept."""
 
     cached = True
+    edited = ()  # such programs are not kept
 
     def __init__(self, entry: Entry, graph: Described, compile: Callable[[], Compiled]) -> None:
         self._told = [entry.blobs[number] for number in entry.data["claims"]]

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -51,6 +51,8 @@ free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
 _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
+_PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
+_LONGEST = 100  # characters of a guard that are told
 _EXPLANATION = "Explanation: "
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
@@ -71,25 +73,28 @@ class History:
     """Why Dynamo compiled more than one graph, or none: graph breaks and failed guards, in words; the last of them.
 
     name: of what was jitted. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
-    frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told.
+    frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told. limits: why
+    Dynamo compiles no more of a frame.
     """
 
     def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
         self._name = name
         self.graph_breaks: deque[str] = deque(maxlen=_KEPT)
         self.recompiles: deque[str] = deque(maxlen=_KEPT)
+        self.limits: list[str] = []
         self.captured = False
         self.graphs = 0
         self.unsaid = False
         self._parameters = parameters
         self._failures: list[str] = []
+        self._unimplemented: Counter[str] = Counter()  # what Dynamo counted before the frame
 
     @contextmanager
     def frame(self) -> Iterator[None]:
         """Inside, Dynamo captures a frame."""
         self.captured = self.unsaid = True
         self._failures.clear()
-        before = counters["graph_break"].copy()
+        before, self._unimplemented = counters["graph_break"].copy(), counters["unimplemented"].copy()
         try:
             yield
         finally:
@@ -109,7 +114,25 @@ class History:
     def guard_failed(self, failure: Any) -> None:
         """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
-        self._failures.append(_ARGUMENT.sub(self._named, reason.strip().splitlines()[0]))
+        self._failures.append(_ARGUMENT.sub(self._named, _guard(reason.strip().splitlines()[0])))
+
+    def limited(self, dynamic: bool | None) -> None:
+        """Dynamo has compiled a frame as often as its settings let it: calls that fit none of its graphs run in eager.
+        The first such frame is told, and warned of."""
+        latest = next(iter(self._failures), None)
+        self._failures.clear()  # nothing is compiled again
+        if self.limits:
+            return
+        limits = "accumulated_recompile_limit", "recompile_limit"
+        said = "".join(counters["unimplemented"] - self._unimplemented)
+        setting = next((each for each in limits if each in said), limits[-1])
+        guard = f"; the last guard that failed: {latest}" if latest else ""
+        advice = "" if dynamic else " or give forge.jit(dynamic=True)"
+        self.limits.append(
+            f"calls run in eager: Dynamo's recompile limit ({getattr(config, setting)}) is reached{guard}; "
+            f"raise torch._dynamo.config.{setting}{advice}"
+        )
+        warnings.warn(f"forge: {self._name}: {self.limits[0]}", stacklevel=4)
 
     def tell(self) -> None:
         """Warns that nothing was compiled, if that is so and was not said; not while an error of the program
@@ -131,6 +154,21 @@ def _reason(text: str) -> str:
     what, *others = [line.strip() for line in text.strip().splitlines()]
     explanation = next((line.removeprefix(_EXPLANATION) for line in others if line.startswith(_EXPLANATION)), None)
     return what if explanation is None else f"{what}: {explanation}"
+
+
+def breaks_of_process() -> list[str]:
+    """Why Dynamo ended graphs, or made none, in this process, as far as it counts them."""
+    return list(map(_reason, counters["graph_break"]))
+
+
+def _guard(text: str) -> str:
+    """What Dynamo says of a failed guard, short: `module.n == 3 (model.py:12)`. Dynamo's own has the line of code, the
+    end of the path and a hint behind it."""
+    code, _, comment = text.partition("  # ")
+    code = " ".join(code.split())
+    code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 1]}…"
+    places = _PLACE.findall(comment)
+    return f"{code} ({places[-1]})" if places else code
 
 
 _IN_EAGER = ConvertFrameReturn(
@@ -157,6 +195,7 @@ class _Configured:
         self._history = history
         self._fullgraph = fullgraph
         self._layers = layers
+        self._dynamic = dynamic
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
         self._settings = _there(config, wanted)
         self._shapes = _there(shapes_config, _SHAPES)
@@ -168,7 +207,10 @@ class _Configured:
         noted = self._history.frame()
         with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
             try:
-                return call_with_room(self._torchdynamo_orig_backend, *frame)
+                returned = call_with_room(self._torchdynamo_orig_backend, *frame)
+                if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
+                    self._history.limited(self._dynamic)
+                return returned
             except BackendCompilerFailed as failure:
                 if self._fullgraph or not isinstance(failure.inner_exception, Refused):
                     raise

@@ -1,6 +1,6 @@
 """The functions that raise a user's mistakes, and errors of others in one line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -20,6 +20,13 @@ def check_list(given: Any, what: str, of: str) -> None:
     advice = f": [{given!r}]" if isinstance(given, str) else ""
     wanted = f"must be a list of {of}{advice}"
     check(isinstance(given, (list, tuple)), lambda: f"{what} is {given!r}, but {wanted}", TypeError)
+
+
+def check_flag(given: Any, what: str, wanted: Sequence[bool | None] = (True, False)) -> None:
+    """Raises TypeError where `given`, which the user knows as `what`, is none of `wanted`: 1 and "no" are no bools."""
+    *others, last = map(str, wanted)
+    listed = f"{', '.join(others)} or {last}"
+    check(any(given is each for each in wanted), lambda: f"{what} is {given!r}, but must be {listed}", TypeError)
 
 
 def in_one_line(error: BaseException) -> str:

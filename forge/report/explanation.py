@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from forge.compile import Compiled
 from forge.executors.profiling import can_profile, costs
 from forge.executors.selection import Measured
+from forge.frontend.entry import breaks_of_process
 from forge.frontend.layers import LayerUse
 from forge.records import Record, records_of
 from forge.report import page, text
@@ -24,11 +25,13 @@ class Explanation:
     """What forge made of a function or module so far. It prints as text that is fitted to the terminal, and shows
     itself in a notebook.
 
-    name: what was jitted. captured: whether it was called, so that Dynamo saw it. rows: a Row for each operation that
-    runs. saved: a SavedRow for each tensor that a backward needs. opaque_calls: names of the torch functions that
-    torchlang does not have. graphs: how many were compiled. graph_breaks, recompiles: one line for each that happened
-    (of many the last ones). eager: why graphs run in eager. seconds: compile time by stage.
-    cached: how many graphs were found on disk, compiled by another process. uncached: why others are not kept there.
+    name: what was jitted. captured: whether it was called, so that Dynamo saw it. ungiven: whether it is of
+    torch.compile(backend="forge"), and Dynamo gave forge no graph of it; graph_breaks are then those that Dynamo
+    counted in this process. rows: a Row for each operation that runs. saved: a SavedRow for each tensor that a backward
+    needs. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many were compiled.
+    graph_breaks, recompiles: one line for each that happened (of many the last ones). eager: why graphs or calls run in
+    eager. seconds: compile time by stage. cached: how many graphs were found on disk, compiled by another process.
+    uncached: why others are not kept there.
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
     edited: the files that run in the place of what forge generated (forge.jit(edit=folder)).
@@ -42,6 +45,7 @@ class Explanation:
     def __init__(self, name: str, records: list[Record], *, profile: bool = False) -> None:
         self.name = name
         self.captured = any(record.history.captured or record.compiled for record in records)
+        self.ungiven = all(record.by_torch and not record.history.graphs for record in records) and bool(records)
         self.rows: list[Row] = []
         self.saved: list[SavedRow] = []
         self.opaque_calls: list[str] = []
@@ -65,6 +69,8 @@ class Explanation:
         self._programs: list[weakref.ref[Compiled] | None] = []  # of each graph, for the page alone
         for record in records:
             self._add(record)
+        if self.ungiven:
+            self.graph_breaks += breaks_of_process()
         if profile:
             for number, compiled in enumerate(self._still_there()):
                 self._measure(number, compiled)
@@ -74,7 +80,7 @@ class Explanation:
         self.graphs += len(record.compiled) + len(record.eager)
         self.graph_breaks += record.history.graph_breaks
         self.recompiles += record.history.recompiles
-        self.eager += record.eager
+        self.eager += record.eager + record.history.limits
         for number, compiled in enumerate(record.compiled, first):
             self.rows += [Row.of(number, "forward", claim) for claim in compiled.claims]
             self.rows += [Row.of(number, "backward", claim) for claim in compiled.backward_claims]

@@ -65,6 +65,10 @@ def rendered(told: "Explanation") -> Iterator[RenderableType]:
 
 def summary(told: "Explanation") -> str:
     """The first line."""
+    if told.ungiven:
+        breaks = "; what Dynamo says of graph breaks in this process:" if told.graph_breaks else ""
+        why = "it was not called yet, runs in eager, or runs graphs of what torch.compile made of the same code before"
+        return f"{told.name}: Dynamo gave forge no graph: {why}{breaks}"
     if not told.captured:
         return "nothing was compiled yet: call the function first"
     if not told.graphs:
@@ -127,11 +131,15 @@ class _Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
-        for name, width in self._widths(options.max_width).items():
+        widths = self._widths(options.max_width)
+        for name, width in widths.items():
             style = _COLUMNS[name]
             last = name == "source"  # it is cut off, others go on in the next line
             table.add_column(name, style=style, width=width, no_wrap=last, overflow="ellipsis" if last else "fold")
-        for cells in zip(*self._columns.values(), strict=True):
+        columns = dict(self._columns)
+        if "source" in columns:
+            columns["source"] = [_with_line(cell, widths["source"]) for cell in columns["source"]]
+        for cells in zip(*columns.values(), strict=True):
             table.add_row(*map(Text, cells))
         yield table
 
@@ -146,6 +154,19 @@ class _Table:
         while sum(widths.values()) + _GAP * len(widths) > available and max(widths.values()) > _NARROWEST:
             widths[max(widths, key=widths.__getitem__)] -= 1
         return widths
+
+
+def _with_line(source: str, width: int) -> str:
+    """`model.py:12  h = x @ w` in `width` columns: the code goes first, then the end of the file's name, never the
+    line's number."""
+    place, gap, _ = source.partition("  ")
+    if len(source) <= width or len(place + gap) + 2 <= width:  # the table cuts the code off
+        return source
+    if len(place) <= width:
+        return place
+    name, colon, line = place.rpartition(":")
+    kept = width - len(f"…{colon}{line}")
+    return f"{name[:kept]}…{colon}{line}" if kept >= 0 else line
 
 
 def _reasons(told: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator[RenderableType]:

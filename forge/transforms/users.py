@@ -17,7 +17,12 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
     Raises TypeError where one returns no trace, ValueError where a call does not give what it says it gives.
     """
     for transform in transforms:
-        before, trace = trace, transform(trace)
+        before = trace
+        try:
+            trace = transform(trace)
+        except Exception as error:
+            error.add_note(f"raised by forge.jit's transform {getattr(transform, '__name__', repr(transform))}")
+            raise
         check(
             isinstance(trace, Trace),
             lambda transform=transform, trace=trace: (

@@ -20,6 +20,28 @@ def test_unknown_option_names_the_near_one():
         forge.jit(lambda x: x, executer=["torch"])
 
 
+FLAGS = {"cache": "/tmp/mine", "cuda_graphs": "yes", "freeze": 1, "strict": "no"}
+
+
+@pytest.mark.parametrize(("name", "given"), [*FLAGS.items(), ("fullgraph", "x")])
+def test_what_is_on_or_off_is_a_bool(name, given):
+    for more in ({}, {"check": "eager"}):
+        with pytest.raises(TypeError, match=f"^forge.jit: {name} is {given!r}, but must be True or False$"):
+            forge.jit(lambda x: x, **{name: given}, **more)
+
+
+def test_dynamic_is_a_bool_or_none():
+    with pytest.raises(TypeError, match=r"^forge.jit: dynamic is 'yes', but must be True, False or None$"):
+        forge.jit(dynamic="yes")
+
+
+@pytest.mark.parametrize(("name", "given"), FLAGS.items())
+def test_what_is_on_or_off_is_a_bool_for_torch_compile(name, given):
+    compiled = torch.compile(lambda x: x * 2, backend="forge", options={name: given})
+    with pytest.raises(Exception, match=f"TypeError: forge.jit: {name} is {given!r}, but must be True or False"):
+        compiled(torch.ones(2))
+
+
 def test_a_copy_is_jitted_with_every_option():
     again, _ = forge.jit(nn.Linear(2, 2)).__reduce_ex__(2)
     options = [each for each in inspect.signature(forge.jit).parameters.values() if each.kind is each.KEYWORD_ONLY]

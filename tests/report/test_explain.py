@@ -1,8 +1,10 @@
 """forge.explain: what it says of a program, and of whom it can say it."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +86,51 @@ def test_a_call_that_fits_no_graph_is_one_recompile(count: int) -> None:
     assert "1 earlier graph" in told.recompiles[1]
 
 
+class Counting(nn.Module):
+    """Counts its calls, so that no graph fits the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_recompile_is_told_in_few_words_with_its_file_and_line() -> None:
+    jitted = forge.jit(Counting())
+    jitted(X), jitted(X), jitted(X)
+    line = Counting.forward.__code__.co_firstlineno + 1
+    assert forge.explain(jitted).recompiles == [
+        f"module.calls == 0 (test_explain.py:{line})",
+        f"module.calls == 1 (test_explain.py:{line}) (nor 1 earlier graph fitted)",
+    ]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_calls_past_the_recompile_limit_are_told_once_and_warned_of(dynamic: bool | None) -> None:
+    limit = torch._dynamo.config.recompile_limit
+    net = Counting()
+    jitted = forge.jit(net, dynamic=dynamic)
+    for _ in range(limit):
+        jitted(X)
+    assert forge.explain(jitted).eager == []
+    with pytest.warns(UserWarning, match="recompile limit") as warned:
+        for _ in range(3):
+            torch.testing.assert_close(jitted(X), X * net.calls)
+    told = forge.explain(jitted)
+    line = Counting.forward.__code__.co_firstlineno + 1
+    advice = "" if dynamic else " or give forge.jit(dynamic=True)"
+    assert told.eager == [
+        f"calls run in eager: Dynamo's recompile limit ({limit}) is reached; the last guard that failed: "
+        f"module.calls == {limit - 1} (test_explain.py:{line}); raise torch._dynamo.config.recompile_limit{advice}"
+    ]
+    assert [str(each.message) for each in warned] == [f"forge: Counting: {told.eager[0]}"]
+    assert (told.graphs, len(told.recompiles)) == (limit, limit - 1)
+    assert "run in eager: calls run in eager" in str(told)
+
+
 class Skipped(nn.Module):
     """Dynamo is kept out of all that it does."""
 
@@ -157,6 +204,38 @@ def test_what_torch_compile_made_with_the_backend_tells_of_itself() -> None:
     assert str(forge.explain(module)).startswith("Block: 1 graph")
 
 
+@torch._dynamo.disable
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Hidden(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return hidden(x)
+
+
+def test_what_torch_compile_gave_no_graph_of_tells_of_it_with_the_reasons_of_dynamo() -> None:
+    module, own = torch.compile(Hidden(), backend="forge"), Hidden()
+    own.compile(backend="forge")
+    graphs = torch.compile(lambda x: x * 2, backend="forge")
+    graphs(X), module(X), own(X)
+    for each in (module, own):
+        told = forge.explain(each)
+        assert (told.name, told.graphs, told.rows) == ("Hidden", 0, [])
+        assert str(told).startswith("Hidden: Dynamo gave forge no graph")
+        assert any("torch.compiler.disable" in reason for reason in told.graph_breaks)
+        assert "\ngraph breaks: " in str(told) and told.graph_breaks[0] in str(told)
+    assert "graph" in forge.explain(nn.Sequential(module)).to_html()
+    assert str(forge.explain(graphs)).startswith("<lambda>: 1 graph")
+
+
+def test_what_torch_compile_gave_no_graph_of_yet_tells_of_a_later_one() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="forge")
+    assert "it was not called yet" in str(forge.explain(compiled))
+    compiled(X)
+    assert str(forge.explain(compiled)).startswith("<lambda>: 1 graph")
+
+
 def test_without_a_target_it_tells_of_the_process() -> None:
     jitted = forge.jit(lambda x: torch.expm1(x) * 3)
     jitted(X)
@@ -193,6 +272,45 @@ def test_a_fusion_is_one_line_with_what_it_holds() -> None:
     ((_, _, name),) = told.regions
     (line,) = [line for line in str(told).splitlines() if name in line]
     assert f"{name}:" in line and "4 operations" in line and all(row.region == name for row in told.rows)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_source_has_the_number_of_the_line_whatever_is_cut_off(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "WIDTH", width)
+    body = "    def forward(self, x):\n        return self.projection_of_the_attention(x).relu().exp().sin().tanh()\n"
+    file = tmp_path / "modeling_of_long_name.py"
+    file.write_text("\n" * 380 + f"class Attending(Base):\n{body}")
+
+    class Base(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection_of_the_attention = nn.Linear(4, 4)
+
+    scope = {"Base": Base}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    jitted = forge.jit(scope["Attending"]())
+    jitted(X)
+    shown = [line for line in str(forge.explain(jitted)).splitlines() if " modeling_" in line]
+    assert len(shown) >= 5 and all(re.search(r" modeling_[\w.]*…?:383( |$)", line) for line in shown)
+    assert max(map(len, shown)) <= width
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (40, "model.py:123  h = x @ w"),
+        (18, "model.py:123  h = x @ w"),
+        (15, "model.py:123"),
+        (12, "model.py:123"),
+        (11, "model.…:123"),
+        (5, "…:123"),
+        (4, "123"),
+    ],
+)
+def test_a_source_is_cut_down_to_its_line(width: int, shown: str) -> None:
+    assert text._with_line("model.py:123  h = x @ w", width) == shown
 
 
 @pytest.mark.parametrize("width", [60, 120])

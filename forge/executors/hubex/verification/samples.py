@@ -174,7 +174,7 @@ class _Values:
         made = call.map(
             lambda leaf: one if leaf == call.metas[0] else self.tensor(leaf) if isinstance(leaf, Meta) else leaf
         )
-        yield Case(made.args, made.kwargs, "one tensor for several arguments", 0, self.known)
+        yield Case(made.args, made.kwargs, "one tensor for several arguments", 0, self.known, gradients=False)
 
     def special(self, call: Call) -> Iterator[Case]:
         """Values in which kernels differ that agree on others: each in one place of each tensor, and in another one of
