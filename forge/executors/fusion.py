@@ -15,7 +15,7 @@ from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, asked, decline
 from forge.executors.layout import Layout, Layouts, contiguous, reinterpreted, restrided
 from forge.executors.regions import Node, Region, find_regions
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import names, proxies
 from forge.ir.structure import key_of, settings
@@ -41,6 +41,17 @@ REINTERPRETED = Symbol(
 )
 RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=torch.Tensor.contiguous)
+
+
+def _made(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
+    """What a fusion executor makes of a region. Raises TypeError where that is neither a function nor a reason."""
+    made = asked(fuser.fuse, region)
+    check(
+        callable(made) or isinstance(made, Declined),
+        lambda: f"{fuser.name}: fuse returned {made!r}, but must return a function, or decline with the reason",
+        TypeError,
+    )
+    return made
 
 
 class Fused:
@@ -275,9 +286,9 @@ class _Writer:
         try:
             found = known.get(key)
         except TypeError:  # a call's argument is not hashable
-            return asked(region.fuser.fuse, self._region_trace(region, calls, inputs, outputs))
+            return _made(region.fuser, self._region_trace(region, calls, inputs, outputs))
         if found is None:
-            found = known[key] = asked(region.fuser.fuse, self._region_trace(region, calls, inputs, outputs))
+            found = known[key] = _made(region.fuser, self._region_trace(region, calls, inputs, outputs))
         return found
 
     def _region_trace(

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forge import prims
+import forge
+from forge import prims, torchlang
 from forge.executors import (
     Executor,
     FusionExecutor,
@@ -248,3 +249,32 @@ def test_backward_programs_are_fused_too() -> None:
     (gradient,) = torch.autograd.grad(direct(x, y).sum(), x)
     torch.testing.assert_close(gradient, torch.autograd.grad((torch.exp(x * y) * 3).sum(), x)[0])
     assert len(fuser.regions) == 2
+
+
+def test_a_fuser_that_gives_nothing_is_told_by_name() -> None:
+    class Nothing(FusionExecutor):
+        def can_fuse(self, bound: BoundSymbol) -> bool:
+            return True
+
+        def fuse(self, region: Trace) -> None:
+            return None
+
+    jitted = forge.jit(lambda x: torch.sin(x) * 2, executors=[Nothing("empty"), "torch"])
+    with pytest.raises(TypeError, match="empty: fuse returned None, but must return a function, or decline with the"):
+        jitted(torch.ones(3))
+
+
+def test_a_text_in_the_place_of_an_answer_is_told_by_name() -> None:
+    def only_cuda(input: Any, approximate: str = "none") -> str:
+        return "only for CUDA"
+
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torchlang.find(F.gelu), F.relu, checker=only_cuda)
+    with pytest.raises(TypeError, match=r"only_cuda answers 'only for CUDA', but must answer True, or decline with"):
+        forge.jit(F.gelu, executors=[mine, "torch"])(torch.ones(3))
+
+
+@pytest.mark.parametrize("given", [F.gelu, None])
+def test_what_is_registered_for_is_a_symbol(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"mine: register_implementation got .*, but must get a symbol"):
+        OperatorExecutor("mine").register_implementation(given, F.gelu)
