@@ -236,8 +236,8 @@ class _Interpreter:
             target, args = self.attribute(args)
         if target in _SIZED and tensors(args[1:]) and all(isinstance(length, int) for length in example.shape):
             args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
-        target = torchlang.overload_of(target, args, kwargs)
-        name = torchlang.function_name(target)
+        called, target = target, torchlang.overload_of(target, args, kwargs)
+        name = torchlang.function_name(called if torchlang.has_one_overload(called) else target)
         try:
             aliased = _shares_memory(node, example)
             output = torchlang.call(target, args, kwargs, memory=self.trace.memory, aliased=aliased)

@@ -8,6 +8,7 @@ from forge.torchlang.core import (
     call,
     find,
     function_name,
+    has_one_overload,
     is_factory,
     language,
     overload_of,

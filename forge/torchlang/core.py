@@ -205,10 +205,14 @@ def _entry_of(function: Any) -> Entry | None:
     """What a function or a method's name means; torch.ops.acme.f is its overload where it has one."""
     if isinstance(function, str):
         return _methods.get(function)
-    if function in _entries or not isinstance(function, torch._ops.OpOverloadPacket):
+    if function in _entries or not has_one_overload(function):
         return _entries.get(function)
-    overloads = function.overloads()
-    return _entries.get(getattr(function, overloads[0])) if len(overloads) == 1 else None
+    return _entries.get(getattr(function, *function.overloads()))
+
+
+def has_one_overload(function: Any) -> bool:
+    """Whether a function is a torch.ops.acme.f of one overload."""
+    return isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1
 
 
 def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
