@@ -222,7 +222,7 @@ def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
     args, kwargs = tree_map(_example, (args, kwargs))
     try:
         return getattr(function, torch._C._jit_resolve_packet(function._qualified_op_name, *args, **kwargs))
-    except RuntimeError:  # torch says what does not fit when the call is made
+    except (RuntimeError, TypeError):  # torch says what does not fit when the call is made
         return function
 
 
