@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns clean
+.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns models sweep clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,14 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
+
+# every model of tests/models, in training, inference and generation
+models: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 tests/models
+
+# every entry of torch's operator database, held against eager; writes docs/coverage.md
+sweep: $(INSTALLED)
+	$(BIN)/python -m tests.sweep --write docs/coverage.md
 
 # downloads each version of the kernels library that pyproject.toml allows
 test-kernels-versions: $(INSTALLED)

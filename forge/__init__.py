@@ -17,6 +17,7 @@ from forge.load_kernel import LoadedKernel, load_kernel
 from forge.patterns import Pattern, pattern
 from forge.report import Explanation, explain
 from forge.repro import repro
+from forge.version import __version__
 
 __all__ = [
     "CheckError",
@@ -48,6 +49,4 @@ __all__ = [
     "value_and_grad",
     "vjp",
 ]
-__version__ = "0.1.0"
-
 versions.warn_if_untested()

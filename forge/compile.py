@@ -49,7 +49,7 @@ from forge.frontend.autograd import Again, Sources
 from forge.frontend.buckets import bucket_bytes
 from forge.frontend.frozen import Folded, fold_weights, freezing_of
 from forge.frontend.layers import LayerUse
-from forge.frontend.program import Program, inline_epilogue
+from forge.frontend.program import Program, inline_epilogue, write_early
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.hub.kept import is_on
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
@@ -451,9 +451,7 @@ def _let_grow(compiled: Compiled, options: Options, layouts: Layouts, grow: Call
     compiled.grow = make
 
 
-def _optimize(
-    trace: Trace, options: Options, stages: list[Trace], freezing: Freezing | None = None
-) -> Trace:
+def _optimize(trace: Trace, options: Options, stages: list[Trace], freezing: Freezing | None = None) -> Trace:
     """The user's transforms, then forge's own that keep a trace's meaning."""
     stages.append(trace)
     trace = run_users(options.transforms, trace, stages)
@@ -532,6 +530,9 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             joint = Joint(forward, joint.runs, joint.active)
     with compiled.timed("split"):
         parts = split(joint.forward, full, mutated, [value for each in given for value in each.values or ()])
+        effects = program.epilogue
+        if effects is not None:
+            effects, parts.forward = write_early(effects, parts.forward, joint.active)
     compiled.traces += [joint.forward, parts.forward]
     compiled.saved = parts.saved()
     layouts = Layouts(parts.forward.inputs)
@@ -582,8 +583,8 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     usual = _usual(outputs, flowing)
     numbers = [getattr(trace.inputs[i], "value", None) for i in sources.numbers]
     backward = backward_for(usual)
-    epilogue = None if program.epilogue is None else _generate(program.epilogue, options, [], [])
-    sets_mode = program.epilogue is not None and _sets_mode(program.epilogue)
+    epilogue = None if effects is None else _generate(effects, options, [], [])
+    sets_mode = effects is not None and _sets_mode(effects)
     later = backward_for, again_for, parts.forward, lambda: numbers
     training = Training(backward, usual, epilogue, constants, sources, *later, parts=found or ())
     recipe = Recipe(forward, program.grad, sets_mode, training)
@@ -641,6 +642,7 @@ def _sources(trace: Trace, parts: Split, mutated: list[int], outputs: list[Tenso
     """Where a differentiable backward finds the inputs that it may read."""
     saved = {proxy.name: place for place, proxy in enumerate(parts.saved_tensors)}
     live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
+    live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read
     read = {name for bound in live for name in bound.inputs}
     sources = Sources({}, [], [], [])
     for position, proxy in enumerate(trace.inputs):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forge import logs
 from forge.ir import Trace
+from forge.ir.printing import compile_function
 
 _HEAD = "# Edit this file: it runs in place of what forge generated, for as long as forge generates the same.\n"
 
@@ -22,17 +23,16 @@ def edited(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trac
     The file's name has the program's and a hash of what forge generated, so that an edited file does not stand for
     another program. Raises EditError, and OSError where the file cannot be read or written.
     """
-    lines, _ = trace.python_source()
+    lines, names = trace.python_source()
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:10]
     path = Path(folder) / f"{trace.name}-{digest}.py"
     text, scope = trace.as_file()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_HEAD + text)
-        return trace.python_callable(), trace
     content = path.read_text()
     if content == _HEAD + text:
-        return trace.python_callable(), trace
+        return compile_function(trace.name, lines, names), trace
     try:
         exec(compile(content, str(path), "exec"), scope)
     except Exception as error:

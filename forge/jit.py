@@ -28,11 +28,11 @@ from forge.frontend import dynamo
 from forge.frontend.against_eager import against_eager
 from forge.frontend.ambient import restored, uncaptured
 from forge.frontend.dtensors import localized
-from forge.frontend.entry import enter
+from forge.frontend.entry import enter, must_be_one_graph
 from forge.frontend.higher_order import runnable
 from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
-from forge.frontend.program import Refused
+from forge.frontend.program import Refused, Unsupported
 from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
@@ -93,13 +93,14 @@ def jit(
         fuse: who is asked first runs it ("order"), or who was measured to be fastest, on tensors of the call's
         metadata, once for each such metadata ("measured"; forge.explain has the times).
     check: "eager" compares every call's result, and the results and gradients of each graph, with what eager gives, and
-        raises forge.CheckError naming the first call that differs, its executor and its inputs. Slow: to find out who
-        is wrong. Nothing is then kept on disk or recorded as a CUDA graph.
+        raises forge.CheckError naming the first call that differs, or that overwrites what it was given, its executor
+        and its inputs. Slow: to find out who is wrong. Nothing is then kept on disk or recorded as a CUDA graph.
     edit: a folder: each program that runs is written there as Python, and what a file says after it was edited runs in
         the place of what forge generates, in this process or a later one, as long as that is the same. Nothing is then
         kept on disk besides.
     strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
-    fullgraph: refuse graph breaks, as torch.compile does.
+    fullgraph: refuse graph breaks, as torch.compile does, and a graph that forge cannot compile, which else runs in
+        eager.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
 
     A jitted module shares the original's parameters, buffers, hooks and mode, and has its class and state_dict keys.
@@ -108,9 +109,8 @@ def jit(
     call that compiles raises forge.EditError for an edited file that is no Python.
     """
     _check_options("forge.jit", others, _OPTIONS)
-    flags = {"cache": cache, "cuda_graphs": cuda_graphs, "freeze": freeze, "strict": strict, "fullgraph": fullgraph}
-    for name, given in flags.items():
-        check_flag(given, f"forge.jit: {name}")
+    for name, given in {"cache": cache, "cuda_graphs": cuda_graphs, "fullgraph": fullgraph}.items():
+        check_flag(given, f"forge.jit: {name}")  # Options checks the others
     check_flag(dynamic, "forge.jit: dynamic", (True, False, None))
     rejit = functools.partial(
         jit,
@@ -238,13 +238,16 @@ def compile_graph(
 ) -> Callable:
     """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager.
 
-    Raises Refused for a call that forge refuses as torch would: the frame is to run in eager.
+    Raises Refused for a call that forge refuses as torch would: the frame is to run in eager. Raises Unsupported under
+    fullgraph for what it cannot compile.
     """
     record = record or Record(name_of(graph))
     try:
         with paused_gc(), restored():
             compiled = _compile(graph, options, record)
-    except dynamo.Unsupported as reason:
+    except Unsupported as reason:
+        if must_be_one_graph():
+            raise _refused_by_fullgraph(reason, record) from None
         return _in_eager(graph, str(reason), record)
     except Refused as refused:
         if options.strict:
@@ -338,6 +341,13 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
         return compile_graph(graph, example_inputs, options=Options(**wanted), record=record)
     except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
         return _in_eager(graph, str(reason), record)
+
+
+def _refused_by_fullgraph(reason: Unsupported, record: Record) -> Unsupported:
+    return Unsupported(
+        f"fullgraph=True: forge cannot compile {record.name}: {reason}; {reason.advice}, or leave out fullgraph, where "
+        "torch runs it"
+    )
 
 
 def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:

@@ -297,8 +297,10 @@ class _Samples:
         names = ", ".join(self.kernel.target.signature.tensors)
         check(
             len(shapes) == len(metas),
-            lambda: f"{self.kernel.name}: {counted(len(shapes), 'shape')} given, but it is called with "
-            f"{counted(len(metas), 'tensor')} ({names}), such as {_written(each.shape for each in metas)}",
+            lambda: (
+                f"{self.kernel.name}: {counted(len(shapes), 'shape')} given, but it is called with "
+                f"{counted(len(metas), 'tensor')} ({names}), such as {_written(each.shape for each in metas)}"
+            ),
         )
         wanted = iter(shapes)
         pairs = [(old, new) for meta, shape in zip(metas, shapes, strict=True) for old, new in _aligned(meta, shape)]

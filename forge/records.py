@@ -113,6 +113,33 @@ def records_of(target: Any) -> tuple[str, list[Record]]:
     return name_of(target), known
 
 
+def outside(target: Any) -> list[str]:
+    """What runs in eager around the jitted modules that a module holds: its other modules, those without a jitted one
+    inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
+    if not isinstance(target, torch.nn.Module) or _is_jitted(target):
+        return []
+    found: list[str] = []
+    _look_outside(target, "", found)
+    return found
+
+
+def _look_outside(module: torch.nn.Module, path: str, found: list[str]) -> None:
+    forward = type(module).forward
+    if not forward.__module__.startswith("torch."):
+        found.append(f"{f'{path}.' if path else ''}forward ({forward.__qualname__})")
+    for name, child in module.named_children():
+        place = f"{path}.{name}" if path else name
+        if any(map(_is_jitted, child.modules())):
+            if not _is_jitted(child):
+                _look_outside(child, place, found)
+        else:
+            found.append(f"{place} ({type(child).__name__})")
+
+
+def _is_jitted(target: Any) -> bool:
+    return _own_record(target) is not None or _compiled_by_torch(target) is not None
+
+
 def _compiled_by_torch(target: Any) -> Record | None:
     """The record of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no graph."""
     known = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", target)

@@ -15,6 +15,7 @@ import torch.distributed
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -344,6 +345,54 @@ def in_buckets(rank: int, executors: list[str], cap: float = 1.0) -> dict[str, A
         loss.backward()
     told = forge.explain(model)
     return {"eager": expected, "forge": found, "events": events.told, "broken": told.graph_breaks + told.eager}
+
+
+class Halves(nn.Module):
+    """Two layers, of a class that is not torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Linear(8, 8), nn.ModuleList([Halves(), Halves()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x.tanh()
+
+
+def _sharded(jitted: bool) -> nn.Module:
+    model = Blocks()
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = fully_shard(forge.jit(block) if jitted else block)
+    return fully_shard(model)
+
+
+PLACES = {
+    "DDP outside": lambda: forge.jit(DistributedDataParallel(Halves())),
+    "DDP outside, of a Sequential": lambda: forge.jit(DistributedDataParallel(nn.Sequential(Halves().first))),
+    "DDP inside": lambda: DistributedDataParallel(forge.jit(Halves())),
+    "FSDP, each block": lambda: _sharded(True),
+    "FSDP outside": lambda: forge.jit(_sharded(False)),
+}
+
+
+def compiled_at(rank: int, place: str) -> dict[str, Any]:
+    """What is compiled where forge.jit goes there, and what is told of the rest."""
+    model = PLACES[place]()
+    model(torch.ones(2, 8)).sum().backward()
+    told = forge.explain(model)
+    operations = [row.operation.rpartition(".")[2] for row in told.rows if row.phase == "forward"]
+    return {"operations": operations, "outside": told.outside, "skipped": told.skipped, "text": str(told)}
 
 
 def parts_again(rank: int) -> dict[str, Any]:

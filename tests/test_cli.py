@@ -1,5 +1,7 @@
 """forge trace, explain and bench; help, completion, errors in one line. What the kernels' commands do: tests/hub."""
 
+import importlib
+import inspect
 import json
 import os
 import shlex
@@ -14,9 +16,10 @@ import torch
 import typer
 
 from forge import cli, model_bench
-from forge.cli import help, inputs, targets
+from forge.cli import help, inputs, names, targets
 from forge.cli.app import TargetError, app
 from forge.executors import timing
+from forge.hub import builder, lockfile
 from forge.model_bench import Case
 
 ROOT = Path(__file__).parents[1]
@@ -205,6 +208,28 @@ def test_an_error_is_one_line_that_names_the_argument(
     left, out, err = run(capsys, "trace", *arguments)
     told = err.replace("imported\n", "").replace("made\n", "")
     assert (left, out) == (status, "") and told.startswith(said) and told.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trace x --levels a", "'--levels': 'a' is not a whole number"),
+        ("trace x --levels 1.5", "'--levels': '1.5' is not a whole number"),
+        ("trace x --levels 0", "'--levels': 0 is less than 1"),
+        ("bench x --rounds -3", "'--rounds': -3 is less than 1"),
+        ("trace x --seed 1e999", "'--seed': '1e999' is not a whole number"),
+        ("kernels build x -j a", "'--jobs' / '-j': 'a' is not a whole number"),
+        ("kernels verify x --seconds abc", "'--seconds': 'abc' is not a number"),
+        ("kernels list --trust me", "'--trust': 'me' is not one of 'locked', 'publisher', 'any'"),
+        ("kernels new x --kind fortran", "'--kind': 'fortran' is not one of 'cpp', 'triton'"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_told_in_the_words_of_a_command_line(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Newer versions of typer would say what pydantic does: Input should be a valid integer."""
+    command = "forge " + line.partition(" x" if " x" in line else " --")[0]
+    assert run(capsys, *line.split()) == (2, "", f"{command}: invalid value for {said} ({command} --help)\n")
 
 
 def test_debug_shows_the_traceback_at_either_place(capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,3 +566,66 @@ def test_python_m_forge_finds_modules_of_the_current_folder() -> None:
     command = [sys.executable, "-m", "forge", "trace", "programs:make", "--executors", "torch"]
     ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert ran.returncode == 0 and "torch.relu" in ran.stdout, ran.stderr
+
+
+# what the installed command imports
+
+
+AT_ONCE = """
+import contextlib, io, os, sys
+import forge_command
+
+def run(*arguments, **environment):
+    sys.argv = ["forge", *arguments]
+    os.environ.update(environment)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        forge_command.main()
+    for name in environment:
+        del os.environ[name]
+    return printed.getvalue()
+
+assert run("--version").startswith("forge "), "the version"
+for command in {commands!r}:
+    assert run(*command.split()[1:], "--help").startswith(f"Usage: {{command}} "), command
+words = "forge trace x --executors inductor,t"
+completed = run(_FORGE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="4")
+assert completed.split() == ["inductor,torch", "inductor,torch-prims"], completed
+heavy = [name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")]
+assert not heavy, heavy
+"""
+
+
+def test_version_help_and_completion_import_no_torch() -> None:
+    ran = _python("-c", AT_ONCE.format(commands=_commands()))
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_installed_command_runs_with_all_of_forge(folder: Path) -> None:
+    (folder / "own.py").write_text("import forge\nsine = forge.jit(lambda x: x.sin())\n")
+    arguments = ("trace", "own.py:sine", "--input", "float32[4]", "--executors", "torch")
+    ran = _python(str(ROOT / "forge_command.py"), *arguments)
+    assert ran.returncode == 0 and "torch.sin" in ran.stdout, ran.stderr
+
+
+def _python(*arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_names_that_are_completed_are_those_of_the_registries() -> None:
+    ran = _python("-c", "from forge.executors.executor import known_executors as known; print(*known())")
+    assert set(names.EXECUTORS) == set(ran.stdout.split()), ran.stderr  # of a process in which no test has added one
+    assert tuple(model_bench.systems()) == names.SYSTEMS
+    assert (names.KINDS, names.LOCK_FILE) == (builder.KINDS, lockfile.DEFAULT_NAME)
+    assert all(inputs.parse_dtype(name) is getattr(torch, name) for name in names.DTYPES)
+
+
+def test_each_command_has_an_action_that_takes_what_it_declares() -> None:
+    for module in ("doctor", "kernels", "programs"):
+        declared = vars(importlib.import_module(f"forge.cli.{module}"))
+        actions = importlib.import_module(f"forge.cli.actions.{module}")
+        for name, function in declared.items():
+            if inspect.isfunction(function) and function.__module__ == f"forge.cli.{module}" and name[0] != "_":
+                taken = inspect.signature(getattr(actions, name)).parameters
+                assert list(taken) == list(inspect.signature(function).parameters), name

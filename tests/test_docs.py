@@ -27,6 +27,9 @@ DOCUMENTS = [
     "README.md",
     "docs/quickstart.md",
     "docs/recipes.md",
+    "docs/debugging.md",
+    "docs/gradients.md",
+    "docs/ops-of-your-own.md",
     "docs/extending.md",
     "docs/architecture.md",
     "docs/adding-an-op.md",
@@ -104,7 +107,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     commands.mkdir()
     (folder / "examples").symlink_to(ROOT / "examples")
-    for name, runs in {"python": sys.executable, "forge": f"{sys.executable} -m forge"}.items():
+    for name, runs in {"python": sys.executable, "forge": f"{sys.executable} {ROOT}/forge_command.py"}.items():
         (commands / name).write_text(f'#!/bin/sh\nexec {runs} "$@"\n')
         (commands / name).chmod(0o755)
     monkeypatch.chdir(folder)
@@ -144,6 +147,32 @@ def test_the_code_of_a_document_prints_what_it_says(
     assert path.read_text() == actual, "run pytest tests/test_docs.py --update-golden, and read the difference"
 
 
+WHOLE = {  # what is jitted whole has a forward, and jits nothing itself
+    "self.model(x)": "self(x)",
+    "self.model, self.is_jitted = forge.jit(self.model), True": "pass",
+    "= Classifier()": "= forge.jit(Classifier())",
+    "    def training_step": "    def forward(self, x):\n        return self.model(x)\n\n    def training_step",
+    "forge.explain(classifier.model)": "forge.explain(classifier)",
+}
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_recipe_for_lightning_prints_what_it_says(whole: bool) -> None:
+    """In a test of its own, which is skipped where that is not installed. whole: the LightningModule itself is jitted,
+    as the text says below the code."""
+    pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
+    blocks = [(match["info"], match["text"]) for match in BLOCK.finditer((ROOT / "docs/recipes.md").read_text())]
+    place = [info for info, _ in blocks].index("python train_lightning.py")
+    (_, code), (_, printed) = blocks[place : place + 2]
+    if whole:
+        for old, new in WHOLE.items():
+            assert old in code
+            code = code.replace(old, new)
+    module = sys.modules["train_lightning"] = types.ModuleType("train_lightning")
+    assert _run(code, vars(module), "docs/recipes.md", int(whole)) == printed
+
+
 @pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "docs/index.md"])
 def test_the_paths_in_a_document_exist(document: str) -> None:
     text = BLOCK.sub("", (ROOT / document).read_text())
@@ -175,7 +204,8 @@ def test_the_diff_of_adding_an_op_adds_it(tmp_path: Path) -> None:
     assert _diff().count("\n+++ ") <= 4
     assert _diff().count("\n@@ ") <= 5, "four places, and an import"
     copy = _copy_with_the_op(tmp_path)
-    summary = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_ops.py", "--op", "inverse").stdout
+    tests = ("tests/test_ops.py", "--op", "fake_quantize_per_tensor_affine")
+    summary = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", *tests).stdout
     assert re.search(r"\d\d passed", summary), summary
 
 
@@ -183,8 +213,12 @@ def test_a_forgotten_place_is_named_with_its_file(tmp_path: Path) -> None:
     copy = _copy_with_the_op(tmp_path, "--exclude=forge/executors/*", "--exclude=forge/testing/*")
     chosen = ("tests/test_registry.py", "-k", "has_an_opinfo or has_an_implementation")
     missing = _python(copy, "-m", "pytest", "-p", "no:cacheprovider", *chosen, fails=True).stdout
-    assert re.search("prims.inverse has no implementation in torch: .* forge/executors/torchex/linalg.py", missing)
-    assert re.search("torch.inverse has no OpInfo: .* forge/testing/opinfos/linalg.py", missing)
+    assert re.search(
+        "prims.fake_quantize has no implementation in torch: .* forge/executors/torchex/elementwise", missing
+    )
+    assert re.search(
+        "torch.fake_quantize_per_tensor_affine has no OpInfo: .* forge/testing/opinfos/elementwise", missing
+    )
 
 
 def _diff() -> str:

@@ -11,7 +11,14 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    ("script", "told"), [("train.py", "loss"), ("train_vit.py", "right of unseen images")], ids=["train", "train_vit"]
+    ("script", "told"),
+    [
+        ("train.py", "loss"),
+        ("train_vit.py", "right of unseen images"),
+        ("per_sample_gradients.py", "the longest gradient of a sample"),
+        ("ensemble.py", "the members' predictions between them"),
+    ],
+    ids=["train", "train_vit", "per_sample_gradients", "ensemble"],
 )
 @pytest.mark.parametrize("how", [(), pytest.param(("--eager",), marks=pytest.mark.slow)], ids=["jitted", "eager"])
 def test_an_example_runs(script: str, told: str, how: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from forge.cache.guards import count, known_of
 from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint, fingerprint_of
 from forge.frontend.functions import is_once_differentiable
 from forge.frontend.layers import SITE, Site
+from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
@@ -119,7 +120,7 @@ class Described:
             return f"property {property_name(function)}"
         name = name_in_torch(function)
         symbol = torchlang.find(function)
-        meaning = [] if symbol is None else [symbol.body, symbol.meta, symbol.rule]
+        meaning = [] if symbol is None else [symbol.body, symbol.meta, grad_rule(symbol)]
         foreign = [each for each in meaning if each is not None and not _is_forges(each)]
         if name is not None and not foreign:
             return name

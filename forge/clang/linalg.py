@@ -23,7 +23,7 @@ def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     left = unsqueeze(a, 0) if a.ndim == 1 else a
     right = unsqueeze(b, 1) if b.ndim == 1 else b
     if right.ndim == 2 and left.ndim > 2:  # one product of matrices instead of a batch of them
-        flat = prims.matmul(reshape(left, (-1, left.shape[-1])), right)
+        flat = prims.matmul(as_rows(left), right)
         out = reshape(flat, (*left.shape[:-1], right.shape[-1]))
     else:
         if left.ndim > 2 or right.ndim > 2:
@@ -33,6 +33,11 @@ def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     if a.ndim == 1:
         out = reshape(out, (*out.shape[:-2], out.shape[-1]))
     return reshape(out, out.shape[:-1]) if b.ndim == 1 else out
+
+
+def as_rows(x: TensorProxy) -> TensorProxy:
+    """x as a matrix, its last dim the columns."""
+    return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 @register_grad(matmul)
@@ -52,8 +57,7 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
         put_grad(a, _drop(matmul(g, conj(right).transpose(-2, -1)), a, 0))
     if needs_grad(b):
         if right.ndim == 2 and left.ndim > 2:
-            rows, g_rows = reshape(conj(left), (-1, left.shape[-1])), reshape(g, (-1, g.shape[-1]))
-            put_grad(b, _drop(matmul(rows.transpose(0, 1), g_rows), b, 1))
+            put_grad(b, _drop(matmul(as_rows(conj(left)).transpose(0, 1), as_rows(g)), b, 1))
         else:
             put_grad(b, _drop(matmul(conj(left).transpose(-2, -1), g), b, 1))
     return out

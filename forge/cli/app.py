@@ -1,26 +1,27 @@
-"""What every command shares: how it is declared, what its help shows, its exit status, and its errors in one line."""
+"""What every command shares: how it is declared, and what its help shows.
+
+Neither this nor a declaration imports torch or forge's compiler, so that help and completion answer at once.
+"""
 
 import dataclasses
+import importlib
+import importlib.metadata
 import inspect
-import os
 import platform
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Annotated, Any, get_type_hints
 
-import torch
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-import forge
-from forge import hub
 from forge.cli import help
-from forge.ir.checks import in_one_line
+from forge.version import __version__
 
 ORDER = ("trace", "explain", "bench", "doctor", "kernels")
 (UsageError,) = typer.BadParameter.__bases__  # typer has no name for it
-EXPECTED = (hub.HubError, ValueError, TypeError, OSError)  # the last: a path that the system refuses
+_WANTED = {"int": "a whole number", "float": "a number", "finite": "a finite number"}  # by the kind of a problem
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -78,7 +79,8 @@ help.EXAMPLES["forge kernels"] = (
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"forge {forge.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        torch = importlib.metadata.version("torch")
+        print(f"forge {__version__}, torch {torch}, Python {platform.python_version()}")
         raise SystemExit(0)
 
 
@@ -109,15 +111,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_usage_error(error: Exception) -> None:
     path = error.ctx.command_path if error.ctx is not None else "forge"
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(_told(error).split()).rstrip(".")
     if message:  # without arguments, a group has shown its help
         message = f"{message[0].lower()}{message[1:]}"
         print(f"{path}: {message} ({path} --help)", file=sys.stderr)
 
 
+def _told(error: Exception) -> str:
+    """What is wrong with a command line; of a value, in forge's words where typer would have pydantic's."""
+    if isinstance(error, typer.BadParameter) and hasattr(error.__cause__, "errors"):
+        error.message = _wrong_value(error.__cause__.errors()[0])
+    return error.format_message()
+
+
+def _wrong_value(problem: dict[str, Any]) -> str:
+    """problem: as pydantic describes it, by its kind, what came, and what belongs to the kind."""
+    if problem["type"] == "value_error":  # typer's own, for a choice
+        return str(problem["ctx"]["error"])
+    if problem["type"] == "greater_than_equal":
+        return f"{problem['input']} is less than {problem['ctx']['ge']}"
+    return f"{problem['input']!r} is not {_WANTED.get(problem['type'].partition('_')[0], 'valid')}"
+
+
 def command(path: str, *examples: str, panel: str | None = None) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Declares a function as the command of that path, such as "kernels list"; its docstring is the help, and what it
-    returns the exit status.
+    """Declares a function as the command of that path, such as "kernels list"; its docstring is the help. What the
+    command does, and gives its exit status, is the function of the same name in forge/cli/actions.
 
     A parameter whose type is a dataclass stands for the dataclass's fields, each an argument or option of its own.
     examples: command lines that its help shows. panel: under which heading the group's help has it.
@@ -134,7 +152,7 @@ def command(path: str, *examples: str, panel: str | None = None) -> Callable[[Ca
 
 
 def _callback(function: Callable[..., int]) -> Callable[..., int]:
-    """What typer calls: `function` with every field as a parameter, --debug, and errors as an exit status."""
+    """What typer calls: with every field of `function` as a parameter, and --debug."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for parameter in signature.parameters.values() for each in _expanded(parameter)]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -149,7 +167,8 @@ def _callback(function: Callable[..., int]) -> Callable[..., int]:
                 arguments[name] = kind(**{each.name: given[each.name] for each in dataclasses.fields(kind)})
             else:
                 arguments[name] = given[name]
-        return _status(lambda: function(**arguments), debug or ctx.find_root().params["debug"])
+        module = function.__module__.rpartition(".")[2]
+        return _running().status(module, function.__name__, arguments, debug or ctx.find_root().params["debug"])
 
     callback.__signature__ = inspect.Signature([context, *parameters, debug])
     callback.__annotations__ = {each.name: each.annotation for each in callback.__signature__.parameters.values()}
@@ -166,22 +185,9 @@ def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name])
 
 
-def _status(run: Callable[[], int], debug: bool) -> int:
-    """The exit status of a command: 1 where it raises an error, with one line of it on stderr, or its traceback."""
-    try:
-        status = run()
-        sys.stdout.flush()
-    except BrokenPipeError:  # who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (UsageError, typer.Exit):
-        raise
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        else:
-            expected = isinstance(error, EXPECTED)
-            text = str(error) if expected else f"{in_one_line(error)} (--debug shows where)"
-            print(f"forge: {text}", file=sys.stderr)
-        return 1
-    return status
+def _running() -> ModuleType:
+    """forge.cli.running, with all of forge behind it: until now, the command `forge` may have left that out."""
+    package = sys.modules["forge"]
+    if not hasattr(package, "jit"):
+        package.__spec__.loader.exec_module(package)
+    return importlib.import_module("forge.cli.running")

@@ -1,11 +1,9 @@
-"""forge doctor."""
+"""forge doctor, as it is declared: what it does is in forge/cli/actions/doctor.py."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from forge import doctor
 from forge.cli.app import command
 
 
@@ -16,6 +14,3 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list
     Versions, devices, compilers, caches, executors, kernels, policy and environment. Lines with a ! cost you something;
     the exit status is 1 where there is one.
     """
-    findings = doctor.examine()
-    print(json.dumps(doctor.as_json(findings), indent=1) if as_json else doctor.show(findings))
-    return 1 if any(each.state == "problem" for each in findings) else 0

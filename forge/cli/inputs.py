@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import typer
 
-from forge.hub.manifest.dtypes import DTYPES, dtype_name, find_dtype
+from forge.hub.manifest.dtypes import DTYPES, find_dtype
 from forge.ir.proxies import short_dtype
 
 SYNTAX = "[NAME=]DTYPE[LENGTH,...] such as x=float32[4,8], int64[2,16]<1000 or float32[], or a literal such as dim=-1"
@@ -73,11 +73,6 @@ def parse_device(text: str) -> torch.device:
     except Exception as error:
         raise ValueError(f"--device {text} cannot be used: {str(error).splitlines()[0]}") from error
     return device
-
-
-def dtypes() -> list[str]:
-    """The names of floating-point dtypes, to be completed."""
-    return [dtype_name(each) for each in dict.fromkeys(DTYPES.values()) if each.is_floating_point]
 
 
 def _dtype(name: str) -> torch.dtype | None:

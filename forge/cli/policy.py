@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from forge import hub
 from forge.cli.help import TRUST
 
 
@@ -35,15 +34,3 @@ class PolicyOptions:
         str | None,
         typer.Option(metavar="NAME", help="Choose variants for this backend, such as cpu.", rich_help_panel=TRUST),
     ] = None
-
-    def policy(self) -> hub.Policy:
-        """The Policy of a command line; a folder that stands on it is allowed by standing there."""
-        allowed = self.allow or []
-        return hub.Policy(
-            trust=self.trust,
-            repositories=tuple(name for name in allowed if "/" in name),
-            publishers=tuple(name for name in allowed if "/" not in name),
-            signatures=self.signatures,
-            imports=tuple(self.allow_import or ()),
-            local=True,
-        )

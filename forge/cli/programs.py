@@ -1,40 +1,27 @@
-"""forge trace, explain and bench: what becomes of a program that the command line names."""
+"""forge trace, explain and bench, as they are declared: what they do is in forge/cli/actions/programs.py."""
 
-import contextlib
-import json
-import os
-import platform
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
-from rich.syntax import Syntax
 
-import forge
-from forge import model_bench
-from forge.cli import inputs, targets
-from forge.cli.app import TargetError, command
+from forge.cli.app import command
 from forge.cli.help import THE_PROGRAM
-from forge.compile import KEEP_STAGES
-from forge.executors.executor import known_executors, resolve_executors
-from forge.executors.machine import device_name
-from forge.ir import Trace
-from forge.ir.printing import table
-from forge.model_bench import Case
-from forge.records import Record, record_of
+from forge.cli.names import DTYPES, EXECUTORS, SYSTEMS
 
 _PANEL = "See into a program"
 
 
-def _complete_executors(incomplete: str) -> list[str]:
-    """Names behind the last comma."""
-    before, comma, _ = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in known_executors() if name not in before.split(",")]
+def _completing(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Completes names between commas: the one behind the last."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in known if name not in before.split(",")]
+
+    return complete
 
 
 @dataclass(frozen=True)
@@ -79,7 +66,7 @@ class Program:
         typer.Option(
             metavar="DTYPE",
             help="Of parameters and of inputs by default, such as bfloat16.",
-            autocompletion=inputs.dtypes,
+            autocompletion=lambda: [*DTYPES],
             rich_help_panel=THE_PROGRAM,
         ),
     ] = None
@@ -93,51 +80,9 @@ class Program:
             metavar="NAME,...",
             help="Who is asked to run each operation, in this order, such as inductor,torch; by default those of "
             "forge.jit.",
-            autocompletion=_complete_executors,
+            autocompletion=_completing(EXECUTORS),
         ),
     ] = None
-
-    def executor_names(self) -> list[str] | None:
-        """Raises typer.BadParameter for an unknown one, or one that is not here."""
-        if self.executors is None:
-            return None
-        names = [name.strip() for name in self.executors.split(",") if name.strip()]
-        try:
-            resolve_executors(names)
-        except ValueError as error:
-            text = str(error).removeprefix("forge.jit: ")
-            raise typer.BadParameter(text, param_hint="--executors") from error
-        return names
-
-    def load(self, *, training: bool) -> Case:
-        """Raises typer.BadParameter for what cannot be read, TargetError for what cannot be loaded."""
-        dtype = None if self.dtype is None else inputs.parse_dtype(self.dtype)
-        device = inputs.parse_device(self.device)
-        settings = inputs.parse_settings(self.settings or ())
-        torch.manual_seed(self.seed)
-        given = None if self.given is None else inputs.parse_inputs(self.given, device)
-        return targets.load(self.target, settings, given, training=training, dtype=dtype, device=device)
-
-    def compiled(self, *, training: bool) -> Any:
-        """The program after a call of it, jitted; every stage of it is kept, and nothing on disk."""
-        names = self.executor_names()
-        case = self.load(training=training)
-        with _environment(KEEP_STAGES, "1"), targets.blamed(self.target):
-            jitted = forge.jit(case.target, executors=names, cache=False)
-            case.run(jitted)()
-        return jitted
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
 
 
 @command(
@@ -168,61 +113,6 @@ def trace(
 
     What is printed is Python: the last stage runs as it stands.
     """
-    jitted = program.compiled(training=program.train or backward)  # its graphs live as long as it does
-    chosen = list(_chosen(record_of(jitted), program.target, stage, only_backward=backward))
-    if as_json:
-        found = [
-            {"graph": graph, "phase": phase, "number": number, "stage": trace.stage, "text": trace.show(levels)}
-            for graph, phase, number, trace in chosen
-        ]
-        print(json.dumps(found, indent=2))
-    elif stage == "list":
-        rows = [(str(graph), phase, str(number), trace.stage) for graph, phase, number, trace in chosen]
-        print("\n".join(table([("graph", "phase", "number", "stage"), *rows])))
-    else:
-        _print_python("\n".join(each.show(levels) for *_, each in chosen).rstrip())
-    return 0
-
-
-def _chosen(
-    record: Record, target: str, stage: str | None, *, only_backward: bool
-) -> Iterator[tuple[int, str, int, Trace]]:
-    """(number of the graph, phase, number of the stage, its trace) of those that were asked for."""
-    for reason in record.eager:
-        print(f"forge: a graph runs in eager: {reason}", file=sys.stderr)
-    if not record.compiled:
-        raise TargetError(f"{target}: nothing was compiled; forge explain says why")
-    phases = [
-        (graph, phase, traces)
-        for graph, compiled in enumerate(record.compiled)
-        for phase, traces in (("forward", compiled.traces), ("backward", compiled.backward_traces))
-        if traces and (phase == "backward" or not only_backward)
-    ]
-    found = [(graph, phase, *each) for graph, phase, traces in phases for each in _stages(traces, stage)]
-    if not found:
-        known = dict.fromkeys(trace.stage for _, _, traces in phases for trace in traces)
-        names = ", ".join(f"{number} {name}" for number, name in enumerate(known))
-        raise typer.BadParameter(f"{stage!r} is none of {names or 'no stages'}", param_hint="--stage")
-    yield from found
-
-
-def _stages(traces: Sequence[Trace], wanted: str | None) -> list[tuple[int, Trace]]:
-    numbered = list(enumerate(traces))
-    if wanted is None:
-        return numbered[-1:]
-    if wanted in ("all", "list"):
-        return numbered
-    if wanted.removeprefix("-").isdecimal():
-        return [each for each in numbered if each[0] == int(wanted) % len(traces)][: abs(int(wanted)) <= len(traces)]
-    return [each for each in numbered if wanted in each[1].stage]
-
-
-def _print_python(text: str) -> None:
-    """In colours on a terminal; lines are never broken."""
-    if sys.stdout.isatty():
-        Console().print(Syntax("", "python", theme="ansi_dark").highlight(text), soft_wrap=True)
-    else:
-        print(text)
 
 
 @command(
@@ -248,26 +138,6 @@ def explain(
     And what is fused, what is saved for the backward, graph breaks, what runs in eager, and the time to compile; with
     --profile the time and memory of each call.
     """
-    if html is not None and not html.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
-    jitted = program.compiled(training=program.train)  # the page has the traces of graphs that are still there
-    found = forge.explain(jitted, profile=profile)
-    if html is not None:
-        found.to_html(html)
-        print(f"forge: the report is in {html}", file=sys.stderr)
-    if as_json:
-        print(found.to_json())
-    elif sys.stdout.isatty():
-        Console().print(found)
-    else:
-        print(found)
-    return 0
-
-
-def _complete_systems(incomplete: str) -> list[str]:
-    """Names behind the last comma."""
-    before, comma, _ = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in model_bench.systems() if name not in before.split(",")]
 
 
 @command(
@@ -285,7 +155,7 @@ def bench(
         typer.Option(
             metavar="NAME,...",
             help="These alone, of eager, torch.compile and forge.",
-            autocompletion=_complete_systems,
+            autocompletion=_completing(SYSTEMS),
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -294,35 +164,3 @@ def bench(
 
     The ratios are medians over rounds: below 1.00 is faster. The exit status is 1 where one of them failed.
     """
-    known = model_bench.systems(program.executor_names())
-    chosen = list(known) if only is None else [name.strip() for name in only.split(",")]
-    for name in chosen:
-        if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
-    case = program.load(training=program.train)
-    with targets.blamed(program.target):  # what the program itself raises
-        own = case.copy()
-        own.run(own.target)()
-        timed = model_bench.compare(case, [known[name] for name in chosen], rounds)
-    if as_json:
-        print(json.dumps(_with_circumstances(program, timed), indent=2))
-    else:
-        print(_headline(program))
-        print(model_bench.show(timed))
-    return 1 if any(each.reason is not None for each in timed) else 0
-
-
-def _headline(program: Program) -> str:
-    step = "training step" if program.train else "forward"
-    return f"{program.target}, a {step} on {device_name(torch.device(program.device))}, torch {torch.__version__}\n"
-
-
-def _with_circumstances(program: Program, timed: Sequence[model_bench.Timed]) -> dict[str, Any]:
-    return {
-        "target": program.target,
-        "training": program.train,
-        "device": device_name(torch.device(program.device)),
-        "threads": torch.get_num_threads(),
-        "versions": {"forge": forge.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "systems": model_bench.as_json(timed),
-    }

@@ -2,9 +2,11 @@
 
 The recorded program runs first, call by call by torch alone; then the one that forge made of it, in which the result of
 every call is compared with the value of that name. So a transform, a pass, an executor or a kernel that changes a value
-is found at the first call whose result differs, fused or not.
+is found at the first call whose result differs, fused or not. What a call was given is compared with what it was before
+the call: an implementation that overwrites it is found, too.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,9 +17,9 @@ import torch
 from forge.executors.claim import Claim, claim
 from forge.executors.notes import Note, noted
 from forge.executors.torchex.core import torchex
-from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.printing import in_words
-from forge.ir.pytree import tensors
+from forge.ir.pytree import names, tensors
 from forge.transforms.dce import dce
 
 # How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
@@ -25,6 +27,7 @@ from forge.transforms.dce import dce
 _WITHIN = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 1e-2}
 _COARSEST = 5e-2
 _CANCELLED = 1e-2
+_WRITES = frozenset({Tag.EFFECT, Tag.MAY_WRITE})
 
 
 class CheckError(RuntimeError):
@@ -61,10 +64,14 @@ class Checked:
         self._phase = phase
         self._within = tolerance_of(reference)
         self._expected: dict[str, torch.Tensor] = {}
+        self._given: list[torch.Tensor | None] = []  # copies of what the call that runs was given
         by_torch, _ = claim(dce(reference), [torchex])
         self._reference = _noting(by_torch, self._keep).python_callable()
         self._boxed = by_torch.boxed
-        self.trace = _noting(claimed, self._compare)
+        self._to_write_to = {
+            name for bound in claimed.bound_symbols if Tag.UNINITIALIZED in bound.all_tags for name in bound.outputs
+        }
+        self.trace = _noting(claimed, self._compare, self._before)
 
     def around(self, function: Callable) -> Callable:
         """`function`, which runs `trace`, after the reference."""
@@ -76,6 +83,7 @@ class Checked:
                 return function(*inputs)
             finally:
                 self._expected.clear()
+                self._given.clear()
 
         return run
 
@@ -84,7 +92,49 @@ class Checked:
             if value is not None:
                 self._expected[proxy.name] = value.detach()
 
+    def _before(self, bound: BoundSymbol) -> Note | None:
+        """Keeps copies of what a call is given."""
+        if not _WRITES.isdisjoint(bound.all_tags):
+            return None
+
+        def keep(*values: torch.Tensor | None) -> None:
+            self._given[:] = [None if value is None else value.detach().clone() for value in values]
+
+        return keep, _tensors((bound.args, bound.kwargs))
+
+    def _check_given(self, bound: BoundSymbol, values: Sequence[torch.Tensor | None]) -> None:
+        """Raises CheckError where a call has overwritten what it was given."""
+        given, self._given = self._given, []
+        for proxy, value, before in zip(_tensors((bound.args, bound.kwargs)), values, given, strict=False):
+            if value is None or before is None or proxy.name in self._to_write_to:
+                continue
+            reason = differs(value, before, within=0, around=0)
+            if reason is not None:
+                raise self._overwritten(bound, proxy, reason, given, value, before)
+
+    def _overwritten(
+        self,
+        bound: BoundSymbol,
+        proxy: TensorProxy,
+        reason: str,
+        given: Sequence[torch.Tensor | None],
+        actual: torch.Tensor,
+        before: torch.Tensor,
+    ) -> CheckError:
+        made = next((self._claims[name] for name in bound.outputs if name in self._claims), None)
+        call = _Told(bound, made)
+        return CheckError(
+            f"{self._phase}: {call} overwrites its argument {_parameter(bound, proxy.name)}, {proxy.name}: {reason}; "
+            "an implementation may not change what it is given: let it copy that first",
+            operation=call.operation,
+            executor=call.executor,
+            inputs=_by_name(bound, given),
+            actual=actual,
+            expected=before,
+        )
+
     def _compare(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
+        self._check_given(bound, values[outputs:])
         for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
             if value is None:  # attention's own notes, which this kernel of it does not make
                 continue
@@ -104,35 +154,59 @@ class Checked:
         actual: torch.Tensor,
         expected: torch.Tensor | None,
     ) -> CheckError:
-        made = self._claims.get(proxy.name)
-        executor = made.executor if made else bound.symbol.id.partition(".")[0]
-        operation = made.operation if made else bound.symbol.id
-        region = f", in {bound.symbol.id}" if made and made.region else ""
-        place = str(made.source) if made and made.source else ""
-        names = [each.name for each in _tensors((bound.args, bound.kwargs))]
-        inputs = {name: tensor for name, tensor in zip(names, given, strict=True) if tensor is not None}
+        call, inputs = _Told(bound, self._claims.get(proxy.name)), _by_name(bound, given)
         told = ", ".join(f"{name}: {in_words_of(tensor)}" for name, tensor in inputs.items())
-        where = f" ({place})" if place else ""
         return CheckError(
-            f"{self._phase}: {proxy.name} = {operation} by {executor}{region}{where} is not what eager gives: "
-            f"{reason}; it was given {told or 'no tensor'}",
-            operation=operation,
-            executor=executor,
+            f"{self._phase}: {proxy.name} = {call} is not what eager gives: {reason}; "
+            f"it was given {told or 'no tensor'}",
+            operation=call.operation,
+            executor=call.executor,
             inputs=inputs,
             actual=actual,
             expected=expected,
         )
 
 
-def _noting(trace: Trace, see: Callable) -> Trace:
+class _Told:
+    """A call in words: what it computes, who runs it, and where it stands."""
+
+    def __init__(self, bound: BoundSymbol, made: Claim | None) -> None:
+        self.executor = made.executor if made else bound.symbol.id.partition(".")[0]
+        self.operation = made.operation if made else bound.symbol.id
+        self._region = f", in {bound.symbol.id}" if made and made.region else ""
+        self._place = f" ({made.source})" if made and made.source and str(made.source) else ""
+
+    def __str__(self) -> str:
+        return f"{self.operation} by {self.executor}{self._region}{self._place}"
+
+
+def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    """What a call was given, by the names in the program."""
+    proxies = _tensors((bound.args, bound.kwargs))
+    return {proxy.name: tensor for proxy, tensor in zip(proxies, given, strict=True) if tensor is not None}
+
+
+def _parameter(bound: BoundSymbol, name: str) -> str:
+    """What the function that runs a call names the argument in which it gets the value `name`."""
+    try:
+        named = inspect.signature(bound.symbol.op).bind(*bound.args, **bound.kwargs).arguments
+    except (TypeError, ValueError):  # a function without a signature
+        named = {**{str(place): value for place, value in enumerate(bound.args)}, **bound.kwargs}
+    return next((each for each, value in named.items() if name in names([value])), name)
+
+
+def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
     """The trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives, these,
-    and the tensors that it was given."""
+    and the tensors that it was given. before: gives what is noted before such a call."""
+
+    def first(number: int, bound: BoundSymbol) -> Note | None:
+        return before(bound) if before is not None and _tensors(bound.output) else None
 
     def note(number: int, bound: BoundSymbol) -> Note | None:
         made = _tensors(bound.output)
         return (partial(see, bound, len(made)), [*made, *_tensors((bound.args, bound.kwargs))]) if made else None
 
-    return noted(trace, "checked", note)
+    return noted(trace, "checked", note, first)
 
 
 def _tensors(tree: Any) -> list[TensorProxy]:

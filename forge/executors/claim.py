@@ -70,9 +70,7 @@ class Claim:
         self.region = region
 
     @classmethod
-    def of(
-        cls, bound: BoundSymbol, executor: str, declined: Reasons, level: int, region: str | None = None
-    ) -> "Claim":
+    def of(cls, bound: BoundSymbol, executor: str, declined: Reasons, level: int, region: str | None = None) -> "Claim":
         """Of a call."""
         made = {proxy.name: proxy for proxy in proxies(bound.output)}
         results = [in_words(made[name]) for name in bound.outputs]
@@ -315,9 +313,7 @@ def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> F
     return next((each for each in before if isinstance(each, FusionExecutor)), None)
 
 
-def fusible(
-    bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, lost: Lost = _NOBODY
-) -> list[BoundSymbol]:
+def fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, lost: Lost = _NOBODY) -> list[BoundSymbol]:
     """The call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
     if executor in lost:
         declined.append((executor.name, lost[executor]))

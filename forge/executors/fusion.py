@@ -9,11 +9,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import torch
-
 from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, asked, decline
-from forge.executors.layout import Layout, Layouts, contiguous, reinterpreted, restrided
+from forge.executors.layout import Layout, Layouts, contiguous, in_row_major, reinterpreted, restrided
 from forge.executors.regions import Node, Region, find_regions
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
@@ -40,7 +38,7 @@ REINTERPRETED = Symbol(
     "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted
 )
 RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
-CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=torch.Tensor.contiguous)
+CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
 
 
 def _made(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
@@ -162,7 +160,7 @@ class _Writer:
         if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
             return False
         memory, layout = self.layouts.values[base], self.layouts.values[name]
-        if not isinstance(layout, Layout) or memory.dtype != layout.dtype:
+        if not isinstance(layout, Layout) or memory.dtype != layout.dtype or not (memory.is_plain and layout.is_plain):
             return False
         self.unfused[node.makes[0]] = "a view is read outside of its regions"
         args = (self._proxy(base), layout.shape, layout.strides, offset)
@@ -247,12 +245,15 @@ class _Writer:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
 
     def _given(self, fuser: FusionExecutor, name: str) -> Proxy:
-        """What a region is given: of the strides that its code is made for."""
+        """What a region is given: of the strides that its code is made for, in memory that holds the values."""
         proxy = self._proxy(name)
-        if not fuser.strided or name not in self.layouts.uncertain or not isinstance(proxy, TensorProxy):
+        if not isinstance(proxy, TensorProxy):
+            return proxy
+        layout = self.layouts.values[name]
+        uncertain = fuser.strided and name in self.layouts.uncertain
+        if not uncertain and layout.is_plain:
             return proxy
         if name not in self.restrided:
-            layout = self.layouts.values[name]
             new = self.trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{name}_restrided")
             if _is_contiguous(layout):  # whatever its lengths are
                 self.calls.append(BoundSymbol(CONTIGUOUS, (proxy,), {}, new))
@@ -270,9 +271,7 @@ class _Writer:
     def _proxy(self, name: str) -> Proxy:
         return self.proxies[name] if name in self.proxies else self.trace.constant_proxy(name)
 
-    def _artifact(
-        self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
-    ) -> Callable | Declined:
+    def _artifact(self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]) -> Callable | Declined:
         """What runs the region; the same for an identical one."""
         pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
@@ -291,9 +290,7 @@ class _Writer:
             found = known[key] = _made(region.fuser, self._region_trace(region, calls, inputs, outputs))
         return found
 
-    def _region_trace(
-        self, region: Region, calls: list[BoundSymbol], inputs: list[str], outputs: list[str]
-    ) -> Trace:
+    def _region_trace(self, region: Region, calls: list[BoundSymbol], inputs: list[str], outputs: list[str]) -> Trace:
         trace = self.trace.derive(
             f"region of {region.fuser.name}",
             calls,

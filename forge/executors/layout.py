@@ -7,9 +7,7 @@ forge's, which may read memory by its address; an opaque call) is promised to be
 comes from outside; `restrided` keeps such a promise when the program runs.
 """
 
-import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,23 +23,32 @@ from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.structure import key_of, settings
 from forge.ir.undecided import for_all_sizes
+from forge.prims.library import quiet
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
 
 
 class Layout(NamedTuple):
-    """A tensor's metadata."""
+    """A tensor's metadata. conjugated, negated: what torch does to it where it is read (x.conj(), x.conj().imag)."""
 
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
     dtype: torch.dtype
     device: torch.device
+    conjugated: bool = False
+    negated: bool = False
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
         """A tensor's own."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+        strides = tuple(tensor.stride())
+        return cls(tuple(tensor.shape), strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the memory holds the values themselves."""
+        return not self.conjugated and not self.negated
 
     @classmethod
     def promised(cls, proxy: TensorProxy) -> "Layout":
@@ -101,17 +108,6 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, torch does not log as an error what fails on tensors without values: who asks deals with it."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
 _static = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 _known: Bounded = Bounded(20_000)
 _lock = new_lock()
@@ -163,9 +159,7 @@ class Layouts:
             elif proxy.strides is None:
                 self.promise(proxy)
             else:
-                self.values[proxy.name] = Layout(
-                    tuple(proxy.shape), tuple(proxy.strides), proxy.dtype, proxy.device
-                )
+                self.values[proxy.name] = Layout(tuple(proxy.shape), tuple(proxy.strides), proxy.dtype, proxy.device)
 
     def add_constants(self, constants: dict[str, torch.Tensor]) -> None:
         for name, value in constants.items():
@@ -188,7 +182,7 @@ class Layouts:
                 if share is not None:
                     base, further = self.shown.get(given[share], (given[share], 0))
                     self.shown[leaf.name] = (base, further + offset)
-                if ran.chosen or not ran.known:
+                if ran.chosen or not ran.known or (share is not None and given[share] in self.uncertain):
                     self.uncertain.add(leaf.name)
         return ran
 
@@ -207,7 +201,9 @@ class Layouts:
         value = self.values[leaf.name] if isinstance(leaf, Proxy) else leaf
         if not isinstance(value, Layout):
             return value
-        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
+        made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
+        made = torch._neg_view(made) if value.negated else made
+        return torch.conj(made) if value.conjugated else made
 
     def _key(self, proxy: Proxy) -> Any:
         value = self.values[proxy.name]
@@ -243,9 +239,7 @@ class Layouts:
             return self._promised(call)
 
     def _promised(self, call: BoundSymbol) -> Ran:
-        outputs = [
-            Layout.promised(leaf) if isinstance(leaf, TensorProxy) else None for leaf in leaves(call.output)
-        ]
+        outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else None for leaf in leaves(call.output)]
         return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False)
 
 
@@ -310,10 +304,16 @@ def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 reinterpreted = torch._C._dynamo.guards._reinterpret_tensor
 
 
+def in_row_major(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy, in row-major order, whose memory holds its values."""
+    return x.contiguous().resolve_conj().resolve_neg()
+
+
 def restrided(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides: itself where it has them."""
-    if x.stride() == strides:
-        return x
-    if all(one == other or length == 1 for one, other, length in zip(x.stride(), strides, x.shape, strict=True)):
-        return x.as_strided(x.shape, strides)
+    """The tensor with these strides, whose memory holds its values: itself where it is so."""
+    if not (x.is_neg() or x.is_conj()):
+        if x.stride() == strides:
+            return x
+        if all(one == other or length == 1 for one, other, length in zip(x.stride(), strides, x.shape, strict=True)):
+            return x.as_strided(x.shape, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

@@ -3,7 +3,8 @@
 The program runs again, on tensors like those that it was compiled for: random floats, zeros where they may be an index,
 a symbolic length as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
 device's own, so that a call takes until the device has done its work or, where it waits for Python, until the next
-begins.
+begins. An opaque call runs where it is torch's own and takes such values; else there are values like its results in its
+place, and it is not measured.
 """
 
 import statistics
@@ -24,15 +25,73 @@ from forge.executors.hubex.calls import Meta, with_strides
 from forge.executors.layout import contiguous
 from forge.executors.notes import noted
 from forge.executors.selection import random_values
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace
-from forge.ir.printing import STATEMENTS
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.checks import in_one_line
+from forge.ir.printing import STATEMENTS, qualified_name
 from forge.ir.proxies import hint_of
-from forge.ir.pytree import tensors
+from forge.ir.pytree import tensors, tree_map
+from forge.torchlang.opaque import run_opaque_backward, run_opaque_forward
 from forge.transforms.makers import innermost
 
+_TORCHS = ("torch.ops.aten.", "torch.ops.prims.", "operator.", "math.")
 SECONDS = 1.0  # that a program is run for, about
 _OWN = frozenset({prims.copy_, prims.copy_data_, prims.set_grad_enabled, prims.no_derivative})  # on its own tensors
 _WARM, _FEWEST, _MOST = 2, 3, 25
+
+
+class Opaque:
+    """An opaque call of a profiled program. What is not torch's own may do more than compute: it does not run.
+
+    left_out: why there are values like its results in its place. is_backward: of another one, which runs if that did.
+    """
+
+    def __init__(self, bound: BoundSymbol) -> None:
+        self._bound = bound
+        self.is_backward = bound.symbol.op is run_opaque_backward
+        function = bound.args[0] if bound.symbol.op is run_opaque_forward else bound.symbol.op
+        self.name = qualified_name(function) or bound.symbol.id.removeprefix("opaque.")
+        self.left_out = None if self.is_backward or _is_torchs(function) else "it may do more than compute"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_backward and args[0] is None:
+            self.left_out = "its forward did not run"
+        if self.left_out is None:
+            try:
+                return self._bound.symbol.op(*args, **kwargs)
+            except Exception as error:  # a matrix that is not positive definite, say
+                self.left_out = f"it takes no random values: {in_one_line(error)}"
+        return tree_map(_result, self._bound.output)
+
+
+def _is_torchs(function: Any) -> bool:
+    """Whether a function, or all that a graph calls, is torch's own."""
+    while hasattr(function, "function"):  # in a grad mode, under autocast, on copies
+        function = function.function
+    if isinstance(function, torch.fx.GraphModule):
+        return all(isinstance(node.target, str) or _is_torchs(node.target) for node in function.graph.nodes)
+    name = qualified_name(function) or ""
+    return name.startswith(_TORCHS) or (name.startswith("torch.") and not name.startswith("torch.ops."))
+
+
+def _result(leaf: Any) -> Any:
+    """A value like a result; None for torch's graph of a call."""
+    if isinstance(leaf, (TensorProxy, NumberProxy)):
+        return _value(leaf)
+    return None if isinstance(leaf, Proxy) else leaf
+
+
+def _with_opaque(trace: Trace) -> Trace:
+    """The trace with each opaque call as one of an Opaque."""
+
+    def replaced(bound: BoundSymbol) -> BoundSymbol:
+        if Tag.OPAQUE not in bound.all_tags:
+            return bound
+        symbol = bound.symbol
+        return bound.replace(
+            symbol=Symbol(symbol.name, symbol.id, meta=symbol.meta, tags=symbol.tags, op=Opaque(bound))
+        )
+
+    return trace.derive(trace.stage, list(map(replaced, trace.bound_symbols)))
 
 
 class Cost(NamedTuple):
@@ -50,21 +109,20 @@ def can_profile(*traces: Trace) -> Decision:
     for bound in (bound for trace in traces for bound in trace.bound_symbols):
         if isinstance(bound.symbol.op, Graph):
             return decline("it runs as CUDA graphs, which are one call")
-        if Tag.OPAQUE in bound.all_tags:
-            name = bound.symbol.id.removeprefix("opaque.")
-            return decline(f"{name} is an opaque call, which may do more than compute")
-        for call in innermost(bound):
+        for call in innermost(bound) if Tag.OPAQUE not in bound.all_tags else ():
             if Tag.EFFECT in call.all_tags and call.symbol not in _OWN:
                 return decline(f"{call.symbol.id} has an effect")
     return True
 
 
-def costs(forward: Trace, backward: Trace | None) -> tuple[list[Cost], list[Cost]]:
-    """Those of a program's calls, and of its backward's, in the order in which they run.
+def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], list[Cost]], list[str]]:
+    """Those of a program's calls, and of its backward's, in the order in which they run; and which opaque calls were
+    not measured, and why.
 
     forward, backward: what was claimed and runs. Where there is a backward, the forward gives (outputs, saved tensors,
     saved numbers), and the backward takes one list, of what was saved and the gradients.
     """
+    forward, backward = _with_opaque(forward), backward and _with_opaque(backward)
     devices = {proxy.device for trace in (forward, backward) if trace is not None for proxy in _all_tensors(trace)}
     gpu = next((device for device in devices if device.type == "cuda"), None)
     clocks = [None if trace is None else _Clock(trace, gpu) for trace in (forward, backward)]
@@ -85,7 +143,9 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[list[Cost], list[Cost
     of_forward, of_backward = (
         [] if clock is None else clock.costs(size.bytes) for clock, size in zip(clocks, sizes, strict=True)
     )
-    return of_forward, of_backward
+    every = [bound.symbol.op for trace in (forward, backward) if trace is not None for bound in trace.bound_symbols]
+    left_out = [each for each in every if isinstance(each, Opaque) and not each.is_backward and each.left_out]
+    return (of_forward, of_backward), [f"{each.name} is an opaque call: {each.left_out}" for each in left_out]
 
 
 def _all_tensors(trace: Trace) -> list[TensorProxy]:
@@ -194,7 +254,5 @@ class _Clock(_Noted):
         return [
             Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
             for number, bound in enumerate(self.calls)
-            if bound.symbol not in STATEMENTS
+            if bound.symbol not in STATEMENTS and getattr(bound.symbol.op, "left_out", None) is None
         ]
-
-

@@ -184,9 +184,7 @@ class Measuring:
                 _measuring.release()
         return about, timed, program.arguments
 
-    def _key(
-        self, program: "_Program", executors: Sequence[Executor], options: list[_Option]
-    ) -> tuple[str, bool]:
+    def _key(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> tuple[str, bool]:
         """All that decides the times, and whether another process that finds the same would measure the same."""
         said = [_identity(program.symbol.id, each) for each in options]
         fusers = [_identity_of(each) for each in executors if isinstance(each, FusionExecutor)]  # for what is inside
@@ -449,4 +447,3 @@ def _identity_of(fuser: FusionExecutor) -> tuple[str, bool]:
     if isinstance(said, Declined):
         return f"{fuser.name} {id(fuser)}", False
     return f"{fuser.name} {said}", True
-

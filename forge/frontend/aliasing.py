@@ -95,8 +95,10 @@ def _place(fake: torch.Tensor) -> int:
 
 
 def _follows(known: Ref | None, base: Ref) -> bool:
-    """Whether a view of the base is known, by steps that need no other tensor."""
-    return known is not None and known.storage is base.storage and not any(step.tensors for step in known.chain)
+    """Whether a view of the base is known, by steps that need no tensor but the memory's first handle."""
+    if known is None or known.storage is not base.storage:
+        return False
+    return all(tensor is known.storage.root for step in known.chain for tensor in step.tensors)
 
 
 def _overlaps(fake: torch.Tensor) -> bool:

@@ -108,12 +108,12 @@ class Region:
             @staticmethod
             @unconverted
             def forward(ctx: Any, *inputs: Any) -> Any:
+                if mutated:
+                    ctx.copies = _copy(inputs, mutated)
                 outputs, tensors, numbers = forward(*inputs)
                 ctx.save_for_backward(*tensors)
                 ctx.numbers = numbers
                 ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
-                if mutated:
-                    ctx.copies = _copy(inputs, mutated)
                 ctx.count = len(inputs)
                 if numbered:
                     ctx.lengths = [inputs[i] for i in numbered]
@@ -277,10 +277,11 @@ class _Alias(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # no gradient stays none
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, g: torch.Tensor | None) -> torch.Tensor | None:
         return g
 
 

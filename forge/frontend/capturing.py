@@ -40,6 +40,7 @@ from torch.autograd.function import FunctionCtx
 from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.layers import captured_call, replacing
 from forge.frontend.replaced import Replaced
+from forge.frontend.stand_ins import STAND_INS
 from forge.ir.versions import TORCH
 
 # torch.autograd.Function
@@ -150,7 +151,8 @@ _SETTERS = frozenset(
 
 
 def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, *args: Any, **options: Any) -> Any:
-    """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs."""
+    """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs.
+    Another looks at values: what stands for it does not."""
     if self.value in _SETTERS:
         unimplemented(
             gb_type="a setting of the process changes",
@@ -158,6 +160,8 @@ def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, *args: Any, **optio
             explanation="It holds for what follows the program.",
             hints=[],
         )
+    if self.value in STAND_INS:
+        self = TorchInGraphFunctionVariable(STAND_INS[self.value])
     return _calls_torch.original(self, tx, *args, **options)
 
 

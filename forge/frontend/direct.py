@@ -10,7 +10,7 @@ from torch.utils import _pytree
 from forge import torchlang
 from forge.frontend import functions
 from forge.frontend.program import Program, finish
-from forge.ir import TensorProxy, Trace, recording
+from forge.ir import TensorProxy, Trace, recording, strides_of
 from forge.ir.pytree import tree_map
 from forge.torchlang import grad_mode
 
@@ -73,9 +73,7 @@ def _started(name: str) -> Trace:
 def _as_input(trace: Trace, name: str) -> torch.Tensor:
     """Makes a tensor that the trace closed over an input, under its name, and returns it."""
     value = trace.constants.pop(name)
-    trace.add_input(
-        TensorProxy(name, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
-    )
+    trace.add_input(TensorProxy(name, tuple(value.shape), value.dtype, value.device, strides=strides_of(value)))
     return value.detach()
 
 
@@ -92,7 +90,8 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
                 leaf.device,
                 name=names[i] if i < len(names) else f"x{i}",
                 requires_grad=leaf.requires_grad,
-                strides=tuple(leaf.stride()),
+                strides=strides_of(leaf),
+                offset=leaf.storage_offset(),
             )
             leaf = trace.add_input(proxy)
         stand_ins.append(leaf)

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge import torchlang
 from forge.frontend.higher_order import writes
 from forge.frontend.program import Unsupported
+from forge.ir.source import Source
 from forge.torchlang.sharding import Place, of_gradient, redistribute, spread
 
 if torch.distributed.is_available():
@@ -126,7 +127,11 @@ class _Writer:
     def write(self) -> Localized:
         for node in self.old.graph.nodes:
             self.node = node
-            self.env[node] = self.write_node(node)
+            try:
+                self.env[node] = self.write_node(node)
+            except Unsupported as reason:
+                reason.at(Source.of(node))
+                raise
         return Localized(GraphModule(self.old, self.new), self.around)
 
     def write_node(self, node: Node) -> Any:

@@ -14,10 +14,11 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forge import prims, torchlang
-from forge.frontend import higher_order, layers
+from forge.frontend import as_written, higher_order, layers
 from forge.frontend.aliasing import Pair, pairs, reconcile
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.functions import from_graphs, run_alone
+from forge.frontend.lowering import recorded
 from forge.frontend.program import Program, Refused, Unsupported, finish
 from forge.ir import (
     NUMBER_TYPES,
@@ -31,6 +32,7 @@ from forge.ir import (
     get_grad,
     put_grad,
     recording,
+    strides_of,
 )
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, tensors, tree_map
@@ -81,6 +83,7 @@ class _Interpreter:
         self.numbers: set[str] = set()  # read from tensors so far
         self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
         self.skipped: Collection[Node] = ()
+        self.native = False  # whether opaque calls are refused
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
 
@@ -110,18 +113,25 @@ class _Interpreter:
                     self.run_region(higher_order.transform_region(self.graph, node, nodes))
                 else:
                     self.env[node] = getattr(self, node.op)(node)
-            except Unsupported:
+            except Unsupported as reason:
+                reason.at(self.trace.source)
                 raise
             except (RuntimeError, TypeError, ValueError, LookupError) as reason:
-                raise Refused(reason) from reason
+                raise Refused(reason, self.trace.source) from reason
         raise AssertionError("a graph without an output")
 
     def run_region(self, region: higher_order.Region) -> None:
-        """Nodes that only make sense together run as one opaque call."""
-        args = self.look_up(tuple(region.inputs))
-        nothing = Effects([], frozenset(), [])  # transform_region has looked
-        output = self.opaque(grad_mode.InMode(region.function), region.name, args, {}, [], region.example, nothing)
-        self.env.update(zip(region.outputs, output, strict=True))
+        """Nodes that only make sense together: the operators that torch runs for them, else one opaque call."""
+        args, function = self.look_up(tuple(region.inputs)), grad_mode.InMode(region.function)
+        grad_mode.note(self.trace)
+        try:
+            output = recorded(function, region.name, self.inline_operators)(*self.trace.memory.read_all(args))
+        except Unsupported as reason:
+            nothing = Effects([], frozenset(), [])  # transform_region has looked
+            output = self.opaque(function, f"{region.name} ({reason})", args, {}, [], region.example, nothing)
+        for node, value in zip(region.outputs, output, strict=True):
+            self.env[node] = value
+            self.note(node, value, node.meta["example_value"])
 
     def layer(self, node: Node) -> Any:
         """The end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
@@ -135,9 +145,10 @@ class _Interpreter:
             proxy.strides = tuple(example.stride())
         return output
 
-    def inline(self, graph: GraphModule, args: tuple, skipped: Collection[Node] = ()) -> Any:
-        """Runs a nested graph on values of this one."""
+    def inline(self, graph: GraphModule, args: tuple, skipped: Collection[Node] = (), *, native: bool = False) -> Any:
+        """Runs a nested graph on values of this one. native: raises Unsupported for what would be an opaque call."""
         inner = _Interpreter(graph)
+        inner.native = native
         inner.skipped = skipped
         inner.trace, inner.regions, inner.held = current_trace(), self.regions, self.held
         if inner.trace is self.trace:  # else a gradient rule runs it once more
@@ -145,6 +156,10 @@ class _Interpreter:
         given = iter(args)
         inner.placeholder = lambda node: next(given)
         return inner.run()
+
+    def inline_operators(self, graph: GraphModule, args: tuple) -> Any:
+        """As `inline`, a graph of which every call is known. Raises Unsupported where one is not."""
+        return self.inline(graph, args, native=True)
 
     def look_up(self, tree: Any) -> Any:
         if isinstance(tree, Node):
@@ -189,6 +204,8 @@ class _Interpreter:
         value = operator.attrgetter(node.target)(self.graph)
         if not isinstance(value, torch.Tensor):
             return value
+        if self.native:  # made of numbers while the operators were found; `hoist` makes it once
+            return prims.tensor(value.tolist(), value.dtype, value.device)
         if id(value) not in self.held:
             proxy = self.trace.add_input(_tensor_proxy(self.trace.fresh_name(friendly(node.name)), value))
             self.held[id(value)] = value, proxy
@@ -229,6 +246,8 @@ class _Interpreter:
             "get_device",
         ):
             return _ask(self, target, node, args, kwargs, example)
+        if target in _LENGTHS:
+            return example
         if target is operator.getitem and not isinstance(args[0], TensorProxy):
             return args[0][args[1]]
         given = pairs(self.env, (node.args, node.kwargs))
@@ -236,6 +255,10 @@ class _Interpreter:
             target, args = self.attribute(args)
         if target in _SIZED and tensors(args[1:]) and all(isinstance(length, int) for length in example.shape):
             args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
+        if target in _STRIDED and tensors([args[1:], kwargs]):
+            args, kwargs = _strided(example, *args, **kwargs)
+        if target in _PADS and tensors([args[1:], kwargs]):
+            args, kwargs = self.counted(given, (args, kwargs))
         called, target = target, torchlang.overload_of(target, args, kwargs)
         name = torchlang.function_name(called if torchlang.has_one_overload(called) else target)
         try:
@@ -245,11 +268,15 @@ class _Interpreter:
             raise Unsupported(str(reason)) from reason
         except NotImplementedError:
             function = getattr(torch.Tensor, target) if isinstance(target, str) else target
-            output = self.opaque(function, name, args, kwargs, given, example, effects(function, name, args, kwargs))
+            output = as_written.record(function, args, kwargs)
+            if output is NotImplemented:
+                output = self.opaque(
+                    function, name, args, kwargs, given, example, effects(function, name, args, kwargs)
+                )
         self.read_offset(given, example)
         if target in _DATA and isinstance(output, TensorProxy):
             self.trace.memory.ref(output).chain[-1].versioned = False
-        output = reconcile(self.trace.memory, given, output, example, name)
+        output = _without_gradients(reconcile(self.trace.memory, given, output, example, name), example)
         self.note(node, output, example)
         return output
 
@@ -269,6 +296,15 @@ class _Interpreter:
             self.trace.record(BoundSymbol(prims.item, (self.trace.memory.read(x),), {}, number))
         return example
 
+    def counted(self, given: list[Pair], arguments: Any) -> Any:
+        """The arguments with a number where an integer in a 0-d tensor was read as one."""
+        numbers = {}
+        for handle, fake in given:
+            number = getattr(fake, "item_memo", None)
+            if isinstance(number, torch.SymInt):
+                numbers[handle.name] = self.item(handle, number)
+        return tree_map(lambda leaf: numbers.get(leaf.name, leaf) if isinstance(leaf, TensorProxy) else leaf, arguments)
+
     def read_offset(self, given: list[Pair], example: Any) -> None:
         """Where a value begins in memory may be an index in a 0-d tensor: a symbol, whose tensor is read."""
         offset = example.storage_offset() if isinstance(example, torch.Tensor) else 0
@@ -284,7 +320,7 @@ class _Interpreter:
         """Gives a new value the user's name and the strides that Dynamo saw."""
         if isinstance(output, TensorProxy):
             if isinstance(example, torch.Tensor):
-                output.strides = tuple(example.stride())
+                output.strides, output.offset = tuple(example.stride()), example.storage_offset()
                 if CHECK_META:
                     compare_meta(node, output, example)
             if output.name.startswith("t") and output.name[1:].isdigit() and not _AUTOMATIC.fullmatch(node.name):
@@ -314,9 +350,14 @@ class _Interpreter:
         """Runs a function that torchlang does not have, by torch, on copies of what it changes.
 
         Raises Unsupported where the values that it is given decide how long its result is."""
+        if self.native:
+            raise Unsupported(f"torchlang does not have {name}")
         for symbol in free_unbacked_symbols([leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]):
             if str(symbol) not in self.trace.names:
-                raise Unsupported(f"how long the result of {name} is depends on the values that it is given")
+                raise Unsupported(
+                    f"how long the result of {name} is depends on the values that it is given",
+                    "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
+                )
         grad_mode.note(self.trace)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast_mode.is_enabled() else name)
         if autocast_mode.is_enabled():
@@ -375,9 +416,22 @@ def fresh(example: Any) -> Any:
 
 # methods whose sizes are the shape that they give
 _SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
+_STRIDED = frozenset(("as_strided", torch.as_strided))
 
+# functions whose lengths may be integers in 0-d tensors
+_PADS = (torch._C._nn.pad, torch.nn.functional.pad)
+
+
+# what lowered graphs ask of a shape, whose answer is an expression of the lengths that the program has
+_LENGTHS = tuple(getattr(torch.ops.aten, f"sym_{name}") for name in ("size", "stride", "numel", "storage_offset"))
+_LENGTHS = frozenset(getattr(packet, overload) for packet in _LENGTHS for overload in packet.overloads())
 
 _DATA = (torch.Tensor.data.__get__, torch._C._autograd._get_data_attr)  # a tensor with a version of its own
+
+
+def _strided(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
+    """The arguments of as_strided with the numbers that it was given as 0-d tensors."""
+    return (input, tuple(example.shape), tuple(example.stride())), {"storage_offset": storage_offset}
 
 
 def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
@@ -387,7 +441,8 @@ def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
         value.dtype,
         value.device,
         requires_grad=value.requires_grad,
-        strides=tuple(value.stride()),
+        strides=strides_of(value),
+        offset=value.storage_offset(),
     )
 
 
@@ -398,6 +453,17 @@ def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
         return False
     results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
     return any(fake.requires_grad for _, fake in given) and not any(each.requires_grad for each in results)
+
+
+def _without_gradients(output: Any, example: Any) -> Any:
+    """Results of a call of which torch differentiates only others (the statistics of a norm) are constants."""
+    if not isinstance(example, (tuple, list)) or not any(getattr(leaf, "requires_grad", False) for leaf in example):
+        return output
+    found = [
+        prims.detach(ours) if _is_differentiable(theirs) and not theirs.requires_grad else ours
+        for ours, theirs in zip(output, example, strict=True)
+    ]
+    return output if all(map(operator.is_, found, output)) else type(output)(found)
 
 
 def _is_differentiable(leaf: Any) -> bool:

@@ -9,6 +9,7 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 """
 
 import functools
+import inspect
 import os
 import re
 import sys
@@ -16,11 +17,12 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from types import CodeType
 from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
-from torch._dynamo import config, eval_frame
+from torch._dynamo import config, eval_frame, symbolic_convert
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import (
     BackendCompilerFailed,
@@ -28,16 +30,17 @@ from torch._dynamo.exc import (
     InternalTorchDynamoError,
     RecompileError,
     TorchRuntimeError,
+    Unsupported,
 )
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.autograd import forward_ad
 from torch.fx.experimental import _config as shapes_config
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from forge import logs
 from forge.executors.hubex.layers import LayerExecutor
-from forge.executors.layout import quiet
 from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import captured
 from forge.frontend.program import Refused
@@ -46,6 +49,7 @@ from forge.ir.interpreter import call_with_room, paused_gc
 from forge.ir.locks import free_after_fork
 from forge.ir.printing import counted
 from forge.ir.source import Source
+from forge.prims.library import quiet
 
 free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
@@ -53,6 +57,11 @@ _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
 _PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
 _LONGEST = 100  # characters of a guard that are told
+_WRONG_CALLS = "failed to bind arguments when attempting to inline", "TypeError when making fake tensor call"
+_BOUND = re.compile(r"func='(\w+)' (.+?):(\d+);")
+_CALLED = re.compile(r"(?:call_function|TypeError) <(?:built-in )?(?:function|method) ([\w.]+)|call_method (\w+)")
+_SHAPE = re.compile(r"size=\(([^)]*)\)")
+_IN_LOOP = "graph break in loop"
 _EXPLANATION = "Explanation: "
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
@@ -74,7 +83,7 @@ class History:
 
     name: of what was jitted. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
     frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told. limits: why
-    Dynamo compiles no more of a frame.
+    Dynamo compiles no more of a frame. skipped: which functions run in eager, but for what they call, and why.
     """
 
     def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
@@ -82,6 +91,7 @@ class History:
         self.graph_breaks: deque[str] = deque(maxlen=_KEPT)
         self.recompiles: deque[str] = deque(maxlen=_KEPT)
         self.limits: list[str] = []
+        self.skipped: deque[str] = deque(maxlen=_KEPT)
         self.captured = False
         self.graphs = 0
         self.unsaid = False
@@ -115,6 +125,17 @@ class History:
         """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
         self._failures.append(_ARGUMENT.sub(self._named, _guard(reason.strip().splitlines()[0])))
+
+    def skips(self, code: CodeType) -> None:
+        """Dynamo makes no graphs of a function at which it had to break one; where that is in a loop, say. What the
+        function calls may have graphs of its own."""
+        reasons = list(counters["unimplemented"] - self._unimplemented)
+        line = Source(f'File "{code.co_filename}", line {code.co_firstlineno}').line
+        generates = code.co_flags & inspect.CO_GENERATOR  # it would be a part of who reads it
+        if not reasons or line is None or generates:  # nothing of torch is in it, or it is torch's own
+            return
+        where = "a graph break in a loop: " if any(_IN_LOOP in reason for reason in reasons) else ""
+        self.skipped.append(f"{code.co_qualname} ({line}): {where}{_reason(reasons[0])}")
 
     def limited(self, dynamic: bool | None) -> None:
         """Dynamo has compiled a frame as often as its settings let it: calls that fit none of its graphs run in eager.
@@ -210,6 +231,8 @@ class _Configured:
                 returned = call_with_room(self._torchdynamo_orig_backend, *frame)
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
                     self._history.limited(self._dynamic)
+                elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
+                    self._history.skips(frame[0].f_code)
                 return returned
             except BackendCompilerFailed as failure:
                 if self._fullgraph or not isinstance(failure.inner_exception, Refused):
@@ -233,6 +256,12 @@ class _Configured:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
         self._history.broken(f"{what}: {in_one_line(reason)}")
         return _IN_EAGER
+
+
+def must_be_one_graph() -> bool:
+    """Whether the frame that Dynamo captures now was to be one graph: fullgraph=True, of forge.jit or torch.compile."""
+    captures = getattr(symbolic_convert.tls, "current_tx", None)
+    return captures is not None and captures.one_graph
 
 
 def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +306,7 @@ def enter(
                 result = compiled(*args, **kwargs)
             except BackendCompilerFailed as failure:
                 raise _of_backend(failure) from None
-            except TorchRuntimeError as failure:
+            except (TorchRuntimeError, Unsupported) as failure:
                 raise _as_torch_raises(failure) from None
             finally:
                 if history.unsaid:
@@ -290,7 +319,7 @@ def enter(
             return function(*args, **kwargs)
         except BackendCompilerFailed as failure:
             raise _of_backend(failure) from None
-        except TorchRuntimeError as failure:
+        except (TorchRuntimeError, Unsupported) as failure:
             raise _as_torch_raises(failure) from None
         finally:
             set_eval_frame(before)
@@ -306,15 +335,38 @@ def _of_backend(failure: BackendCompilerFailed) -> Exception:
     return inner.reason if isinstance(inner, Refused) else inner
 
 
-def _as_torch_raises(failure: TorchRuntimeError) -> Exception:
-    """What torch raised while Dynamo ran a call on fake tensors, with the user's line as a note, where there is such an
-    error: Dynamo's own says it in twenty lines."""
+def _as_torch_raises(failure: TorchRuntimeError | Unsupported) -> Exception:
+    """What torch, or Python, raised while Dynamo ran a call on fake tensors, with the user's line and the call as a
+    note, where there is such an error: Dynamo's own says it in twenty lines. A graph break is Dynamo's."""
     cause: BaseException | None = failure
-    while cause is not None and type(cause).__module__ != "builtins":
+    while cause is not None and not isinstance(cause, FakeTensorDeviceMismatchError):
+        if type(cause).__module__ == "builtins":
+            break
         cause = cause.__cause__ or cause.__context__
-    if not isinstance(cause, Exception):
+    is_break = isinstance(failure, Unsupported) and getattr(failure, "gb_type", None) not in _WRONG_CALLS
+    if not isinstance(cause, Exception) or is_break:
         return failure
-    line = Source(str(failure)).line
-    if line is not None:
-        cause.add_note(f"at {line}")
+    if isinstance(cause, FakeTensorDeviceMismatchError):
+        cause = RuntimeError(str(cause))
+    for note in filter(None, (_place(failure), _call_in_words(str(failure)))):
+        cause.add_note(note)
     return cause.with_traceback(None)
+
+
+def _place(failure: Exception) -> str | None:
+    line = Source(str(failure)).line
+    return f"at {line}" if line is not None else None
+
+
+def _call_in_words(text: str) -> str | None:
+    """The call that Dynamo says failed: `in linear of tensors of shapes [2, 16], [4, 15]`, or of which function of the
+    user's the arguments are wrong."""
+    bound = _BOUND.search(text)
+    if bound is not None:
+        line = Source(f'File "{bound[2]}", line {bound[3]}').line
+        return f"in a call of {bound[1]}, {line}" if line else f"in a call of {bound[1]}"
+    called = _CALLED.search(text)
+    if called is None:
+        return None
+    shapes = [f"[{lengths.rstrip(',')}]" for lengths in _SHAPE.findall(text[called.start() :].partition(": got ")[0])]
+    return f"in {called[1] or called[2]}" + (f" of tensors of shapes {', '.join(shapes)}" if shapes else "")

@@ -9,6 +9,7 @@ import torch
 import torch._functorch.predispatch as predispatch
 from torch.fx import Graph, GraphModule, Node
 
+from forge import torchlang
 from forge.frontend.ambient import Restoring
 from forge.frontend.program import Unsupported
 from forge.ir.pytree import leaves
@@ -111,7 +112,8 @@ def _check_memory(region: Region, inside: list[Node]) -> None:
     given = _memory([node.meta.get("example_value") for node in region.inputs])
     for node in inside:
         if writes(node) and not given.isdisjoint(_memory([_example(node.args[:1])])):
-            raise Unsupported(f"{node.name} changes in place what a torch.func transform was given")
+            name = torchlang.function_name(node.target)
+            raise Unsupported(f"{name} changes in place what a torch.func transform was given")
     if not given.isdisjoint(_memory(region.example)):
         raise Unsupported("a torch.func transform gives a view of its input")
 

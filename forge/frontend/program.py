@@ -6,7 +6,7 @@ sees the writes and the views.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,20 +15,40 @@ from forge import prims
 from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, current_trace, recording
 from forge.ir.memory import Memory, Storage
 from forge.ir.pytree import names, proxies, rename, tree_map
+from forge.ir.source import Source
 from forge.ir.symbol import substitute
 
 
 class Unsupported(NotImplementedError):
-    """A program that forge cannot compile, with the reason; it runs in eager."""
+    """A program that forge cannot compile, with the reason; it runs in eager.
+
+    advice: what to write instead. source: where the call stands, of which its message has the line.
+    """
+
+    def __init__(self, reason: str, advice: str = "take that call out of it") -> None:
+        super().__init__(reason)
+        self.advice = advice
+        self.source: Source | None = None
+
+    def __str__(self) -> str:
+        line = self.source and self.source.line
+        return f"{self.args[0]} ({line})" if line else str(self.args[0])
+
+    def at(self, source: Source | None) -> None:
+        """It is of the call at `source`, if it is not known to be of one inside of that."""
+        self.source = self.source or source
 
 
 class Refused(Exception):
     """A call of the program that forge refuses as torch would, though Dynamo's fake tensors did not: `reason` is the
     exception. The frame runs in eager, where torch raises its own, which the program may catch."""
 
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(str(reason))
+    def __init__(self, reason: Exception, source: Source | None = None) -> None:
+        line = source.line if source is not None else None
+        super().__init__(f"{reason} ({line})" if line else str(reason))
         self.reason = reason
+        if line:
+            reason.add_note(f"at {line}")
 
 
 class Program:
@@ -210,6 +230,25 @@ def inline_epilogue(program: Program, trace: Trace) -> Trace:
         joined.bound_symbols.extend(substitute(bound, others) for bound in epilogue.bound_symbols)
         joined.output = rename(joined.output, others)
     return joined
+
+
+def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tuple[Trace, Trace]:
+    """The epilogue without the writes that autograd need not see, and the forward with them at its end: running
+    statistics, counters. So they are part of what torch.utils.checkpoint runs again, which it ends when the forward's
+    tensors are saved.
+
+    active: the names of values through which gradients flow.
+    """
+
+    def is_early(bound: BoundSymbol) -> bool:
+        if bound.symbol not in (prims.copy_, prims.copy_data_):
+            return False
+        written, value = bound.args
+        return not written.requires_grad and value.name not in active
+
+    early = [bound for bound in epilogue.bound_symbols if is_early(bound)]
+    left = [bound for bound in epilogue.bound_symbols if not is_early(bound)]
+    return epilogue.derive(epilogue.stage, left), forward.derive(forward.stage, [*forward.bound_symbols, *early])
 
 
 def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:

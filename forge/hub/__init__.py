@@ -7,7 +7,7 @@ once a kernel is in the cache, and nothing needs the optional packages until it 
 from forge.hub.build import Built, build_kernels, load_built, source_files
 from forge.hub.bundle import NAME as BUNDLE
 from forge.hub.bundle import read_bundle
-from forge.hub.conformance import Finding, cached, check_repository, check_selection
+from forge.hub.conformance import Finding, LayerClass, cached, check_repository, check_selection, layer_classes
 from forge.hub.errors import (
     BuildError,
     HubError,
@@ -16,6 +16,7 @@ from forge.hub.errors import (
     KernelImportError,
     MalformedError,
     MissingExtraError,
+    NoManifestError,
     NotFoundError,
     RefusedError,
     UnreachableError,
@@ -36,12 +37,14 @@ __all__ = [
     "HubNotice",
     "IntegrityError",
     "KernelImportError",
+    "LayerClass",
     "Loaded",
     "Lock",
     "LockedKernel",
     "MalformedError",
     "Metadata",
     "MissingExtraError",
+    "NoManifestError",
     "NotFoundError",
     "Policy",
     "RefusedError",
@@ -57,6 +60,7 @@ __all__ = [
     "check_selection",
     "content_of",
     "fetch",
+    "layer_classes",
     "load",
     "load_built",
     "loaded",

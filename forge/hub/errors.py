@@ -15,6 +15,10 @@ class NotFoundError(HubError):
     """No such repository, version, revision or lock entry, or no variant for this system."""
 
 
+class NoManifestError(NotFoundError):
+    """A repository without a manifest: nothing says which operations its kernels are for."""
+
+
 class UnreachableError(HubError):
     """The Hub does not answer and the cache does not have what is needed."""
 

@@ -13,6 +13,7 @@ import torch
 from forge.hub import compat
 from forge.hub.errors import MalformedError, NotFoundError, Place
 from forge.hub.files import MAX_METADATA_BYTES, Pins, digest_pins, read_small
+from forge.hub.metadata_form import line_of, refused
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _parsed(content: bytes, place: Place, name: str, backend: str) -> Metadata:
     values = _json_object(content, place)
     backend_depends = _backend_depends(values, backend, place)
     if {"name", "id", "backend"} & values.keys():
-        return _current(content, backend_depends, place)
+        return _current(content, values, backend_depends, place)
     return Metadata(
         "earlier",
         name,
@@ -104,11 +105,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _current(content: bytes, backend_depends: tuple[str, ...], place: Place) -> Metadata:
+def _current(content: bytes, values: dict[str, Any], backend_depends: tuple[str, ...], place: Place) -> Metadata:
     try:
         parsed = compat.parse_metadata(content)
     except ValueError as error:
-        raise MalformedError(f"{place}: {error}") from error
+        key, text = refused(values, error)
+        line = f"line {line_of(content.decode(errors='replace'), key)}: " if key is not None else ""
+        raise MalformedError(f"{place}: {line}{text}") from error
     if parsed.kernels_minver is not None and compat.newer_than_installed(parsed.kernels_minver):
         raise NotFoundError(f"{place}: needs kernels>={parsed.kernels_minver}: pip install --upgrade kernels")
     return Metadata(

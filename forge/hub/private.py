@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,11 +47,14 @@ def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
     """Writes what is read to a new file; its size and sha256."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
-    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500), "wb") as file:
+    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
+    with open(handle, "wb") as file, ThreadPoolExecutor(1) as hashing:
         while block := source.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
+            hashed = hashing.submit(digest.update, block) if len(block) == _BLOCK else digest.update(block)
             file.write(block)
+            if hashed is not None:
+                hashed.result()
+            size += len(block)
     return size, digest.hexdigest()
 
 

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 # How an import runs: without a guard, or where the code goes on if it fails.
@@ -41,19 +42,36 @@ class Import:
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
 class _Bound:
-    """What names of a file mean. typing: the module; false: its TYPE_CHECKING, or one of the file's own that is False;
-    importers: import_module and __import__ by other names."""
+    """What names of a file mean, by all its bindings, whatever their scope. It walks the whole file, when it is asked.
 
-    typing: frozenset[str]
-    false: frozenset[str]
-    importers: frozenset[str]
+    typing: the module; false: its TYPE_CHECKING, or one of the file's own that is False; importers: import_module and
+    __import__ by other names.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+
+    @property
+    def typing(self) -> frozenset[str]:
+        return self._names[0]
+
+    @property
+    def false(self) -> frozenset[str]:
+        return self._names[1]
+
+    @property
+    def importers(self) -> frozenset[str]:
+        return self._names[2]
+
+    @cached_property
+    def _names(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        return _meanings(self._tree)
 
 
 def imports(tree: ast.Module) -> Iterator[Import]:
     """Each import that can run, wherever it stands; those under typing's `if TYPE_CHECKING` and `__main__` cannot."""
-    bound = _bound(tree)
+    bound = _Bound(tree)
     pending: list[ast.AST] = list(reversed(tree.body))
     while pending:
         node = pending.pop()
@@ -114,7 +132,7 @@ class _Module:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._bound = _bound(tree)
+        self._bound = _Bound(tree)
         self._functions: dict[str, Function] = {}  # what was defined so far, by the name that calls it
         # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
         self._asked: set[str] = set()
@@ -203,14 +221,13 @@ class _Module:
                 self._asked.add(top)
 
 
-def _bound(tree: ast.Module) -> _Bound:
-    """By all the bindings of the file, whatever their scope: TYPE_CHECKING is False where each of them says so."""
-    times, false, typing = Counter(), Counter(), Counter()
+def _meanings(tree: ast.Module) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The names that mean typing, False and the importers: the first two where each binding of them says so."""
+    false, typing = Counter[str](), Counter[str]()
     importers: set[str] = set()
     is_set = False
     assigned: list[tuple[str, str]] = []  # (name, the name that it is assigned)
     for node in ast.walk(tree):
-        times.update(_binds(node))
         if isinstance(node, ast.Import):
             typing.update(alias.asname or alias.name for alias in node.names if alias.name == "typing")
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -237,7 +254,9 @@ def _bound(tree: ast.Module) -> _Bound:
     while before != len(importers):
         before = len(importers)
         importers |= {name for name, value in assigned if value in DYNAMIC | importers}
-    return _Bound(
+    asked = false.keys() | typing.keys()
+    times = Counter(name for node in ast.walk(tree) for name in _binds(node)) if asked else Counter[str]()
+    return (
         frozenset(name for name in typing if typing[name] == times[name]),
         frozenset(name for name in false if false[name] == times[name]),
         frozenset(importers),

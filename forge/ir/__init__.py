@@ -12,6 +12,7 @@ from forge.ir.proxies import (
     Proxy,
     TensorProxy,
     short_dtype,
+    strides_of,
 )
 from forge.ir.state import LanguageContext, speaking
 from forge.ir.symbol import BoundSymbol, Symbol, Tag
@@ -40,4 +41,5 @@ __all__ = [
     "register_grad",
     "short_dtype",
     "speaking",
+    "strides_of",
 ]

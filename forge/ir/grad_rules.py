@@ -39,8 +39,9 @@ def grad_rule(symbol: Symbol) -> Callable | None:
 
 
 class RuleCall:
-    """What one run of a rule asked for and gave: `gets` pairs an output with the stand-in for its gradient, `puts`
-    pairs an argument with a gradient. `before` is how many calls it had recorded when it first asked for one."""
+    """What one run of a rule asked for and gave: `gets` pairs an output with the stand-in for its gradient; `puts` are
+    an argument, a gradient, and the outputs without whose gradients it is none. `before` is how many calls it had
+    recorded when it first asked for one."""
 
     __slots__ = ("active", "before", "gets", "puts")
 
@@ -48,7 +49,7 @@ class RuleCall:
         self.active = active
         self.before: int | None = None
         self.gets: list[tuple[TensorProxy, TensorProxy]] = []
-        self.puts: list[tuple[TensorProxy, TensorProxy]] = []
+        self.puts: list[tuple[TensorProxy, TensorProxy, tuple[TensorProxy, ...]]] = []
 
 
 class _Current(threading.local):
@@ -82,15 +83,17 @@ def get_grad(output: TensorProxy) -> TensorProxy:
     return gradient
 
 
-def put_grad(argument: Any, gradient: TensorProxy | None) -> None:
+def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorProxy, ...] = ()) -> None:
     """Gives a gradient of an argument of the rule. Several for one argument add up.
+
+    of: outputs without whose gradients this one is not given, where one of zeros would not be zeros (0 / 0).
 
     As in torch's autograd engine, a gradient that is broadcast against the argument is summed to its shape and one of
     another dtype is converted. An argument that is no tensor, or needs no gradient, takes none.
     """
     call = _rule_call("put_grad")
     if gradient is not None and isinstance(argument, TensorProxy) and call.active(argument):
-        call.puts.append((argument, gradient))
+        call.puts.append((argument, gradient, of))
 
 
 def needs_grad(argument: Any) -> bool:

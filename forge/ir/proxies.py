@@ -40,6 +40,11 @@ def hint_of(length: Dim) -> int:
     return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
 
 
+def strides_of(tensor: torch.Tensor) -> tuple[Dim, ...] | None:
+    """A tensor's strides; None where torch conjugates or negates it when it is read, so that its memory says little."""
+    return None if tensor.is_conj() or tensor.is_neg() else tuple(tensor.stride())
+
+
 class Proxy:
     """A named value of a trace."""
 
@@ -69,11 +74,12 @@ class NumberProxy(Proxy):
 class TensorProxy(Proxy):
     """A tensor of a trace: name, shape (ints or torch.SymInt), torch.dtype, torch.device; no data.
 
-    `strides` are known for inputs and for values that Dynamo ran on fake tensors, else None. Operators and methods
-    are looked up in the current language context (`a + b`, `a.sum()`), torch functions through `__torch_function__`.
+    `strides`, and `offset`, how many elements its memory has before it, are known for inputs and for values that
+    Dynamo ran on fake tensors, else None. Operators and methods are looked up in the current language context
+    (`a + b`, `a.sum()`), torch functions through `__torch_function__`.
     """
 
-    __slots__ = ("_dtype", "_shape", "device", "requires_grad", "strides")
+    __slots__ = ("_dtype", "_shape", "device", "offset", "requires_grad", "strides")
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class TensorProxy(Proxy):
         *,
         requires_grad: bool = False,
         strides: tuple[Dim, ...] | None = None,
+        offset: Dim | None = None,
     ) -> None:
         self.name = name
         self._shape = shape
@@ -91,6 +98,7 @@ class TensorProxy(Proxy):
         self.device = device
         self.requires_grad = requires_grad
         self.strides = strides
+        self.offset = offset
 
     @property
     def shape(self) -> tuple[Dim, ...]:
@@ -151,6 +159,14 @@ class TensorProxy(Proxy):
     @property
     def mH(self) -> "TensorProxy":  # torch's own name
         return _method("mH")(self)
+
+    @property
+    def real(self) -> "TensorProxy":
+        return _method("real")(self)
+
+    @property
+    def imag(self) -> "TensorProxy":
+        return _method("imag")(self)
 
     @property
     def data(self) -> "TensorProxy":

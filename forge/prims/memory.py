@@ -52,11 +52,26 @@ def _alias_grad(x: TensorProxy) -> TensorProxy:
     return out
 
 
+def _place_meta(x: TensorProxy) -> TensorProxy:
+    """A tensor without elements where x is in memory: what knows later where that was."""
+    check_tensor("prims.place", x=x)
+    return like(x, shape=(0,))
+
+
+place = make_prim("place", "place", meta=_place_meta, tags=[Tag.NOT_DIFFERENTIABLE])
+
+
 def _as_strided_meta(
-    x: TensorProxy, size: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+    x: TensorProxy,
+    size: tuple[Dim, ...],
+    stride: tuple[Dim, ...],
+    offset: Dim,
+    strides: tuple[Dim, ...],
+    origin: TensorProxy | None = None,
 ) -> TensorProxy:
     """What memory in which x has these `strides` shows, from `offset` elements after x's first.
 
+    origin: where an input is that x shows the first element of; `offset` then counts from the memory's start.
     Shapes: out has `size`. Source: torch.as_strided, relative to x.
     """
     check_tensor("prims.as_strided", x=x)
@@ -67,7 +82,12 @@ as_strided = make_prim("as_strided", "as_strided", meta=_as_strided_meta, tags=[
 
 
 def _as_strided_backward_meta(
-    g: TensorProxy, shape: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+    g: TensorProxy,
+    shape: tuple[Dim, ...],
+    stride: tuple[Dim, ...],
+    offset: Dim,
+    strides: tuple[Dim, ...],
+    origin: TensorProxy | None = None,
 ) -> TensorProxy:
     """The gradient of x, which has `shape` and `strides`, from that of what as_strided shows of it."""
     check_tensor("prims.as_strided_backward", g=g)
@@ -79,19 +99,29 @@ as_strided_backward = make_prim("as_strided_backward", "as_strided_backward", me
 
 @register_grad(as_strided)
 def _as_strided_grad(
-    x: TensorProxy, size: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+    x: TensorProxy,
+    size: tuple[Dim, ...],
+    stride: tuple[Dim, ...],
+    offset: Dim,
+    strides: tuple[Dim, ...],
+    origin: TensorProxy | None = None,
 ) -> TensorProxy:
-    out = as_strided(x, size, stride, offset, strides)
-    put_grad(x, as_strided_backward(get_grad(out), x.shape, stride, offset, strides))
+    out = as_strided(x, size, stride, offset, strides, origin)
+    put_grad(x, as_strided_backward(get_grad(out), x.shape, stride, offset, strides, origin))
     return out
 
 
 @register_grad(as_strided_backward)
 def _as_strided_backward_grad(
-    g: TensorProxy, shape: tuple[Dim, ...], stride: tuple[Dim, ...], offset: Dim, strides: tuple[Dim, ...]
+    g: TensorProxy,
+    shape: tuple[Dim, ...],
+    stride: tuple[Dim, ...],
+    offset: Dim,
+    strides: tuple[Dim, ...],
+    origin: TensorProxy | None = None,
 ) -> TensorProxy:
-    out = as_strided_backward(g, shape, stride, offset, strides)
-    put_grad(g, as_strided(get_grad(out), g.shape, stride, offset, strides))
+    out = as_strided_backward(g, shape, stride, offset, strides, origin)
+    put_grad(g, as_strided(get_grad(out), g.shape, stride, offset, strides, origin))
     return out
 
 

@@ -64,6 +64,8 @@ def windows(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, 
     if not ceil_mode:
         return spare // stride + 1
     count = (spare + stride - 1) // stride + 1
+    if known(stride + padding <= dilation * (kernel - 1) + 1):
+        return count  # the last window begins inside for every length
     outside = (count - 1) * stride >= length + padding
     if isinstance(outside, bool):
         return count - 1 if outside else count

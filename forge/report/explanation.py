@@ -4,6 +4,7 @@ import dataclasses
 import json
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from forge.executors.profiling import can_profile, costs
 from forge.executors.selection import Measured
 from forge.frontend.entry import breaks_of_process
 from forge.frontend.layers import LayerUse
-from forge.records import Record, records_of
+from forge.records import Record, outside, records_of
 from forge.report import page, text
 from forge.report.rows import CostRow, Row, SavedRow
 
@@ -30,8 +31,9 @@ class Explanation:
     counted in this process. rows: a Row for each operation that runs. saved: a SavedRow for each tensor that a backward
     needs. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many were compiled.
     graph_breaks, recompiles: one line for each that happened (of many the last ones). eager: why graphs or calls run in
-    eager. seconds: compile time by stage. cached: how many graphs were found on disk, compiled by another process.
-    uncached: why others are not kept there.
+    eager. skipped: functions of which Dynamo makes no graph, and why. outside: of a module that holds jitted ones, what
+    of it is not jitted. seconds: compile time by stage. cached: how many graphs were found on disk, compiled by another
+    process. uncached: why others are not kept there.
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
     edited: the files that run in the place of what forge generated (forge.jit(edit=folder)).
@@ -39,10 +41,10 @@ class Explanation:
     layers: for each module for which there is a layer, what became of it.
     shortened: whether forge.last_traces has the last stages alone.
     costs: under profile=True a CostRow for each call that runs, measured on tensors like those that the program was
-    compiled for. unprofiled: why graphs were not measured.
+    compiled for. unprofiled: why graphs, or opaque calls in them, were not measured.
     """
 
-    def __init__(self, name: str, records: list[Record], *, profile: bool = False) -> None:
+    def __init__(self, name: str, records: list[Record], *, profile: bool = False, outside: Sequence[str] = ()) -> None:
         self.name = name
         self.captured = any(record.history.captured or record.compiled for record in records)
         self.ungiven = all(record.by_torch and not record.history.graphs for record in records) and bool(records)
@@ -53,6 +55,8 @@ class Explanation:
         self.graph_breaks: list[str] = []
         self.recompiles: list[str] = []
         self.eager: list[str] = []
+        self.skipped: list[str] = []
+        self.outside: list[str] = list(outside)
         self.seconds: dict[str, float] = {}
         self.cached = 0
         self.uncached: list[str] = []
@@ -81,6 +85,7 @@ class Explanation:
         self.graph_breaks += record.history.graph_breaks
         self.recompiles += record.history.recompiles
         self.eager += record.eager + record.history.limits
+        self.skipped += record.history.skipped
         for number, compiled in enumerate(record.compiled, first):
             self.rows += [Row.of(number, "forward", claim) for claim in compiled.claims]
             self.rows += [Row.of(number, "backward", claim) for claim in compiled.backward_claims]
@@ -113,7 +118,8 @@ class Explanation:
         if not decision:
             self.unprofiled.append(f"graph {number}: {decision.reason}")
             return
-        measured = costs(traces[0], traces[1] if len(traces) > 1 else None)
+        measured, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
+        self.unprofiled += [f"graph {number}: {reason}" for reason in left_out]
         for phase, found in zip(("forward", "backward"), measured, strict=True):
             rows = [row for row in self.rows if (row.graph, row.phase) == (number, phase)]
             self.costs += CostRow.of(rows, found)
@@ -188,4 +194,4 @@ def explain(target: Any = None, *, profile: bool = False) -> Explanation:
     zeros where they may be an index), and what each call takes, in time and memory, is part of what is told.
     """
     name, records = records_of(target)
-    return Explanation(name, records, profile=profile)
+    return Explanation(name, records, profile=profile, outside=outside(target))

@@ -85,7 +85,6 @@ class Fold(NamedTuple):
         """The first layer's calls, with the module of all, such as `layers.{0..5}.up`."""
         return [(line, _module(line, last)) for line, last in zip(self.layers[0], self.layers[-1], strict=True)]
 
-
     @property
     def columns(self) -> list[tuple[tuple[Line, str], list[Line]]]:
         """What is `shown` of each call, and the call of each layer."""

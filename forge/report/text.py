@@ -72,8 +72,10 @@ def summary(told: "Explanation") -> str:
     if not told.captured:
         return "nothing was compiled yet: call the function first"
     if not told.graphs:
-        return f"{told.name}: nothing was compiled, it runs in eager" if told.graph_breaks else (
-            f"{told.name}: nothing was compiled, since it calls nothing of torch"
+        return (
+            f"{told.name}: nothing was compiled, it runs in eager"
+            if told.graph_breaks
+            else (f"{told.name}: nothing was compiled, since it calls nothing of torch")
         )
     claimed = ", ".join(f"{name} {count}" for name, count in told.executors.items())
     parts = [
@@ -187,6 +189,8 @@ def reasons(told: "Explanation") -> dict[str, Counter[str]]:
         "graph breaks": told.graph_breaks,
         "recompiles": told.recompiles,
         "run in eager": told.eager,
+        "no graph of": told.skipped,
+        "outside of what is jitted": told.outside,
         "not kept on disk": told.uncached,
         "outside of CUDA graphs": told.unrecorded,
         "frozen": told.frozen,

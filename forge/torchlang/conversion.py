@@ -137,6 +137,9 @@ for _name, _dtype in {
     "short": torch.int16,
     "char": torch.int8,
     "byte": torch.uint8,
+    "chalf": torch.complex32,
+    "cfloat": torch.complex64,
+    "cdouble": torch.complex128,
 }.items():
     globals()[_name] = _conversion(_name, _dtype)
 

@@ -3,6 +3,7 @@
 Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies.
 """
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -149,8 +150,19 @@ language.methods = _MethodDoors()
 language.call_torch_function = lambda function, args, kwargs: _enter(function, args, kwargs)
 
 
+# what torch code asks of a tensor's metadata
+_ASKED: dict[Callable, Callable[[TensorProxy], Any]] = {
+    torch.is_floating_point: TensorProxy.is_floating_point,
+    torch.is_complex: TensorProxy.is_complex,
+    torch.is_signed: lambda x: x.dtype.is_signed,
+    torch.numel: TensorProxy.numel,
+}
+
+
 def _enter(function: Callable | str, args: tuple, kwargs: dict) -> Any:
     """A call from code that is traced as it runs: tensors that it closes over are constants of the trace."""
+    if function in _ASKED:
+        return _ASKED[function](*args, **kwargs)
     trace = current_trace()
 
     def lift(leaf: Any) -> Any:
@@ -180,6 +192,11 @@ def register_operator(symbol: Symbol, operator: torch._ops.OpOverload, handler: 
     _entries[operator] = Entry(symbol, False, None, View.NEVER, None, handler)
 
 
+def stands_for(function: Callable, meant: Callable) -> None:
+    """Makes a function mean what another one means."""
+    _add(_entries, function, _entries[meant])
+
+
 def all_symbols() -> dict[str, Symbol]:
     """Every symbol by id (the torch name of its first function)."""
     return dict(_symbols)
@@ -205,9 +222,34 @@ def _entry_of(function: Any) -> Entry | None:
     """What a function or a method's name means; torch.ops.acme.f is its overload where it has one."""
     if isinstance(function, str):
         return _methods.get(function)
-    if function in _entries or not has_one_overload(function):
-        return _entries.get(function)
-    return _entries.get(getattr(function, *function.overloads()))
+    if function in _entries:
+        return _entries[function]
+    if has_one_overload(function):
+        return _entry_of(getattr(function, *function.overloads()))
+    return _entries.get(_builtin(function)) if isinstance(function, torch._ops.OpOverload) else None
+
+
+# what torch makes of the schemas of aten's operators
+_BUILTINS = (
+    torch._C._VariableFunctions,
+    torch.Tensor,
+    torch._C._nn,
+    torch._C._special,
+    torch._C._linalg,
+    torch._C._fft,
+)
+
+
+def _builtin(function: torch._ops.OpOverload) -> Callable | None:
+    """The function of torch that is made of the schema of an operator of aten, whose arguments it takes."""
+    if function.namespace != "aten" or torch.Tag.out_variant in getattr(function, "tags", ()):
+        return None
+    name = function._schema.name.removeprefix("aten::")
+    found = (getattr(owner, name, None) for owner in _BUILTINS)
+    return next((each for each in found if each in _entries and type(each) in _C_FUNCTIONS), None)
+
+
+_C_FUNCTIONS = (type(torch.relu), type(torch.Tensor.relu), type(torch._C._nn.gelu))
 
 
 def has_one_overload(function: Any) -> bool:
@@ -245,6 +287,8 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
     entry = _entry_of(function)
     if entry is None:
         raise NotImplementedError(f"torchlang does not have {function_name(function)}")
+    if not kwargs.keys().isdisjoint(_OF_NUMPY):
+        kwargs = _renamed(entry.symbol, kwargs)
     grad_mode.note(current_trace())
     if autocast_mode.is_enabled():
         args, kwargs = _autocast(function, args, kwargs, memory)
@@ -264,6 +308,17 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
         output = _call(entry, args, kwargs, memory, aliased)
         memory.made(output)
         return output
+
+
+# NumPy's names of arguments, which torch's functions take for its own
+_OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "a": "input", "x2": "other"}
+
+
+def _renamed(symbol: Symbol, kwargs: dict) -> dict:
+    """The arguments by the names that the symbol has, where it does not have NumPy's."""
+    known = inspect.signature(symbol.body or symbol.meta).parameters
+    names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in known and torchs in known}
+    return {names.get(name, name): value for name, value in kwargs.items()}
 
 
 def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memory) -> tuple[tuple, dict]:
@@ -357,6 +412,7 @@ def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> Te
 
 
 def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memory) -> Any:
+    out.check_apart(entry.symbol.id, target, (args, kwargs), memory)
     kwargs = out.with_dtype(entry.symbol.id, target, kwargs)
     new = entry.symbol(*memory.read_all(args), **memory.read_all(kwargs))
     out.check_dtypes(entry.symbol.id, target, new)

@@ -262,8 +262,8 @@ def arange(
 
 @torchsymbol(torch.linspace, factory=True)
 def linspace(
-    start: Number,
-    end: Number,
+    start: Number | TensorProxy,
+    end: Number | TensorProxy,
     steps: int,
     *,
     dtype: Dtype = None,
@@ -272,24 +272,37 @@ def linspace(
     pin_memory: bool = False,
     requires_grad: bool = False,
 ) -> TensorProxy:
-    """`steps` numbers from start to end, evenly spaced."""
+    """`steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
     check_supported("linspace", layout=layout, requires_grad=requires_grad)
-    _check_numbers("linspace", start, end)
-    return clang.linspace(start, end, steps, dtype or torch.get_default_dtype(), canonical_device(device))
+    dtype = dtype or _spaced_dtype(start, end)
+    start, end = _bounds("linspace", dtype, start, end)
+    return clang.linspace(start, end, steps, dtype, canonical_device(device))
 
 
-def _check_numbers(op: str, *values: Any) -> None:
-    check(
-        not any(isinstance(value, TensorProxy) for value in values),
-        lambda: f"{op} of tensors is not supported; see forge/torchlang/creation.py",
-        NotImplementedError,
-    )
+def _spaced_dtype(start: Number | TensorProxy, end: Number | TensorProxy) -> torch.dtype:
+    """The default float dtype, or its complex one where a bound is complex."""
+    numbers = any(isinstance(each, complex) for each in (start, end))
+    tensors = any(isinstance(each, TensorProxy) and each.dtype.is_complex for each in (start, end))
+    default = torch.get_default_dtype()
+    return torch.promote_types(default, torch.complex32) if numbers or tensors else default
+
+
+def _bounds(op: str, dtype: torch.dtype, *bounds: Number | TensorProxy) -> list[Number | TensorProxy]:
+    """Numbers as they are, 0-d tensors in a dtype that is computed in; they have no gradient, as in torch."""
+    wide = dtype if clang.category(dtype) > 1 else torch.float64
+    for bound in bounds:
+        check(
+            not isinstance(bound, TensorProxy) or bound.ndim == 0,
+            lambda bound=bound: f"{op} only supports 0-dimensional start and end tensors, but got {bound}",
+            RuntimeError,
+        )
+    return [clang.convert(prims.detach(each), wide) if isinstance(each, TensorProxy) else each for each in bounds]
 
 
 @torchsymbol(torch.logspace, factory=True)
 def logspace(
-    start: Number,
-    end: Number,
+    start: Number | TensorProxy,
+    end: Number | TensorProxy,
     steps: int,
     base: float = 10.0,
     *,
@@ -301,9 +314,9 @@ def logspace(
 ) -> TensorProxy:
     """base to the power of `steps` numbers from start to end, evenly spaced."""
     check_supported("logspace", layout=layout, requires_grad=requires_grad)
-    _check_numbers("logspace", start, end)
-    dtype = dtype or torch.get_default_dtype()
-    wide = dtype if dtype.is_floating_point else torch.float64
+    dtype = dtype or _spaced_dtype(start, end)
+    wide = dtype if clang.category(dtype) > 1 else torch.float64
+    start, end = _bounds("logspace", dtype, start, end)
     exponents = clang.linspace(start, end, steps, wide, canonical_device(device))
     return clang.convert(clang.pow(base, exponents), dtype)
 

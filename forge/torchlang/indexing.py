@@ -279,7 +279,7 @@ def _copied(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -
     return torch.empty_like(self).copy_(src, non_blocking)
 
 
-@torchsymbol(_copied, id="torch.Tensor.copy_", inplace=Tensor.copy_)
+@torchsymbol(_copied, torch.ops.aten.copy.default, id="torch.Tensor.copy_", inplace=Tensor.copy_)
 def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """src in self's shape, dtype and device."""
     if src.device != self.device:

@@ -249,11 +249,8 @@ def repeat_interleave(
     output_size: Dim | None = None,
 ) -> TensorProxy:
     """Each element (or slice along `dim`) repeated; flattened without `dim`."""
-    check(
-        isinstance(repeats, INT_TYPES),
-        lambda: "repeat_interleave with a tensor of repeats depends on data; see forge/torchlang/joining.py",
-        NotImplementedError,
-    )
+    if not isinstance(repeats, INT_TYPES):
+        return _repeated_by(input, repeats, dim, output_size)
     check(
         not known(repeats < 0), lambda: f"repeat_interleave: Repeats must be non-negative, got {repeats}", RuntimeError
     )
@@ -266,3 +263,40 @@ def repeat_interleave(
     spread = clang.expand(clang.unsqueeze(input, dim + 1), (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
     shape[dim] = shape[dim] * repeats
     return clang.reshape(spread, shape)
+
+
+def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | None, size: Dim | None) -> TensorProxy:
+    """Each slice repeated as often as a tensor says, `size` in all; without repeats, the places of input's own."""
+    check(
+        size is not None,
+        lambda: "repeat_interleave by a tensor without output_size depends on data; see forge/torchlang/joining.py",
+        NotImplementedError,
+    )
+    counts = input if repeats is None else repeats
+    check(
+        counts.ndim < 2 and counts.dtype in (torch.int32, torch.int64),
+        lambda: f"repeat_interleave: repeats must be 0-dim or 1-dim tensor of integers, but is {counts}",
+        RuntimeError,
+    )
+    if repeats is None:
+        return clang.convert(_places(counts, size), counts.dtype)
+    if dim is None:
+        input, dim = clang.reshape(input, (input.numel(),)), 0
+    dim = check_dim("repeat_interleave", dim, input.ndim)
+    input = clang.reshape(input, (1,)) if input.ndim == 0 else input
+    length = input.shape[dim]
+    check(
+        known(counts.numel() == 1) or same(counts.numel(), length),
+        lambda: (
+            "repeat_interleave: repeats must have the same size as input along dim, "
+            f"but got {counts} for {input} and dim {dim}"
+        ),
+        RuntimeError,
+    )
+    return clang.index_select(input, dim, _places(clang.expand(counts, (length,)), size))
+
+
+def _places(counts: TensorProxy, size: Dim) -> TensorProxy:
+    """0 as often as the first count says, then 1, …; `size` of them."""
+    ends = prims.cumsum(clang.convert(counts, torch.int64), 0)
+    return prims.searchsorted(ends, prims.iota(size, 0, 1, torch.int64, counts.device), True, torch.int64)

@@ -254,9 +254,8 @@ def _linear_grad(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | No
     if needs_grad(input):
         put_grad(input, clang.matmul(g, clang.conj(weight)))
     if needs_grad(weight):
-        rows = clang.reshape(g, (-1, weight.shape[0]))
-        inputs = clang.conj(clang.reshape(input, (-1, weight.shape[1])))
-        put_grad(weight, clang.matmul(rows.transpose(0, 1), inputs))
+        inputs = clang.conj(clang.as_rows(input))
+        put_grad(weight, clang.matmul(clang.as_rows(g).transpose(0, 1), inputs))
     return out
 
 
@@ -401,3 +400,16 @@ def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     a = clang.reshape(input, [length for pair in a_shape for length in (pair, 1)])
     b = clang.reshape(other, [length for pair in b_shape for length in (1, pair)])
     return clang.reshape(clang.mul(a, b), [x * y for x, y in zip(a_shape, b_shape, strict=True)])
+
+
+# factorizations
+
+
+@torchsymbol(torch.linalg.ldl_factor_ex)
+def ldl_factor_ex(
+    input: TensorProxy, *, hermitian: bool = False, check_errors: bool = False
+) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """input = L @ D @ L^H: L and D in one matrix, pivots as LAPACK has them, and whether each matrix was factored."""
+    check_tensor("linalg.ldl_factor_ex", input=input)
+    found = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=check_errors)
+    return torch.return_types.linalg_ldl_factor_ex(found)

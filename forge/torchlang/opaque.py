@@ -33,9 +33,8 @@ def opaque_rule(bound: BoundSymbol) -> Callable | None:
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         trace = current_trace()
-        wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
         output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
-        record_with_graph((_forward, _backward), (function, args, kwargs), output, wanted)
+        keep_graph(function, args, kwargs, output)
         return output
 
     return rule
@@ -55,17 +54,26 @@ def repeated_rule(bound: BoundSymbol) -> Callable | None:
         wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
         output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
         trace.record(BoundSymbol(symbol, args, kwargs, output))
-        positions = {name: i for i, name in enumerate(getattr(leaf, "name", None) for leaf in leaves([args, kwargs]))}
-        pullback = Pullback(symbol.op, tuple(positions[name] for name in wanted))
-        results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in wanted.values())
-        gradients = tuple(get_grad(leaf) for leaf in tensors(output) if _differentiable(leaf))
-        backward = opaque_symbol(pullback, f"gradient of {symbol.id.removeprefix('opaque.')}")
-        trace.record(BoundSymbol(backward, (gradients, args, kwargs), {}, results))
-        for argument, gradient in zip(wanted.values(), results, strict=True):
-            put_grad(argument, gradient)
+        record_pullback(symbol.op, symbol.id.removeprefix("opaque."), args, kwargs, output, wanted)
         return output
 
     return rule
+
+
+def record_pullback(
+    function: Callable, name: str, args: tuple, kwargs: dict, output: Any, wanted: Mapping[str, TensorProxy]
+) -> None:
+    """Records, in a gradient rule, an opaque call that runs a function again and asks torch for the gradients of the
+    `wanted` arguments, by name."""
+    trace = current_trace()
+    positions = {name: i for i, name in enumerate(getattr(leaf, "name", None) for leaf in leaves([args, kwargs]))}
+    pullback = Pullback(function, tuple(positions[name] for name in wanted))
+    results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in wanted.values())
+    gradients = tuple(get_grad(leaf) for leaf in tensors(output) if differentiable(leaf))
+    backward = opaque_symbol(pullback, f"gradient of {name}")
+    trace.record(BoundSymbol(backward, (gradients, args, kwargs), {}, results))
+    for argument, gradient in zip(wanted.values(), results, strict=True):
+        put_grad(argument, gradient)
 
 
 class Pullback:
@@ -82,15 +90,16 @@ class Pullback:
         flat = list(leaves([args, kwargs]))
         with torch.enable_grad():
             # each position is a value of its own, through which gradients flow on to the argument where it has any
-            fresh = {i: _tracked(flat[i]) for i in self.positions}
+            fresh = {i: tracked(flat[i]) for i in self.positions}
             by_id = {id(flat[i]): value for i, value in fresh.items()}
             args, kwargs = tree_map(lambda leaf: by_id.get(id(leaf), leaf), (args, kwargs))
             output = self.function(*args, **kwargs)
-        outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and _differentiable(leaf)]
+        outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and differentiable(leaf)]
         return _gradients(outputs, list(fresh.values()), gradients, create_graph=again)
 
 
-def _tracked(value: torch.Tensor) -> torch.Tensor:
+def tracked(value: torch.Tensor) -> torch.Tensor:
+    """The value as one of its own, through which gradients flow on to the tensor where it has any."""
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
@@ -114,7 +123,7 @@ def record_with_graph(
     given = list(leaves([*call[1:]]))
     positions = tuple(i for i, leaf in enumerate(given) if getattr(leaf, "name", None) in wanted)
     trace.record(BoundSymbol(forward, (*call, positions), {}, (output, graph)))
-    gradients = tuple(get_grad(leaf) for leaf in tensors(output) if _differentiable(leaf))
+    gradients = tuple(get_grad(leaf) for leaf in tensors(output) if differentiable(leaf))
     arguments = [wanted[name] for name in dict.fromkeys(given[i].name for i in positions)]
     results = tuple(trace.tensor(each.shape, each.dtype, each.device) for each in arguments)
     trace.record(BoundSymbol(backward, (graph, gradients), {}, results))
@@ -122,7 +131,14 @@ def record_with_graph(
         put_grad(argument, gradient)
 
 
-def _differentiable(leaf: TensorProxy | torch.Tensor) -> bool:
+def keep_graph(function: Callable, args: tuple, kwargs: dict, output: Any) -> None:
+    """Records a call of a function of torch, whose gradients torch's autograd gives from the graph of this one run."""
+    wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
+    record_with_graph((_forward, _backward), (function, args, kwargs), output, wanted)
+
+
+def differentiable(leaf: TensorProxy | torch.Tensor) -> bool:
+    """Whether its dtype has gradients."""
     return leaf.dtype.is_floating_point or leaf.dtype.is_complex
 
 
@@ -173,7 +189,7 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
     with torch.enable_grad():
         output = function(*args, **kwargs)
     random = not all(map(torch.equal, before, _generators(device)))
-    outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and _differentiable(leaf)]
+    outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and differentiable(leaf)]
     detached = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, output)
     return detached, OpaqueGraph(function, list(fresh.values()), outputs, random)
 

@@ -1,8 +1,10 @@
-"""What a function demands of the dtype of its `out=`: most cast their result into it, as an in-place form does."""
+"""What a function demands of its `out=`: of its dtype (most cast their result into it, as an in-place form does), and
+of its memory."""
 
 from typing import Any
 
 from forge.ir import TensorProxy, check, short_dtype
+from forge.ir.memory import Ambiguous, Memory
 from forge.ir.pytree import tensors
 
 # torch refuses another dtype than the result's; so do all functions of several results
@@ -10,21 +12,28 @@ _EXACT = frozenset(
     """
     torch._C._nn.elu torch._C._nn.log_sigmoid torch.abs torch.addbmm torch.addmm torch.addmv torch.amax torch.amin
     torch.aminmax torch.argmax torch.argmin torch.baddbmm torch.bitwise_not torch.bmm torch.bucketize torch.ceil
-    torch.chain_matmul torch.clamp torch.cross torch.cummax torch.cummin torch.diag torch.dot torch.floor torch.frac
-    torch.gather torch.hardshrink torch.heaviside torch.histc torch.index_add torch.index_copy torch.index_select
-    torch.inner torch.isneginf torch.isposinf torch.kthvalue torch.linalg.cross torch.linalg.matrix_norm
-    torch.linalg.multi_dot torch.linalg.norm torch.linalg.vector_norm torch.log_softmax torch.logcumsumexp
-    torch.matmul torch.mm torch.mode torch.msort torch.multinomial torch.mv torch.nan_to_num torch.neg
-    torch.nn.functional.avg_pool2d torch.nn.functional.avg_pool3d torch.nn.functional.gelu torch.nn.functional.linear
-    torch.nn.functional.softplus torch.nn.functional.softshrink torch.norm torch.round torch.scatter torch.scatter_add
-    torch.scatter_reduce torch.searchsorted torch.sgn torch.sign torch.signbit torch.slice_scatter torch.softmax
-    torch.sort torch.take torch.take_along_dim torch.tensordot torch.topk torch.tril torch.triu torch.trunc torch.vdot
-    torch.where
+    torch.chain_matmul torch.clamp torch.complex torch.cross torch.cummax torch.cummin torch.diag torch.dot
+    torch.floor torch.frac torch.gather torch.hardshrink torch.heaviside torch.histc torch.index_add
+    torch.index_copy torch.index_select torch.inner torch.isneginf torch.isposinf torch.kthvalue torch.linalg.cross
+    torch.linalg.matrix_norm torch.linalg.multi_dot torch.linalg.norm torch.linalg.vector_norm torch.log_softmax
+    torch.logcumsumexp torch.matmul torch.mm torch.mode torch.msort torch.multinomial torch.mv torch.nan_to_num
+    torch.neg torch.nn.functional.avg_pool2d torch.nn.functional.avg_pool3d torch.nn.functional.gelu
+    torch.nn.functional.linear torch.nn.functional.softplus torch.nn.functional.softshrink torch.norm torch.polar
+    torch.round torch.scatter torch.scatter_add torch.scatter_reduce torch.searchsorted torch.sgn torch.sign
+    torch.signbit torch.slice_scatter torch.softmax torch.sort torch.take torch.take_along_dim torch.tensordot
+    torch.topk torch.tril torch.triu torch.trunc torch.vdot torch.where
     """.split()
 )
 
 # the sums and products are computed in out's dtype
 _COMPUTED_IN = frozenset(("torch.cumprod", "torch.cumsum", "torch.prod", "torch.sum"))
+
+# torch refuses an out= in which elements of an argument lie, where it can tell
+_APART = frozenset(
+    """
+    torch.cat torch.column_stack torch.dstack torch.hstack torch.index_select torch.stack torch.take torch.vstack
+    """.split()
+)
 
 
 def with_dtype(id: str, target: Any, kwargs: dict) -> dict:
@@ -46,3 +55,13 @@ def check_dtypes(id: str, target: Any, results: Any) -> None:
             ),
             RuntimeError,
         )
+
+
+def check_apart(id: str, target: Any, arguments: Any, memory: Memory) -> None:
+    """Raises Ambiguous where torch may refuse an out= for the memory that it shares with an argument."""
+    if id not in _APART:
+        return
+    written = [memory.ref(handle).storage for handle in tensors(target)]
+    for argument in tensors(arguments):
+        if any(memory.ref(argument).storage is each for each in written):
+            raise Ambiguous(f"{id} with an out= that shares memory with its argument {argument}: use clone()")

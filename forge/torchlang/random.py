@@ -235,7 +235,7 @@ def _no_slope(x: TensorProxy) -> TensorProxy:
 # methods that fill a tensor: as pure functions, which draw what a tensor like it would be filled with
 
 
-def _fills(name: str) -> Callable[[Callable], Symbol]:
+def fills(name: str) -> Callable[[Callable], Symbol]:
     """Makes a body the meaning of Tensor.name, which writes random numbers into its tensor.
 
     What the tensor was before, and parameters that are tensors, get gradients of zeros, as in eager.
@@ -270,7 +270,7 @@ def _range(args: tuple, named: dict, default_high: Any) -> tuple[Any, Any]:
     return given.get("from", 0), given.get("to", default_high)
 
 
-@_fills("uniform_")
+@fills("uniform_")
 def uniform(self: TensorProxy, *args: float, generator: torch.Generator | None = None, **named: float) -> TensorProxy:
     """Uniform in [from, to), by default in [0, 1). Shapes and dtypes: self's."""
     check_supported("uniform_", generator=generator)
@@ -278,7 +278,7 @@ def uniform(self: TensorProxy, *args: float, generator: torch.Generator | None =
     return prims.uniform(self.shape, low, high, self.dtype, self.device, like=self)
 
 
-@_fills("normal_")
+@fills("normal_")
 def fill_normal(
     self: TensorProxy, mean: float = 0, std: float = 1, *, generator: torch.Generator | None = None
 ) -> TensorProxy:
@@ -287,7 +287,7 @@ def fill_normal(
     return prims.normal(self.shape, mean, std, self.dtype, self.device, like=self)
 
 
-@_fills("bernoulli_")
+@fills("bernoulli_")
 def fill_bernoulli(
     self: TensorProxy, p: TensorProxy | float = 0.5, *, generator: torch.Generator | None = None
 ) -> TensorProxy:
@@ -296,14 +296,14 @@ def fill_bernoulli(
     return prims.bernoulli(self.shape, p, self.dtype, self.device, like=self)
 
 
-@_fills("exponential_")
+@fills("exponential_")
 def exponential(self: TensorProxy, lambd: float = 1, *, generator: torch.Generator | None = None) -> TensorProxy:
     """Exponentially distributed with rate `lambd`. Shapes and dtypes: self's."""
     check_supported("exponential_", generator=generator)
     return prims.exponential(self.shape, lambd, self.dtype, self.device, like=self)
 
 
-@_fills("random_")
+@fills("random_")
 def fill_random(self: TensorProxy, *args: Any, generator: torch.Generator | None = None, **named: Any) -> TensorProxy:
     """Integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
     check_supported("random_", generator=generator)

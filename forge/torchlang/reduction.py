@@ -98,7 +98,9 @@ def sum_to_size(self: TensorProxy, *size: Any) -> TensorProxy:
     )
     shrinks = [d for d, n in enumerate(shape, offset) if prims.known(n == 1) and not prims.known(self.shape[d] == 1)]
     dims = (*range(offset), *shrinks)
-    return clang.reshape(clang.sum(self, dims, dtype=self.dtype), shape) if dims else self
+    if not dims and shape:
+        return self
+    return clang.reshape(clang.sum(self, dims, dtype=self.dtype), shape)
 
 
 def _extremes(name: str) -> Symbol:

@@ -307,11 +307,6 @@ def select(input: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple[int, Dim, Dim]:
     """The dim, start and length of a narrow, counted from the front."""
     check(x.ndim > 0, lambda: f"{op}() cannot be applied to a 0-dim tensor.", RuntimeError)
-    check(
-        not isinstance(start, TensorProxy),
-        lambda: f"{op} with a tensor as start depends on data; see forge/torchlang/shape.py",
-        NotImplementedError,
-    )
     dim = check_dim(op, dim, x.ndim)
     check(not known(length < 0), lambda: f"{op}(): length must be non-negative, but is {length}", RuntimeError)
     check(
@@ -332,15 +327,34 @@ def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple
     return dim, start, length
 
 
+def _narrow_view(args: tuple, kwargs: dict) -> View:
+    start = kwargs["start"] if "start" in kwargs else args[2]
+    return View.NEVER if isinstance(start, TensorProxy) else View.ALWAYS  # Dynamo's fake tensors know where it begins
+
+
 def _narrow_back(x: TensorProxy, new: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
     dim, start, length = _narrow("narrow", x, dim, start, length)
     return prims.slice_scatter(x, new, dim, start, start + length)
 
 
-@torchsymbol(torch.narrow, Tensor.narrow, view=View.ALWAYS, invert=_narrow_back)
-def narrow(input: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
+@torchsymbol(torch.narrow, Tensor.narrow, view=_narrow_view, invert=_narrow_back)
+def narrow(input: TensorProxy, dim: int, start: Dim | TensorProxy, length: Dim) -> TensorProxy:
     """`length` elements from `start` along `dim`."""
+    if isinstance(start, TensorProxy):
+        return _narrow_at(input, dim, start, length)
     return clang.narrow_in_dim(input, *_narrow("narrow", input, dim, start, length))
+
+
+def _narrow_at(x: TensorProxy, dim: int, start: TensorProxy, length: Dim) -> TensorProxy:
+    """A narrow from where a 0-d tensor says: which memory it shows, its strides say."""
+    check(
+        start.ndim == 0 and clang.category(start.dtype) == 1,
+        lambda: f"narrow: start must be an 0-dim integral Tensor, but is {start}",
+        RuntimeError,
+    )
+    dim, first, length = _narrow("narrow", x, dim, 0, length)
+    start = clang.where(start < first, start + x.shape[dim], start)
+    return clang.index_select(x, dim, prims.iota(length, 0, 1, start.dtype, x.device) + start)
 
 
 def _slice_back(

@@ -1,5 +1,6 @@
 """Norms of torch, and distances and similarities made of them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,8 @@ from forge import clang, prims
 from forge.ir import INT_TYPES, Number, TensorProxy, check, short_dtype
 from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
+from forge.torchlang.solvers import check_square, inv_ex
+from forge.torchlang.spectral import svdvals
 
 
 def _norm_input(op: str, x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
@@ -62,13 +65,10 @@ def _matrix_norm(
     op: str, x: TensorProxy, ord: Number | str, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None
 ) -> TensorProxy:
     check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}", RuntimeError)
-    check(
-        ord not in ("nuc", 2, -2),
-        lambda: f"{op}: ord={ord!r} needs singular values, which forge/torchlang/vector_norms.py lacks",
-        NotImplementedError,
-    )
     if ord == "fro":
         return _vector_norm(op, x, 2, dims, keepdim, dtype)
+    if ord in ("nuc", 2, -2):
+        return _spectral_norm(_norm_input(op, x, dtype), ord, prims.check_dims(op, dims, x.ndim), keepdim)
     check(
         ord in (1, -1, float("inf"), -float("inf")),
         lambda: f"{op}: Order {ord} not supported for a matrix norm",
@@ -79,8 +79,57 @@ def _matrix_norm(
     if ord in (float("inf"), -float("inf")):
         summed, chosen = chosen, summed
     sums = clang.vector_norm(x, 1, (summed,), True)
-    best = clang.amax(sums, chosen, True) if ord > 0 else clang.amin(sums, chosen, True)
+    best = _largest(sums, chosen) if ord > 0 else clang.amin(sums, chosen, True)
     return best if keepdim else prims.squeeze(best, tuple(sorted((summed, chosen))))
+
+
+def _spectral_norm(x: TensorProxy, ord: Number | str, dims: Sequence[int], keepdim: bool) -> TensorProxy:
+    """Of singular values: the sum ("nuc"), the largest (2) or the smallest (-2)."""
+    values = svdvals(clang.movedim(x, dims, (-2, -1)))
+    if ord == "nuc":
+        norm = clang.sum(values, -1, True)
+    else:
+        norm = _largest(values, values.ndim - 1) if ord == 2 else clang.amin(values, -1, True)
+    norm = prims.squeeze(norm, (norm.ndim - 1,))
+    for dim in sorted(dims) if keepdim else ():
+        norm = clang.unsqueeze(norm, dim)
+    return norm
+
+
+def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
+    """The largest along `dim`, 0 where there is none."""
+    if prims.known(sizes.shape[dim] == 0):
+        return prims.full((*sizes.shape[:dim], 1, *sizes.shape[dim + 1 :]), 0, sizes.dtype, sizes.device)
+    return clang.amax(sizes, dim, True)
+
+
+@torchsymbol(torch.linalg.cond)
+def cond(input: TensorProxy, p: Number | str | None = None) -> TensorProxy:
+    """The condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular matrix."""
+    check_tensor("linalg.cond", input=input)
+    check(
+        input.ndim >= 2,
+        lambda: f"linalg.cond: The input tensor must have at least 2 dimensions, but it is {input}",
+        RuntimeError,
+    )
+    check(
+        p in (None, "fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf),
+        lambda: f"linalg.cond got an invalid norm type: {p}",
+        RuntimeError,
+    )
+    if prims.known(input.numel() == 0):
+        return prims.full(input.shape[:-2], 0, prims.real_dtype(input.dtype), input.device)
+    if p in (None, 2, -2):
+        values = svdvals(input)
+        largest, smallest = clang.select(values, -1, 0), clang.select(values, -1, -1)
+        return smallest / largest if p == -2 else largest / smallest
+    check_square(f"linalg.cond(ord={p})", input)
+    if p == "nuc":
+        values = svdvals(input)
+        return clang.sum(values, -1) * clang.sum(clang.reciprocal(values), -1)
+    inverse, info = inv_ex(input)
+    sizes = [_matrix_norm("linalg.cond", x, p, (-2, -1), False, None) for x in (input, inverse)]
+    return clang.where(info == 0, sizes[0] * sizes[1], math.inf)
 
 
 @torchsymbol(torch.linalg.matrix_norm)
@@ -148,17 +197,22 @@ def tensor_norm(
 def _p_norm(
     x: TensorProxy, p: Number | str | None, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
 ) -> TensorProxy:
-    check(
-        p != "nuc",
-        lambda: "norm: p='nuc' needs singular values, which forge/torchlang/vector_norms.py lacks",
-        NotImplementedError,
-    )
+    if p == "nuc":
+        return _nuclear_norm(x, dim, keepdim, dtype)
     check(
         not isinstance(p, str) or p == "fro",
         lambda: f"norm: p is {p!r}, but must be a number, 'fro' or 'nuc'",
         RuntimeError,
     )
     return _vector_norm("norm", x, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
+
+
+def _nuclear_norm(
+    x: TensorProxy, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> TensorProxy:
+    dims = tuple(range(x.ndim)) if dim is None else clang.as_tuple(dim)
+    check(len(dims) == 2, lambda: f"norm: p='nuc' wants two dims, but x is {x} and dim is {dim}", RuntimeError)
+    return _matrix_norm("norm", x, "nuc", dims, keepdim, dtype)
 
 
 @torchsymbol(torch.cosine_similarity)

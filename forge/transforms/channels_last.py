@@ -24,6 +24,7 @@ _CONTIGUOUS = torchlang.find(torch.Tensor.contiguous)
 _LINEAR = frozenset(map(torchlang.find, (torch.nn.functional.linear, torch.matmul, torch.mm, torch.addmm)))
 _FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
 _LAID_OUT = frozenset({Tag.OPAQUE, Tag.EFFECT})  # who runs may ask for the strides that torch gives
+_STRIDED = frozenset(map(torchlang.find, (torch.as_strided, torch.as_strided_copy)))  # reads memory as it lies there
 
 
 def channels_last(
@@ -41,7 +42,7 @@ def channels_last(
     found = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
     if not found or not _pays(found, device) or not all(map(plain, found)):
         return trace
-    if any(_LAID_OUT & bound.all_tags for bound in trace.bound_symbols):
+    if any(_LAID_OUT & bound.all_tags or bound.symbol in _STRIDED for bound in trace.bound_symbols):
         return trace
     changed = _laid_out_otherwise(trace)
     restored = {each.name: each for each in tensors(trace.output) if each.name in changed and each.ndim > 1}

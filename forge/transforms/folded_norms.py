@@ -24,9 +24,7 @@ from forge.transforms.makers import Makers
 NORMS = frozenset({torchlang.find(F.batch_norm), torchlang.find(torch.batch_norm)})
 LINEAR = torchlang.find(F.linear)
 CONVOLUTIONS = frozenset(map(torchlang.find, (torch.conv1d, torch.conv2d, torch.conv3d)))
-TRANSPOSED = frozenset(
-    map(torchlang.find, (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d))
-)
+TRANSPOSED = frozenset(map(torchlang.find, (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)))
 _LAYERS = CONVOLUTIONS | TRANSPOSED | {LINEAR}
 
 
@@ -38,9 +36,7 @@ class _Site(NamedTuple):
     given: dict[str, Any]
 
 
-def fold_norms(
-    trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True
-) -> Trace:
+def fold_norms(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
     """The trace with batch norms folded into the convolutions and linear layers before them.
 
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.

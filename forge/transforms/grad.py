@@ -176,7 +176,7 @@ def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collectio
     for run in joint.runs:
         dropped = {name for bound in run.calls for name in unreached(bound)}
         kept = copy(run)
-        kept.puts = [(argument, gradient) for argument, gradient in run.puts if gradient.name not in dropped]
+        kept.puts = [put for put in run.puts if put[1].name not in dropped]
         if kept.puts:
             runs.append(kept)
     return Joint(joint.forward, runs, joint.active)
@@ -219,7 +219,10 @@ class _Backward:
             self.trace.record(new)
             if new.symbol is prims.slice_backward:
                 self.slices[new.output.name] = new
-        for argument, gradient in run.puts:
+        missing = {output.name for gradient, output, _ in incoming if gradient is None}
+        for argument, gradient, of in run.puts:
+            if not missing.isdisjoint(output.name for output in of):
+                continue
             gradient = env.get(gradient.name, gradient)
             self.gradients.setdefault(argument.name, []).append(self.fit(gradient, argument))
 

@@ -70,9 +70,7 @@ def _parted(trace: Trace, moved: list[BoundSymbol], calls: list[BoundSymbol], in
     return Parted(trace.derive("hoisted", needed, name=name, inputs=given, output=tuple(kept)), rest)
 
 
-def independent_calls(
-    trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT
-) -> list[BoundSymbol]:
+def independent_calls(trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT) -> list[BoundSymbol]:
     """The calls that depend on no input but those of `weights`, and make no output."""
     outputs = set(trace.output_names)
     fixed = {*trace.constants, *weights}

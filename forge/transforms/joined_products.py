@@ -40,9 +40,7 @@ class _Product(NamedTuple):
         return self.weight.shape[0 if self.bound.symbol is LINEAR else 1]
 
 
-def join_products(
-    trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True
-) -> Trace:
+def join_products(trace: Trace, freezing: Freezing, plain: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
     """The trace with linear layers (and products with a matrix) of one input joined, where their weights are constant.
 
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.

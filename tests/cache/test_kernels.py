@@ -95,9 +95,7 @@ def test_what_is_used_without_verification_is_for_those_who_trust_it() -> None:
         assert is_cached(jitted) == found
 
 
-def test_a_kernel_that_failed_for_now_is_not_left_out_for_ever(
-    monkeypatch: pytest.MonkeyPatch, programs: Path
-) -> None:
+def test_a_kernel_that_failed_for_now_is_not_left_out_for_ever(monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
     monkeypatch.setattr(type(verifier), "is_lasting", property(lambda self: False))
     jitted = trained(kernel())
     assert forge.explain(jitted).uncached == ["a kernel could not be verified, for a reason that may pass"]

@@ -15,10 +15,12 @@ from cache.support import is_cached, is_hit
 from torch import nn
 
 import forge
-from forge import torchlang
+from forge import prims, torchlang
 from forge.cache import keys
 from forge.executors import FusionExecutor, OperatorExecutor, claim, resolve_executors
 from forge.executors.hubex.verification import owners
+from forge.ir import get_grad, grad_rules, put_grad
+from forge.prims.core import like
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 
@@ -249,9 +251,7 @@ def test_a_fuser_that_does_not_say_what_it_depends_on() -> None:
 def test_a_fuser_that_does_not_keep_its_regions() -> None:
     fuser = Fuser("fuser")
     fuser.identity = lambda: "1"
-    assert why(waves, X, executors=[fuser, "torch"]) == [
-        "executor fuser does not keep its regions for another process"
-    ]
+    assert why(waves, X, executors=[fuser, "torch"]) == ["executor fuser does not keep its regions for another process"]
 
 
 def test_a_transform_that_holds_what_no_other_process_has() -> None:
@@ -265,7 +265,8 @@ def test_a_transform_that_holds_what_no_other_process_has() -> None:
 
 
 def test_a_torch_func_region() -> None:
-    (reason,) = why(lambda x: torch.func.vmap(torch.sin)(x) + 1, X)
+    """One that stays an opaque call, since it is random."""
+    (reason,) = why(lambda x: torch.func.vmap(torch.bernoulli, randomness="different")(x.abs() / 9) + 1, X)
     assert "which another process cannot find by a name" in reason
 
 
@@ -343,3 +344,39 @@ def test_an_operator_of_the_users_is_known_by_its_code() -> None:
     assert not is_cached(jitted)
 
 
+def test_the_gradient_rules_of_a_users_symbols_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the symbol of an operator, and of the prim that its body calls: rules are registered beside their symbols."""
+    times = torch.library.custom_op(
+        "forge_tests::twice", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    times.register_fake(torch.empty_like)
+    monkeypatch.setattr(torchlang.core, "_entries", dict(torchlang.core._entries))
+    monkeypatch.setattr(torchlang.core, "_symbols", dict(torchlang.core._symbols))
+    monkeypatch.setattr(torchlang.core, "_functions", dict(torchlang.core._functions))
+    monkeypatch.setattr(prims.core, "_prims", dict(prims.core._prims))
+    monkeypatch.setattr(grad_rules, "_rules", dict(grad_rules._rules))
+    prim = prims.make_prim("twice_of_tests", "twice", meta=lambda x: like(x))
+    symbol = torchlang.torchsymbol(torch.ops.forge_tests.twice.default)(lambda x: prim(x))
+    executor = OperatorExecutor("doubling")
+    executor.register_implementation(prim, torch.ops.forge_tests.twice.default)
+    x = torch.ones(3, requires_grad=True)
+
+    def gradient() -> float:
+        torch._dynamo.reset()
+        jitted = forge.jit(lambda x: times(x).sum(), executors=["torch", executor])
+        (found,) = torch.autograd.grad(jitted(x), x)
+        gradient.cached = is_cached(jitted)
+        return found[0].item()
+
+    def rule_of(symbol: Any, factor: int) -> Callable:
+        def rule(x: Any) -> Any:
+            out = symbol(x)
+            put_grad(x, get_grad(out) * factor)
+            return out
+
+        return rule
+
+    for ruled, factor in ((prim, 2), (prim, 3), (symbol, 4), (symbol, 5)):
+        monkeypatch.setitem(grad_rules._rules, ruled.id, rule_of(ruled, factor))
+        assert (gradient(), gradient.cached) == (factor, False), f"as before {ruled.id} had this rule"
+        assert (gradient(), gradient.cached) == (factor, True)

@@ -166,9 +166,7 @@ print(explained.cached, explained.uncached)
 
 
 @pytest.mark.parametrize("shapes", [pytest.param("static", marks=pytest.mark.slow), "dynamic"])
-def test_what_is_compiled_later_in_regions_fits_what_was_found(
-    shapes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_compiled_later_in_regions_fits_what_was_found(shapes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another output's gradient and a gradient of a gradient, of a program whose regions came from disk."""
     if not inductorex.is_available():
         pytest.skip("there is no C++ compiler for Inductor's kernels")

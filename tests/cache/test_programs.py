@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cache.support import from_disk, is_cached
+from support import rounded
 from torch import nn
 
 import forge
@@ -109,7 +110,7 @@ def randomness(jit: Callable) -> Any:
 
 def an_opaque_call(jit: Callable) -> Any:
     a, b = torch.eye(3).mul(2).requires_grad_(), leaf(3)
-    y = jit(lambda a, b: torch.linalg.solve(a, b).sum())(a, b)
+    y = jit(lambda a, b: (rounded(a) @ b).sum())(a, b)
     y.backward()
     return y, a.grad, b.grad
 

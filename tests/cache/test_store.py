@@ -77,9 +77,7 @@ def test_a_damaged_entry_is_ignored_with_a_notice_and_written_anew(
     assert hits()
 
 
-def test_an_entry_that_names_what_is_not_here_is_written_anew(
-    programs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_entry_that_names_what_is_not_here_is_written_anew(programs: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = lambda: lambda x: torch.relu(x) + 1
     assert not is_hit(run, call)
     (file,) = programs.iterdir()
@@ -108,9 +106,7 @@ def changed(found: os.stat_result, **fields: int) -> os.stat_result:
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_an_entry_that_others_may_write_to_is_ignored(
-    mode: int, entry: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_entry_that_others_may_write_to_is_ignored(mode: int, entry: Path, caplog: pytest.LogCaptureFixture) -> None:
     entry.chmod(mode)
     assert not hits()
     assert "it can be written to by other users" in caplog.text

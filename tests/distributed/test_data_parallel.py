@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from distributed_programs import accumulated, in_buckets, parts_again
+from distributed_programs import accumulated, compiled_at, in_buckets, parts_again
 from two_processes import Pair
 
 
@@ -41,3 +41,32 @@ def test_gradients_accumulate_with_checkpoints_unused_parameters_and_autocast(pa
     for found in pair.run(accumulated):
         assert len(found["eager"]) > 4
         torch.testing.assert_close(found["forge"], found["eager"])
+
+
+HALVES = ["linear", "relu", "linear"]
+
+
+@pytest.mark.filterwarnings("ignore:forge. nothing of")
+@pytest.mark.parametrize(
+    ("place", "operations"),
+    [("DDP outside", HALVES), ("DDP outside, of a Sequential", []), ("DDP inside", HALVES)],
+)
+def test_what_of_a_data_parallel_model_is_compiled(place: str, operations: list[str], pair: Pair) -> None:
+    for found in pair.run(compiled_at, place):
+        assert found["operations"] == operations
+        assert not found["outside"]
+
+
+def test_what_runs_in_eager_around_sharded_blocks_is_told(pair: Pair) -> None:
+    for found in pair.run(compiled_at, "FSDP, each block"):
+        assert found["operations"] == HALVES * 2
+        assert found["outside"] == ["forward (Blocks.forward)", "embed (Linear)"]
+        assert "outside of what is jitted: forward (Blocks.forward)" in found["text"]
+
+
+def test_a_sharded_model_that_calls_its_blocks_in_a_loop_runs_in_eager_itself_and_that_is_told(pair: Pair) -> None:
+    for found in pair.run(compiled_at, "FSDP outside"):
+        assert "tanh" not in found["operations"] and "relu" in found["operations"]
+        (reason,) = found["skipped"]
+        assert reason.startswith("Blocks.forward (distributed_programs.py:") and "a graph break in a loop: " in reason
+        assert "no graph of: Blocks.forward" in found["text"]

@@ -166,9 +166,7 @@ def test_a_kernel_of_a_pattern_against_its_parts(timer: Timer, seconds: tuple[fl
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [((FAST, SLOW), ["swiglu"]), ((SLOW, FAST), ["fuser", "fuser"])])
-def test_a_kernel_against_a_region_of_its_parts(
-    timer: Timer, seconds: tuple[float, float], kept: list[str]
-) -> None:
+def test_a_kernel_against_a_region_of_its_parts(timer: Timer, seconds: tuple[float, float], kept: list[str]) -> None:
     timer.seconds = dict(zip(("swiglu", "fuser"), seconds, strict=True))
     kernels, fuser = kernel_executor([swiglu_kernel(swiglu)], verify=False), Fuser("silu", "mul")
     told = measured(feed_forward, torch.randn(4), torch.randn(4), executors=[kernels, fuser, "torch"])

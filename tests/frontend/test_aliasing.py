@@ -512,3 +512,63 @@ def test_an_output_may_be_changed_by_the_caller():
     torch.testing.assert_close(base, torch.full((2, 2), 3.0))
     base.sum().backward()
     torch.testing.assert_close(x.grad, torch.full((2, 2), 2.0))
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.vstack, torch.stack])
+def test_an_out_that_shares_memory_with_an_argument_is_refused(join):
+    jitted = forge.jit(lambda x: join([x[:1], x[1:]], out=x if join is not torch.stack else x.view(2, 1, 3)))
+    with pytest.raises(RuntimeError, match="unsupported operation"):
+        jitted(torch.randn(2, 3))
+
+
+def test_an_out_apart_from_the_arguments_is_written():
+    def run(x, y):
+        torch.cat([x[:1], x[1:]], out=y)
+        return x + y
+
+    x, y = torch.randn(2, 3), torch.zeros(2, 3)
+    jitted = forge.jit(run)
+    torch.testing.assert_close(jitted(x, y), x * 2)
+    torch.testing.assert_close(y, x)
+    assert not forge.explain(jitted).eager
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_as_strided_counts_from_the_start_of_the_memory_that_it_is_given(requires_grad):
+    """Whatever the input's place in it was when the program was compiled."""
+
+    def run(x):
+        y = x.as_strided((2,), (1,), 1)
+        return y, y * 2
+
+    jitted = forge.jit(run)
+    for start in (0, 2):
+        memory = torch.arange(6.0, requires_grad=requires_grad)
+        given, expected = memory[start : start + 4], run(memory[start : start + 4])
+        actual = jitted(given)
+        torch.testing.assert_close(actual, expected)
+        assert actual[0].data_ptr() == expected[0].data_ptr()
+        if requires_grad:
+            gradients = [torch.autograd.grad(each[1].sum(), memory)[0] for each in (actual, expected)]
+            torch.testing.assert_close(*gradients)
+    assert not forge.explain(jitted).opaque_calls and not forge.explain(jitted).eager
+
+
+def test_a_write_through_as_strided_is_seen():
+    def run(x):
+        x.add_(1)
+        x.as_strided((2, 2), (1, 2), 1).mul_(10)
+        return x * 2
+
+    x, y = torch.arange(8.0)[1:7], torch.arange(8.0)[1:7].clone()
+    y = torch.arange(8.0)[1:7]
+    jitted = forge.jit(run)
+    torch.testing.assert_close(jitted(x), run(y))
+    torch.testing.assert_close(x, y)
+
+
+def test_as_strided_of_a_computed_view_with_gaps_is_eagers():
+    def run(x):
+        return (x * 2)[:, ::2].as_strided((3,), (1,), 0)
+
+    torch.testing.assert_close(forge.jit(run)(torch.arange(6.0).view(2, 3)), torch.tensor([0.0, 2.0, 4.0]))

@@ -79,6 +79,33 @@ def test_the_first_that_differs_is_named_not_what_follows_from_it() -> None:
     assert caught.value.operation == "torch.exp"
 
 
+def overwriting(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    out = nn.functional.gelu(input, approximate=approximate)
+    input.mul_(2)
+    return out
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_kernel_that_overwrites_its_argument_is_named(training: bool) -> None:
+    jitted = forge.jit(Net().eval(), check="eager", executors=[wrong("gelu", overwriting), "torch"])
+    message = r"gelu by mine \(.*test_check.py:\d+ .*\) overwrites its argument input, linear: .*let it copy that"
+    with pytest.raises(forge.CheckError, match=message) as caught, torch.set_grad_enabled(training):
+        jitted(X)
+    error = caught.value
+    assert (error.operation, error.executor) == ("torch.nn.functional.gelu", "mine")
+    torch.testing.assert_close(error.actual, 2 * error.expected)
+    torch.testing.assert_close(error.inputs["linear"], error.expected)
+
+
+def test_what_a_kernel_says_that_it_overwrites_is_let_be() -> None:
+    kernel = forge.kernel("torch.nn.functional.gelu", overwriting, mutates=["input"])
+    net = Net().eval()
+    with torch.no_grad():
+        jitted = forge.jit(net, check="eager", kernels=[kernel])
+        torch.testing.assert_close(jitted(X), net(X))
+    assert "overwriting" in {row.executor for row in forge.explain(jitted).rows}
+
+
 def test_a_wrong_gradient_of_a_kernel_is_found() -> None:
     mine = OperatorExecutor("mine")
     tanh = torchlang.find(torch.tanh)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from support import rounded
 from torch import nn
 from torch.nn import functional as F
 
@@ -226,10 +227,24 @@ def test_a_length_that_values_decide_runs_in_eager_and_says_so(name: str) -> Non
 
 def test_an_opaque_call_is_given_a_length_that_values_decide() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.special.airy_ai(torch.full((int(x.sum()),), 0.5)) * 2
+        return rounded(torch.full((3, int(x.sum())), 0.5)) * 2
 
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         jitted = forge.jit(function)
         for count in (3, 2, 4):
             torch.testing.assert_close(jitted(torch.ones(count)), function(torch.ones(count)))
         assert forge.explain(jitted).opaque_calls and not forge.explain(jitted).eager
+
+
+def test_the_sizes_of_as_strided_in_tensors() -> None:
+    """As LED's encoder has them: torch.div of a length is a tensor."""
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        count = torch.div(x.shape[0], 2, rounding_mode="trunc")
+        return x.as_strided(size=(count, 3), stride=(x.stride(0), 1)) * 2
+
+    jitted = forge.jit(halves)
+    for length in (6, 8, 10):
+        x = torch.randn(length, 4)
+        torch.testing.assert_close(jitted(x), halves(x))
+    assert not forge.explain(jitted).eager and not forge.explain(jitted).opaque_calls

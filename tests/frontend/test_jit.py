@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from support import rounded
 from torch import nn
 
 import forge
@@ -192,14 +193,14 @@ def test_a_transform_that_returns_no_trace_is_named():
 
 def test_an_opaque_call_runs_forward_and_backward_and_is_reported():
     def f(x):
-        return torch.linalg.inv(x * 2).sum()
+        return (rounded(x * 2) * x).sum()
 
     x = torch.eye(3, dtype=torch.float64).mul(2).requires_grad_()
     jitted = forge.jit(f)
     jitted(x).backward()
     expected = torch.autograd.grad(f(x), x)[0]
     torch.testing.assert_close(x.grad, expected)
-    assert forge.explain(jitted).opaque_calls == ["torch.linalg.inv"]
+    assert forge.explain(jitted).opaque_calls == ["torch.fake_quantize_per_channel_affine"]
 
 
 def test_an_opaque_call_runs_its_forward_once_and_keeps_its_graph():
@@ -280,8 +281,39 @@ def test_a_kernel_takes_the_overload_that_it_implements(overloads):
 
 
 def test_strict_refuses_an_opaque_call_by_name():
-    with pytest.raises(Exception, match=r"torchlang does not have torch\.linalg\.inv; add a @torchsymbol"):
-        forge.jit(lambda x: torch.linalg.inv(x), strict=True)(torch.eye(2))
+    with pytest.raises(Exception, match=r"torchlang does not have torch\.fake_quantize\w+; add a @torchsymbol"):
+        forge.jit(rounded, strict=True)(torch.eye(2))
+
+
+NOT_COMPILED = {
+    "a mask": (lambda x: x[x > 0] * 2, "operator.getitem is depends on the values"),
+    "nonzero": (lambda x: torch.nonzero(x), "torch.nonzero is depends on the values"),
+    "memory": (lambda x: x.clone().set_(torch.zeros(3)), "torch.Tensor.set_ may change its arguments"),
+    "a transform": (lambda x: torch.vmap(lambda row: row.mul_(2))(x), "torch.Tensor.mul_ changes in place"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_COMPILED)
+@pytest.mark.parametrize("through_torch", [False, True])
+def test_fullgraph_refuses_what_would_run_in_eager(name, through_torch):
+    function, reason = NOT_COMPILED[name]
+    told = (
+        rf"fullgraph=True: forge cannot compile .*{reason}.* \(test_jit.py:\d+  .*lambda x.*\); .*leave out fullgraph"
+    )
+    if through_torch:
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=told):
+            torch.compile(function, backend="forge", fullgraph=True)(torch.randn(3))
+    else:
+        jitted = forge.jit(function, fullgraph=True)
+        for _ in range(2):  # it stays refused
+            with pytest.raises(NotImplementedError, match=told):
+                jitted(torch.randn(3))
+
+
+def test_what_runs_in_eager_without_fullgraph_is_told_with_its_line():
+    with pytest.warns(UserWarning, match=r"a graph runs in eager: torch.Tensor.set_ .* \(test_jit.py:\d+  .*set_"):
+        forge.jit(NOT_COMPILED["memory"][0])(torch.randn(3))
 
 
 def test_fullgraph_refuses_a_graph_break():

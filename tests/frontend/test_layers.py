@@ -509,9 +509,7 @@ def test_modules_that_the_librarys_decorators_name_get_what_is_registered(folder
         pass
 
     target = nn.Sequential(Decorated(), Conditional())
-    with kernels.use_kernel_mapping(
-        {"RMSNorm": {"cpu": kernels.LocalLayerRepository(folder, layer_name="RMSNorm")}}
-    ):
+    with kernels.use_kernel_mapping({"RMSNorm": {"cpu": kernels.LocalLayerRepository(folder, layer_name="RMSNorm")}}):
         compiled = jitted(target, "registered")
     assert infers(compiled, target, X) == [TRACED, (None, "the condition of its decorator says no")]
     assert infers(jitted(target, "registered"), target, X) == []

@@ -75,9 +75,7 @@ def records(function: Callable, caplog: pytest.LogCaptureFixture, calls: int = 2
     return found
 
 
-@pytest.mark.parametrize(
-    "function", [told, told_of_a_change, told_by_another_class, told_and_raised, told_between]
-)
+@pytest.mark.parametrize("function", [told, told_of_a_change, told_by_another_class, told_and_raised, told_between])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_program_logs_what_eager_logs(
     function: Callable, dynamic: bool | None, caplog: pytest.LogCaptureFixture

@@ -150,3 +150,36 @@ def _assert_same_gradient(actual: torch.Tensor, expected: torch.Tensor, x: torch
 def test_a_tensors_value_has_no_symbol_in_forge_trace() -> None:
     with pytest.raises(TypeError, match=r"the value of t0: .* is not known while tracing"):
         forge.trace(lambda x: x * x.sum().item(), torch.ones(2))
+
+
+class Padded(torch.nn.Module):
+    """Pads by as many as a buffer says, which Dynamo reads as a number."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+        self.register_buffer("count", torch.tensor(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (self.count, 1), mode=self.mode).exp()
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "circular"])
+def test_padding_by_the_value_of_a_buffer_is_one_graph(mode: str) -> None:
+    model = Padded(mode)
+    jitted = forge.jit(model, fullgraph=True)
+    x = torch.randn(1, 3, 8, requires_grad=True)
+    for _ in range(2):
+        actual, expected = jitted(x), model(x)
+        torch.testing.assert_close(actual, expected)
+        _assert_same_gradient(actual, expected, x)
+        model.count.add_(1)
+    assert forge.explain(jitted).graphs == 1
+
+
+def test_windows_of_which_none_is_outside_are_counted_as_torch_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.frontend.dynamo.CHECK_META", True)
+    jitted = forge.jit(lambda x: torch.nn.functional.max_pool1d(x, 2, ceil_mode=True), dynamic=True, fullgraph=True)
+    for length in (7, 8, 9):
+        x = torch.randn(1, 3, length)
+        torch.testing.assert_close(jitted(x), torch.nn.functional.max_pool1d(x, 2, ceil_mode=True))

@@ -1,5 +1,6 @@
 """The errors of torch for bad arguments come out of a jitted function with torch's own types."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -80,6 +81,61 @@ def test_what_torch_refuses_while_it_runs_is_caught_by_the_program(name: str, re
 def test_where_nothing_may_run_in_eager_the_refusal_names_the_op_and_what_came(options: dict) -> None:
     with pytest.raises(RuntimeError, match=r"index_add.*dtype.*f32\[2, 3\]"):
         forge.jit(REFUSED["a source's dtype"], **options)(torch.ones(2, 3))
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 4), torch.nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return self.second(self.first(x) * scale)
+
+
+def other_dtype(x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, torch.ones(2, 3))
+
+
+LINE = r"test_torch_errors.py:\d+  "
+WRONG_CALLS = {
+    "shapes": (Layers, (torch.ones(2, 3),), {}, RuntimeError, rf"at {LINE}return self.*\n.*linear.*\[2, 4\], \[2, 5\]"),
+    "a keyword": (
+        Layers,
+        (torch.ones(2, 3),),
+        {"scal": 2},
+        TypeError,
+        rf"'scal'(?s:.*)call of forward, {LINE}def forward",
+    ),
+    "no argument": (Layers, (), {}, TypeError, rf"argument: x(?s:.*)call of forward, {LINE}def forward"),
+    "no tensor": (Layers, (5,), {}, TypeError, rf"must be Tensor, not int\nat {LINE}return self.*\nin linear"),
+    "a device": (
+        Layers,
+        (torch.ones(2, 3, device="meta"),),
+        {},
+        RuntimeError,
+        rf"meta and cpu!\nat {LINE}.*\nin linear",
+    ),
+    "a dtype": (lambda: other_dtype, (torch.ones(2, 3).double(),), {}, RuntimeError, rf"same dtype\nat {LINE}return F"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_under_fullgraph_a_wrong_call_is_one_error_with_the_op_and_the_users_line(name: str) -> None:
+    make, args, kwargs, error, told = WRONG_CALLS[name]
+    with pytest.raises(error) as raised:
+        forge.jit(make(), fullgraph=True)(*args, **kwargs)
+    lines = [str(raised.value), *raised.value.__notes__]
+    assert re.search(told, "\n".join(lines)) and all("\n" not in line for line in lines)
+
+
+def test_a_refused_call_is_warned_of_with_its_line() -> None:
+    with pytest.warns(UserWarning, match=rf"must have the same dtype \({LINE}return F"), pytest.raises(RuntimeError):
+        forge.jit(other_dtype)(torch.ones(2, 3).double())
+
+
+def test_a_graph_break_under_fullgraph_stays_dynamos() -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Data-dependent branching"):
+        forge.jit(lambda x: x * 2 if x.sum() > 0 else x, fullgraph=True)(torch.ones(2))
 
 
 def test_torch_compile_raises_what_torch_raises() -> None:

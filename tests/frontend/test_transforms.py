@@ -200,3 +200,113 @@ def test_a_transform_that_fails_while_it_runs_leaves_no_level_open() -> None:
     with pytest.raises(IndexError):
         jitted(sample(), torch.tensor([0, 20]))
     assert ambient()[-1] is None
+
+
+# what a transform consists of is recorded
+
+
+def written(row: torch.Tensor) -> torch.Tensor:
+    row = row.clone()
+    row[0] = 1
+    return row.add_(2)
+
+
+NATIVE = {name: function for name, function in FUNCTIONS.items() if name not in ("dropout", "linearize")} | {
+    "vmap": lambda x: torch.vmap(lambda row: row.sin() @ row)(torch.stack([x, x * 2])),
+    "vmap of a layer": lambda x: torch.vmap(lambda row: F.layer_norm(row, (3,)).cumsum(0).sort()[0])(x.expand(4, 3)),
+    "vmap of an index": lambda x: torch.vmap(lambda row, i: row[i], in_dims=(None, 0))(x, torch.tensor([2, 0])),
+    "vmap out_dims": lambda x: torch.vmap(lambda row: (row * 2, row.sum()), out_dims=(1, 0))(x.expand(4, 3))[0],
+    "hessian of a loss": lambda x: func.hessian(lambda y: F.softmax(y, -1).square().sum().log())(x),
+    "vmap of numbers": lambda x: torch.vmap(lambda row: row * torch.tensor([1.0, 2, 3]))(x.expand(4, 3)),
+    "vmap of a write": lambda x: torch.vmap(written)(x.expand(4, 3)),
+    "jacfwd of jacrev": lambda x: func.jacfwd(func.jacrev(lambda y: (y.tanh() * WEIGHT).sum(0)))(x),
+}
+
+
+# torch itself cannot run the other one without values
+CASES = [(name, dynamic) for name in NATIVE for dynamic in (False, True) if (name, dynamic) != ("jacfwd", True)]
+
+
+@pytest.mark.parametrize(("name", "dynamic"), CASES)
+def test_a_transform_is_recorded(name: str, dynamic: bool) -> None:
+    """One graph without an opaque call, with eager's values, gradients, and gradients of these."""
+    function = NATIVE[name]
+    jitted = forge.jit(function, dynamic=dynamic, fullgraph=True)
+    given = [sample().requires_grad_() for _ in range(2)]
+    results = [each(x) for each, x in zip((jitted, function), given, strict=True)]
+    torch.testing.assert_close(*results)
+    if results[1].requires_grad:
+        first = [
+            torch.autograd.grad(r.square().sum(), x, create_graph=True)[0] for r, x in zip(results, given, strict=True)
+        ]
+        torch.testing.assert_close(*first)
+        if first[1].requires_grad:
+            torch.testing.assert_close(
+                *[torch.autograd.grad(g.sin().sum(), x)[0] for g, x in zip(first, given, strict=True)]
+            )
+    assert not forge.explain(jitted).opaque_calls
+    assert not forge.explain(jitted).eager
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Dropout(0.0), nn.Linear(64, 3)
+    ).double()
+
+
+def test_gradients_of_each_sample() -> None:
+    net = network()
+    images, classes = torch.randn(5, 1, 4, 4, dtype=torch.float64), torch.randint(3, (5,))
+
+    def loss(weights: dict, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(func.functional_call(net, weights, (image[None],)), label[None])
+
+    def each(images: torch.Tensor, classes: torch.Tensor) -> dict:
+        weights = {name: value.detach() for name, value in net.named_parameters()}
+        return torch.vmap(func.grad(loss), in_dims=(None, 0, 0))(weights, images, classes)
+
+    jitted = forge.jit(each)
+    torch.testing.assert_close(jitted(images, classes), each(images, classes))
+    assert not forge.explain(jitted).opaque_calls
+
+
+def test_an_ensemble_is_trained() -> None:
+    nets = [network() for _ in range(3)]
+    weights, _ = func.stack_module_state(nets)
+    base = network().to("meta")
+    x = torch.randn(2, 1, 4, 4, dtype=torch.float64)
+
+    def step(weights: dict, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda weights: func.functional_call(base, weights, (x,)))(weights)
+
+    def gradients(run: Callable) -> list:
+        given = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        out = run(given, x)
+        return [out, *torch.autograd.grad(out.square().sum(), list(given.values()))]
+
+    jitted = forge.jit(step)
+    torch.testing.assert_close(gradients(jitted), gradients(step))
+    torch.testing.assert_close(jitted(weights, x)[1], nets[1](x))
+    assert not forge.explain(jitted).opaque_calls
+
+
+def test_an_input_that_nothing_depends_on_has_no_gradient() -> None:
+    x, y = sample().requires_grad_(), sample().requires_grad_()
+    out = forge.jit(lambda x, y: torch.vmap(lambda a, b: a.sin())(x, y))(x, y)
+    assert torch.autograd.grad(out.sum(), (x, y), allow_unused=True)[1] is None
+
+
+def test_what_stays_opaque_says_why() -> None:
+    jitted = forge.jit(lambda x: torch.vmap(torch.bernoulli, randomness="different")(x))
+    jitted(torch.rand(4, 3))
+    assert forge.explain(jitted).opaque_calls == ["torch.vmap (aten.rand.default draws random numbers)"]
+
+
+def test_a_call_without_a_history_has_none_outside() -> None:
+    x = sample().requires_grad_()
+
+    def constant(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return func.grad(cube)(x)
+
+    assert not forge.jit(constant)(x).requires_grad

@@ -32,6 +32,13 @@ def test_lock_then_check_then_list(server: Hub, tmp_path: Path, capsys: pytest.C
     assert status == 1 and out.startswith("failed  acme/rms") and "ops.py is sha256:" in out
 
 
+def test_the_layers_of_a_repository_of_the_hub_are_listed(server: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    layer = "from torch import nn\n\nclass Same(nn.Module):\n    def forward(self, x):\n        return x\n"
+    server.publish("acme/rms", kernel({"layers.py": layer, "__init__.py": "from . import layers"}))
+    status, out, err = run(capsys, "list", "acme/rms@v1", "--allow", "acme")
+    assert (status, err) == (0, "") and out.splitlines()[1].split()[:3] == ["rms.Same", "x", "yes"]
+
+
 def test_check_says_which_variant_and_why_not_each_other(server: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     commit = server.publish("acme/rms", kernel() | kernel(variant="torch-cpu") | kernel(variant="torch-metal"))
     status, out, _ = run(capsys, "check", "acme/rms@v1", "acme/none@v1", "--backend", "cpu")
@@ -68,7 +75,7 @@ def test_a_usage_error_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_is_forge_and_python_m_forge(tmp_path: Path) -> None:
     root = Path(cli.__file__).parents[2]
-    assert tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"] == {"forge": "forge.cli:main"}
+    assert tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"] == {"forge": "forge_command:main"}
     environment = os.environ | {"KERNELS_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "forge", "kernels", "list"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)

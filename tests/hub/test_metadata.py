@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,10 +64,10 @@ def test_backend_dependencies_count_in_the_form_of_today_too(tmp_path: Path) -> 
         ('{"version": true}', "'version' is True, but must be an integer"),
         ('{"version": null}', "'version' is None, but must be an integer"),
         ('{"license": 1}', "'license' is 1, but must be a string"),
-        ('{"id": "_rms"}', "missing field `name`"),
-        (metadata(name="Bad Name"), "Invalid kernel name"),
-        (metadata(kernel_id=3), "invalid type: integer `3`"),
-        (metadata(backend={"type": "abacus"}), "unknown variant `abacus`"),
+        ('{"id": "_rms"}', "has no 'name', which must be a string"),
+        (metadata(name="Bad Name"), "line 1: 'name' is 'Bad Name', but must be lower-case letters, digits and dashes"),
+        (metadata(kernel_id=3), "line 1: 'id' is 3, but must be a string"),
+        (metadata(backend={"type": "abacus"}), "'type' of 'backend' is 'abacus', but must be one of cann, cpu, cuda"),
         (metadata(digest={"algorithm": "sha256", "files": {"/etc/passwd": "aGk="}}), "'/etc/passwd' is absolute"),
         (metadata(digest={"algorithm": "sha256", "files": {"../x": "aGk="}}), "'../x' leaves its folder"),
         (metadata(digest={"algorithm": "sha256", "files": {"x": "?"}}), "is '\\?', which is not base64"),
@@ -76,6 +77,71 @@ def test_metadata_that_is_wrong_is_one_clear_error(tmp_path: Path, content: str 
     with pytest.raises(hub.MalformedError, match=message) as caught:
         read(tmp_path, content)
     assert str(caught.value).startswith("acme/rms (commit 000000000000, variant torch-cpu, metadata.json): ")
+
+
+def dependency(**values: Any) -> dict[str, Any]:
+    return {"kernel-depends": [{"repo-id": "acme/rms", "version": 1}, values]}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"version": "1"}, "line 4: 'version' is '1', but must be an integer"),
+        ({"version": None}, "line 4: 'version' is None, but must be an integer"),
+        ({"version": -1}, "line 4: 'version' is -1, but must be an integer from 0 up"),
+        ({"version": 1 << 70}, f"line 4: 'version' is {1 << 70}, but must be an integer from 0 up"),
+        ({"version": 1.5}, "line 4: 'version' is 1.5, but must be an integer"),
+        ({"license": ...}, "has no 'license', which must be a string"),
+        ({"python-depends": ...}, "has no 'python-depends', which must be a list of strings"),
+        ({"backend": "cpu"}, "line 7: 'backend' is 'cpu', but must be an object with type and archs"),
+        ({"backend": {}}, "line 7: 'backend' has no 'type', which must be the name of a backend"),
+        (
+            {"backend": {"type": 3}},
+            "line 7: 'type' of 'backend' is 3, but must be one of cann, cpu, cuda",
+        ),
+        (
+            {"backend": {"type": "cuda", "archs": "9.0"}},
+            "line 7: 'archs' of 'backend' is '9.0', but must be a list",
+        ),
+        ({"digest": 3}, "line 11: 'digest' is 3, but must be an object with algorithm and files"),
+        ({"digest": {}}, "line 11: 'digest' has no 'algorithm', which must be sha256 or sha512"),
+        (
+            {"digest": {"algorithm": "md5", "files": {}}},
+            "line 11: 'algorithm' of 'digest' is 'md5', but must be sha2",
+        ),
+        ({"digest": {"algorithm": "sha256"}}, "line 11: 'digest' has no 'files', which must be an object of strings"),
+        ({"digest": {"algorithm": "sha256", "files": []}}, "line 11: 'files' of 'digest' is [], but must be an object"),
+        ({"kernels-minver": 3}, "line 11: 'kernels-minver' is 3, but must be a string"),
+        ({"kernels-minver": "1"}, "line 11: 'kernels-minver' is '1', but must be three numbers with dots between them"),
+        ({"kernel-depends": {}}, "line 11: 'kernel-depends' is {}, but must be a list of objects"),
+        ({"kernel-depends": ["a"]}, "line 11: 'kernel-depends' is ['a'], but must be a list of objects"),
+        (dependency(version=1), "line 11: entry 2 of 'kernel-depends' has no 'repo-id', which must be a string"),
+        (
+            dependency(**{"repo-id": "a/b"}),
+            "line 11: entry 2 of 'kernel-depends' must have either 'version'",
+        ),
+        (
+            dependency(**{"repo-id": "a/b", "version": "x"}),
+            "line 11: 'version' of entry 2 of 'kernel-depends' is 'x',",
+        ),
+        (
+            dependency(**{"repo-id": "a/b", "version": 1, "who": 2}),
+            "line 11: 'who' is no key of entry 2 of 'kernel-depends'",
+        ),
+        (
+            {"source": "here"},
+            "is not accepted by the library kernels, which says: invalid git URL `here`",
+        ),
+    ],
+)
+def test_what_the_library_refuses_is_told_in_forges_words_with_the_key_and_its_line(
+    tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
+    """The library says "invalid type: string "1", expected usize" and "missing field"."""
+    written = {key: value for key, value in (json.loads(metadata()) | values).items() if value is not ...}
+    with pytest.raises(hub.MalformedError) as caught:
+        read(tmp_path, json.dumps(written, indent=1))
+    assert str(caught.value).partition("metadata.json): ")[2].startswith(said)
 
 
 def test_huge_metadata_is_not_read(tmp_path: Path) -> None:

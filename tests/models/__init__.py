@@ -1,0 +1,5 @@
+"""Every file of models here adds its own to zoo.MODELS."""
+
+from tests.models import by_hand, decoders, encoders, multimodal, series, sound, state_spaces, vision, zoo
+
+__all__ = ["by_hand", "decoders", "encoders", "multimodal", "series", "sound", "state_spaces", "vision", "zoo"]

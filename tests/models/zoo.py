@@ -43,8 +43,9 @@ def causal(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
     }
     config = getattr(transformers, f"{kind}Config")(**sizes)
     ids = tokens()
-    name = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind.removesuffix('Text')}ForCausalLM"
-    return getattr(transformers, name)(config), {"input_ids": ids, "labels": ids}
+    kind = kind.removesuffix("Text")
+    of_kind = getattr(transformers, f"{kind}ForCausalLM", None) or getattr(transformers, f"{kind}LMHeadModel")
+    return of_kind(config), {"input_ids": ids, "labels": ids}
 
 
 _DROPOUTS = (
@@ -134,7 +135,7 @@ def falcon():
 
 
 def encoder(kind: str, head: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """An encoder with a head on random tokens, one row of which is padded."""
+    """An encoder with a head on random tokens, one row of which is padded. A size that is None is not its config's."""
     import transformers
 
     sizes = {
@@ -148,7 +149,8 @@ def encoder(kind: str, head: str, **changes: Any) -> tuple[nn.Module, dict[str, 
         **without_dropout(kind),
         **changes,
     }
-    config = getattr(transformers, f"{kind}Config")(**sizes)
+    given = {name: value for name, value in sizes.items() if value is not None}
+    config = getattr(transformers, f"{kind}Config")(**given)
     ids = tokens()
     mask = torch.ones_like(ids)
     mask[0, -3:] = 0
@@ -193,7 +195,9 @@ ENCODER_DECODER = {
 }
 
 
-def sequence_to_sequence(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
+def sequence_to_sequence(
+    kind: str, head: str = "ForConditionalGeneration", **changes: Any
+) -> tuple[nn.Module, dict[str, Any]]:
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -207,7 +211,7 @@ def sequence_to_sequence(kind: str, **changes: Any) -> tuple[nn.Module, dict[str
         **changes,
     )
     ids = tokens()
-    return getattr(transformers, f"{kind}ForConditionalGeneration")(config), {"input_ids": ids, "labels": ids}
+    return getattr(transformers, f"{kind}{head}")(config), {"input_ids": ids, "labels": ids}
 
 
 @model
@@ -247,7 +251,7 @@ def vision(kind: str, head: str = "ForImageClassification", **changes: Any) -> t
     }
 
 
-_VIT = {
+VIT = {
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
@@ -259,12 +263,12 @@ _VIT = {
 
 @model
 def vit():
-    return vision("ViT", **_VIT)
+    return vision("ViT", **VIT)
 
 
 @model
 def dinov2():
-    return vision("Dinov2", **_VIT)
+    return vision("Dinov2", **VIT)
 
 
 @model

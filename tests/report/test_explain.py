@@ -131,6 +131,35 @@ def test_calls_past_the_recompile_limit_are_told_once_and_warned_of(dynamic: boo
     assert "run in eager: calls run in eager" in str(told)
 
 
+def test_a_function_that_runs_in_eager_for_a_graph_break_in_a_loop_is_told() -> None:
+    def loop(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = kept_out(x.sin())
+        return x
+
+    jitted = forge.jit(lambda x: loop(x.cos()))
+    jitted(X)
+    (reason,) = forge.explain(jitted).skipped
+    assert "loop (test_explain.py:" in reason and "a graph break in a loop: Skip calling" in reason
+    assert "no graph of: " in str(forge.explain(jitted))
+
+
+def test_what_of_a_module_is_not_jitted_is_told() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.Sequential(forge.jit(nn.Linear(4, 4)), nn.ReLU())
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.parts(x))
+
+    told = forge.explain(Outer())
+    name = Outer.forward.__qualname__
+    assert told.outside == [f"forward ({name})", "parts.1 (ReLU)", "head (Linear)"]
+    assert forge.explain(nn.Sequential(forge.jit(nn.Linear(4, 4)))).outside == []
+
+
 class Skipped(nn.Module):
     """Dynamo is kept out of all that it does."""
 

@@ -1,6 +1,7 @@
 """forge.explain(profile=True): what each call takes."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -95,10 +96,39 @@ def test_what_may_do_more_than_compute_is_not_run_again() -> None:
     jitted(torch.randn(3))
     count = len(calls)
     told = forge.explain(jitted, profile=True)
-    assert len(calls) == count and not told.costs
+    assert len(calls) == count
+    assert [row.operation for row in told.costs] == ["torch.mul"]
     (reason,) = told.unprofiled
     assert reason.startswith("graph 0: torch.ops.forge_profile.noisy") and reason.endswith("may do more than compute")
     assert "not profiled: graph 0" in str(told)
+
+
+SCALES, ZEROS = torch.full((3,), 0.5), torch.zeros(3)
+
+
+def differentiated(function: Callable) -> forge.Explanation:
+    jitted = forge.jit(lambda x: function(x * 2).exp().sum(), executors=["torch"])
+    jitted((torch.eye(3) * 2 + 1.5).requires_grad_()).backward()
+    return forge.explain(jitted, profile=True)
+
+
+def test_an_opaque_call_of_torchs_own_is_one_call() -> None:
+    told = differentiated(lambda x: torch.fake_quantize_per_channel_affine(x, SCALES, ZEROS, 0, -8, 7))
+    assert told.opaque_calls and not told.unprofiled
+    assert [(row.phase, row.operation) for row in told.costs] == [(row.phase, row.operation) for row in told.rows]
+    random = differentiated(torch.vmap(lambda row: row * torch.rand_like(row), randomness="different"))
+    assert random.opaque_calls and not random.unprofiled
+
+
+def test_an_opaque_call_that_takes_no_random_values_is_left_out() -> None:
+    """A random transform of a function that wants positive definite matrices."""
+    random = torch.vmap(lambda x: torch.linalg.cholesky(x) * torch.rand_like(x), randomness="different")
+    told = differentiated(lambda x: random((x - 3).expand(2, 3, 3)))
+    of_others = [row.operation for row in told.costs]
+    assert "torch.exp" in of_others and "torch.mul" in of_others
+    (reason,) = told.unprofiled
+    assert "is an opaque call: it takes no random values: " in reason
+    assert {row.phase for row in told.costs} == {"forward", "backward"}
 
 
 def test_a_backward_that_gives_its_gradients_in_parts_is_measured_as_a_whole() -> None:

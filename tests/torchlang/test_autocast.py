@@ -12,13 +12,23 @@ from forge.testing import OpInfo, Sample, all_opinfos
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SAMPLES = 2
 # their values are whatever was there
-UNSET = ("empty", "empty_like", "Tensor.new_empty")
+UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided")
 # no conversion of the arguments does what autocast does inside of them: opaque calls under forge.jit
 MIXED = {
+    "ctc_loss",
+    "gru",
+    "gru_cell",
+    "istft",
+    "lstm",
+    "lstm_cell",
+    "narrow.at_a_tensor",
+    "nn.functional.ctc_loss",
     "nn.functional.multi_head_attention_forward",
     "nn.functional.gaussian_nll_loss",
     "nn.functional.local_response_norm",
     "nn.functional.lp_pool3d",
+    "pca_lowrank",
+    "svd_lowrank",
     "tensordot",
 }
 MIXED_ON_CUDA = {
@@ -30,8 +40,11 @@ MIXED_ON_CUDA = {
 INSIDE = {
     "_weight_norm",
     "ldexp",
+    "linalg.matrix_power",
+    "linalg.pinv",
     "nn.functional.affine_grid",
     "nn.functional.bilinear",
+    "pinverse",
     "Tensor.ldexp",
     "Tensor.trace",
     "trace",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import rounded
 
 import forge
 from forge import torchlang
@@ -45,8 +46,8 @@ def test_find_knows_functions_methods_operators_and_inplace_forms() -> None:
 
 
 def test_a_function_that_torchlang_does_not_have_is_named() -> None:
-    with pytest.raises(NotImplementedError, match=r"torchlang does not have torch\..*matrix_exp"):
-        forge.trace(lambda x: torch.linalg.matrix_exp(x), torch.eye(2))
+    with pytest.raises(NotImplementedError, match=r"torchlang does not have torch\.fake_quantize"):
+        forge.trace(rounded, torch.eye(2))
     with pytest.raises((AttributeError, NotImplementedError), match="nothing_like_it"):
         forge.trace(lambda x: x.nothing_like_it(), torch.eye(2))
 
@@ -136,3 +137,19 @@ def test_gradients_where_values_are_equal_or_nan_are_eagers(function: Callable) 
     g = torch.arange(1.0, 1 + len(rows[0]))
     ours, theirs = (torch.autograd.grad(f(*operands), operands, g) for f in (forge.jit(function), function))
     torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+NUMPYS_NAMES: dict[str, Callable] = {
+    "axis": lambda x, y: torch.cat([x, y], axis=1),
+    "axis of a method": lambda x, y: x.unsqueeze(axis=0) + y.softmax(axis=0),
+    "keepdims": lambda x, y: x / torch.linalg.vector_norm(y, keepdims=True),
+    "x1 and x2": lambda x, y: torch.maximum(x1=x, x2=y),
+    "x": lambda x, y: torch.exp(x=x) + y,
+    "x1 where torch says so": lambda x, y: torch.cdist(x1=x, x2=y),
+}
+
+
+@pytest.mark.parametrize("name", NUMPYS_NAMES)
+def test_arguments_have_numpys_names_too(name: str) -> None:
+    x, y = torch.randn(2, 3, 4).unbind()
+    both(NUMPYS_NAMES[name], x, y)

@@ -5,7 +5,7 @@ from forge.executors.hubex.extension import KernelExtension
 from forge.executors.hubex.gather import Source, gather, operators
 from forge.executors.hubex.kernels import HubExecutor, Kernel
 from forge.executors.hubex.layers import LayerExecutor, Layers, layer_executor
-from forge.executors.hubex.listing import KernelRow, KernelTable, table_of
+from forge.executors.hubex.listing import KernelRow, KernelTable, LayerRow, layer_table, layers_in, table_of
 from forge.executors.hubex.registry import hubex, kernel_executor, register_kernel, use_kernels
 from forge.executors.hubex.verification.verdicts import Verifier, verifier, verify_all
 
@@ -16,6 +16,7 @@ __all__ = [
     "KernelRow",
     "KernelTable",
     "LayerExecutor",
+    "LayerRow",
     "Layers",
     "Source",
     "Verifier",
@@ -24,6 +25,8 @@ __all__ = [
     "kernel",
     "kernel_executor",
     "layer_executor",
+    "layer_table",
+    "layers_in",
     "operators",
     "register_kernel",
     "table_of",

@@ -285,7 +285,7 @@ def _content(module: ModuleType) -> str:
 
 def _manifest_of(resolved: hub.Resolved, outside: ManifestFile | None) -> ManifestFile:
     """In the variant that was chosen: it is all that is fetched, locked and hashed. A folder of this machine may have
-    its source at the root, from which a build copies it. Raises NotFoundError where there is none, MalformedError
+    its source at the root, from which a build copies it. Raises NoManifestError where there is none, MalformedError
     where the copy is not as its source."""
     place = resolved.folder / MANIFEST
     _check_within(place, resolved.folder if outside is None else outside.path.parent, resolved.blobs)
@@ -296,7 +296,7 @@ def _manifest_of(resolved: hub.Resolved, outside: ManifestFile | None) -> Manife
         raise hub.MalformedError(f"{place} is not as {outside.path}, of which it is a copy; build the repository again")
     found = inside or outside
     if found is None:
-        raise hub.NotFoundError(
+        raise hub.NoManifestError(
             f"{resolved.place()}: has no {MANIFEST}, so that forge does not know which operators its kernels "
             f"implement; its place is build/{resolved.variant}/{MANIFEST}. For a repository of somebody else, write a "
             'manifest on this machine whose kernel_name is "hub:org/name:function", and pass that file'

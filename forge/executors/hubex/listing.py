@@ -1,13 +1,15 @@
 """forge.kernels: which kernels there are, what each is for, and whether it may be used."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import torch
 
+from forge import hub
 from forge.executors.hubex.kernels import HubExecutor, Kernel, in_order
 from forge.executors.hubex.verification.verdicts import Verifier
+from forge.hub.lockfile import ALONE
 from forge.hub.manifest import KernelEntry
 from forge.ir.printing import table
 
@@ -38,6 +40,44 @@ class KernelTable(tuple[KernelRow, ...]):
         return "\n".join(table([header, *map(astuple, self)]))
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer of a repository. layer: its name behind the repository's. forward: what it takes beside the module.
+    gradient: whether it claims one: where it has none, it says so. place: the file and line of its class."""
+
+    layer: str
+    forward: str
+    gradient: str
+    place: str
+
+
+def layers_in(
+    source: str | os.PathLike[str], *, policy: hub.Policy | None = None, backend: str | None = None
+) -> list[LayerRow]:
+    """The layers of a repository's variant for this system; none of what is no repository. Nothing is executed."""
+    if os.fspath(source).endswith((".lock", *ALONE)):
+        return []
+    try:
+        resolved = hub.resolve(source, policy=policy, backend=backend)
+    except hub.HubError:  # gather says what is wrong, and takes sources that are not built
+        return []
+    library = resolved.metadata.name
+    return [
+        LayerRow(
+            f"{library}.{each.name}",
+            each.forward,
+            "yes" if each.has_backward else "no",
+            f"{_short(str(resolved.folder / each.file))}:{each.line}",
+        )
+        for each in hub.layer_classes(resolved)
+    ]
+
+
+def layer_table(rows: Sequence[LayerRow]) -> str:
+    """Rows of layers, in columns."""
+    return "\n".join(table([tuple(field.name for field in fields(LayerRow)), *map(astuple, rows)]))
 
 
 def table_of(kernels: Iterable[Kernel], verifier: Verifier) -> KernelTable:

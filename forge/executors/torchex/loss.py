@@ -15,7 +15,7 @@ aten = torch.ops.aten
 Flag = bool | None
 Optional = TensorProxy | None
 
-_REDUCTION = {"none": 0, "mean": 1, "sum": 2}
+REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 
 # losses of a difference: the target's gradient is the input's with the two exchanged
@@ -34,7 +34,7 @@ def _put_pair(
     x, y = clang.prepare(backward.name, input, target)
     for argument, pair in ((input, (x, y)), (target, (y, x))):
         if needs_grad(argument):
-            put_grad(argument, backward(g, *pair, _REDUCTION[reduction], *options))
+            put_grad(argument, backward(g, *pair, REDUCTION[reduction], *options))
 
 
 mse_loss_backward = _backward_of("mse_loss_backward", aten.mse_loss_backward.default)
@@ -148,7 +148,7 @@ def _nll_loss_grad(
     reduce: Flag = None,
     reduction: str = "mean",
 ) -> TensorProxy:
-    how = (target, weight, _REDUCTION[reduction], ignore_index)
+    how = (target, weight, REDUCTION[reduction], ignore_index)
     out, total = nll_loss_forward(input, *how)
     put_grad(input, nll_loss_backward(get_grad(out), input, *how, total))
     return out
@@ -178,7 +178,7 @@ def _binary_cross_entropy_grad(
     g = get_grad(out)
     if weight is not None:
         weight = clang.expand_to(weight, target.shape)
-    put_grad(input, binary_cross_entropy_backward(g, input, target, weight, _REDUCTION[reduction]))
+    put_grad(input, binary_cross_entropy_backward(g, input, target, weight, REDUCTION[reduction]))
     if needs_grad(target):
         slope = clang.log1p(-input) - clang.log(input)
         slope = slope if weight is None else slope * weight

@@ -1,5 +1,7 @@
 """How torch runs the memory family."""
 
+import math
+
 import torch
 
 from forge import prims
@@ -21,19 +23,76 @@ def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
     x.data.copy_(y)
 
 
+@run_prim(prims.place)
+def place(x: torch.Tensor) -> torch.Tensor:
+    """Of x.data, whose version says nothing of writes into x."""
+    return x.data.as_strided((0,), (1,), x.storage_offset())
+
+
+def _relative(offset: int, origin: torch.Tensor | None) -> int:
+    return offset if origin is None else offset - origin.storage_offset()
+
+
+def _reach(shape: tuple, strides: tuple) -> int:
+    """How many elements of memory a tensor spans."""
+    return 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
+
+
+def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: int) -> tuple[int, int]:
+    """(elements before x, elements in all) of memory that holds x and what is shown of its surroundings."""
+    before = max(-offset, 0)
+    return before, before + max(_reach(shape, strides), offset + _reach(size, stride), 0)
+
+
 @run_prim(prims.as_strided)
-def as_strided(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple) -> torch.Tensor:
-    """A view where x has the strides that the program knows of it, else a view of a copy that has them."""
-    if x.stride() != strides:
-        x = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-    return x.as_strided(size, stride, x.storage_offset() + offset)
+def as_strided(
+    x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A view where x has the strides that the program knows of it, and memory around it where that is shown; else a
+    view of a copy, with zeros around it."""
+    offset = _relative(offset, origin)
+    begin = x.storage_offset() + offset
+    held = x.untyped_storage().nbytes() // x.element_size()
+    if x.stride() == tuple(strides) and begin >= 0 and begin + _reach(size, stride) <= held:
+        return x.as_strided(size, stride, begin)
+    return laid_out(x, size, stride, offset, strides)[1]
+
+
+def laid_out(
+    x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of x with these strides, and what its memory shows from `offset` on."""
+    before, count = _span(x.shape, strides, size, stride, offset)
+    memory = x.new_zeros(count)
+    copy = memory.as_strided(x.shape, strides, before).copy_(x)
+    return copy, memory.as_strided(size, stride, before + offset)
 
 
 @run_prim(prims.as_strided_backward)
-def as_strided_backward(g: torch.Tensor, shape: tuple, stride: tuple, offset: int, strides: tuple) -> torch.Tensor:
-    """Each element of g is added where the view showed it."""
-    reach = 1 + sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
-    memory = g.new_zeros(reach)
-    places = torch.arange(reach, device=g.device).as_strided(g.shape, stride, offset)
+def as_strided_backward(
+    g: torch.Tensor, shape: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Each element of g is added where the view showed it; what it showed around x is left out. Places of an expanded x
+    that are one in memory share its part."""
+    offset = _relative(offset, origin)
+    before, count = _span(shape, strides, g.shape, stride, offset)
+    memory = g.new_zeros(count)
+    places = torch.arange(count, device=g.device).as_strided(g.shape, stride, before + offset)
     memory.index_add_(0, places.reshape(-1), g.reshape(-1))
-    return memory.as_strided(shape, strides)
+    repeated = math.prod(length for length, step in zip(shape, strides, strict=True) if step == 0)
+    return (memory / repeated if repeated > 1 else memory).as_strided(shape, strides, before)
+
+
+def strided_scatter(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    size: tuple,
+    stride: tuple,
+    offset: int,
+    strides: tuple,
+    origin: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A copy of x with y where as_strided shows it."""
+    copy, shown = laid_out(x, size, stride, _relative(offset, origin), strides)
+    shown.copy_(y)
+    return copy

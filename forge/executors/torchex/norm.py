@@ -30,13 +30,6 @@ def _masked(mask: Sequence[bool], *of: Parameter) -> tuple:
     return tuple(like(value) if wanted else None for value, wanted in zip(of, mask, strict=True))
 
 
-def _of_statistics(x: TensorProxy, *parameters: Parameter) -> torch.dtype:
-    """The dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are. torch's
-    kernels for tensors without values say otherwise."""
-    narrow = x.device.type == "cpu" and all(each is None or each.dtype == x.dtype for each in parameters)
-    return x.dtype if narrow else clang.wider(x.dtype)
-
-
 # layer_norm
 
 
@@ -45,7 +38,7 @@ def _native_layer_norm_meta(
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     """(out, mean, rstd)."""
     statistics = [*x.shape[: x.ndim - len(shape)], *[1] * len(shape)]
-    dtype = _of_statistics(x, weight, bias)
+    dtype = torchlang.statistics_dtype(x, weight, bias)
     return like(x), like(x, shape=statistics, dtype=dtype), like(x, shape=statistics, dtype=dtype)
 
 
@@ -194,7 +187,7 @@ def _native_batch_norm_meta(
 ) -> tuple[TensorProxy, Parameter, Parameter, TensorProxy, TensorProxy]:
     """(out, new running mean, new running variance, mean, rstd of the batch)."""
     running = _masked([value is not None for value in (running_mean, running_var)], running_mean, running_var)
-    dtype = _of_statistics(x, weight, bias, running_mean, running_var)
+    dtype = torchlang.statistics_dtype(x, weight, bias, running_mean, running_var)
     statistics = [like(x, shape=(x.shape[1],), dtype=dtype) for _ in range(2)]
     return like(x), *running, *statistics
 

@@ -8,6 +8,7 @@ import torch
 from forge import clang, prims, torchlang
 from forge.executors.executor import decline
 from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang, torch_prims, torchex
+from forge.executors.torchex.memory import strided_scatter
 from forge.ir import Dim, Symbol, TensorProxy
 from forge.prims.core import like
 from forge.torchlang import torch_function_of
@@ -116,6 +117,8 @@ def view_scatter(
     x: torch.Tensor, y: torch.Tensor, view: Any, args: tuple, kwargs: dict, index: int | None = None
 ) -> torch.Tensor:
     """A clone of x with y copied into its view."""
+    if view is prims.as_strided:  # of a layout that is not x's, perhaps
+        return strided_scatter(x, y, *args)
     out = x.clone()
     shown = _function_of(view)(out, *args, **kwargs)
     (shown if index is None else shown[index]).copy_(y)

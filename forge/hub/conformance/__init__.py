@@ -9,11 +9,21 @@ from pathlib import Path
 from forge.hub.cache import repository_cache
 from forge.hub.conformance import describes, layers, layout, manifests, native, operators, python
 from forge.hub.conformance.finding import Finding
+from forge.hub.conformance.layers import LayerClass
 from forge.hub.conformance.repository import Repository, read_repository
 from forge.hub.policy import Policy
-from forge.hub.resolver import Selection
+from forge.hub.resolver import Resolved, Selection
 
-__all__ = ["REQUIREMENTS", "Finding", "Repository", "cached", "check_repository", "check_selection"]
+__all__ = [
+    "REQUIREMENTS",
+    "Finding",
+    "LayerClass",
+    "Repository",
+    "cached",
+    "check_repository",
+    "check_selection",
+    "layer_classes",
+]
 
 REQUIREMENTS: tuple[Callable[[Repository], Iterator[Finding]], ...] = (
     *layout.REQUIREMENTS,
@@ -59,3 +69,8 @@ def check_selection(selection: Selection, variants: Collection[str]) -> list[Fin
     folder = selection.source.path.resolve()
     only = variants if selection.build in (folder, folder / "build") else None
     return check_repository(folder, policy=selection.policy, only=only)
+
+
+def layer_classes(resolved: Resolved) -> list[LayerClass]:
+    """The layers of a variant whose files are on this machine."""
+    return list(layers.layer_classes(read_repository(resolved.folder, policy=resolved.policy, blobs=resolved.blobs)))

@@ -11,36 +11,9 @@ from forge.hub.conformance.licenses import LICENSES
 from forge.hub.conformance.repository import Repository, Variant
 from forge.hub.errors import HubError, Place
 from forge.hub.files import check_pins, digest_pins
+from forge.hub.metadata_form import ALGORITHMS, NAME, REQUIRED, TYPES, are_strings, fits, refused
 from forge.hub.variants import BACKENDS
 
-REQUIRED = ("name", "id", "version", "license", "python-depends", "backend")
-OPTIONAL = (
-    "python-depends-backends",
-    "kernel-depends",
-    "kernels-minver",
-    "upstream",
-    "source",
-    "digest",
-    "provenance",
-    "build-info",
-)
-TYPES: dict[str, tuple[type, str]] = {
-    "name": (str, "a string"),
-    "id": (str, "a string"),
-    "version": (int, "an integer"),
-    "license": (str, "a string"),
-    "python-depends": (list, "a list of strings"),
-    "backend": (dict, "an object with type and archs"),
-    "python-depends-backends": (dict, "an object of lists of strings"),
-    "kernel-depends": (list, "a list of objects"),
-    "kernels-minver": (str, "a string"),
-    "upstream": (str, "a string"),
-    "source": (str, "a string"),
-    "digest": (dict, "an object with algorithm and files"),
-    "provenance": (dict, "an object"),
-    "build-info": (dict, "an object"),
-}
-NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 ARCH = {"cuda": re.compile(r"\d+\.\d+[af]?(\+PTX)?"), "rocm": re.compile(r"gfx[0-9a-f]+")}
 
 
@@ -73,17 +46,13 @@ def _schema(variant: Variant) -> Iterator[Finding]:
             yield variant.of_metadata("metadata", f"{key!r} is no key of it", key)
             continue
         kind, wanted = TYPES[key]
-        fits = isinstance(came, kind) and not (kind is int and isinstance(came, bool))
-        if fits and key == "python-depends":
-            fits = _are_strings(came)
-        if fits and key == "python-depends-backends":
-            fits = all(_are_strings(each) for each in came.values())
-        if not fits:
+        good = fits(came, kind)
+        if good and key == "python-depends":
+            good = are_strings(came)
+        if good and key == "python-depends-backends":
+            good = all(are_strings(each) for each in came.values())
+        if not good:
             yield variant.of_metadata("metadata", f"{key!r} is {came!r}, but must be {wanted}", key)
-
-
-def _are_strings(came: Any) -> bool:
-    return isinstance(came, list) and all(isinstance(each, str) for each in came)
 
 
 def _others(variant: Variant, repository: Repository) -> Iterator[Finding]:
@@ -102,7 +71,8 @@ def _of_library(variant: Variant, others: list[Finding]) -> Iterator[Finding]:
     try:
         compat.parse_metadata((variant.metadata_text or "").encode())
     except (ValueError, TypeError) as error:
-        yield variant.of_metadata("metadata", f"is not accepted by the library: {error}")
+        key, text = refused(variant.values, error)
+        yield variant.of_metadata("metadata", text, key)
 
 
 def kernel_name(repository: Repository) -> Iterator[Finding]:
@@ -166,7 +136,7 @@ def backend(repository: Repository) -> Iterator[Finding]:
             yield variant.of_metadata("backend", f"the type {kind!r} is none of {', '.join(BACKENDS)}", "type")
         elif named is not None and kind != named:
             yield variant.of_metadata("backend", f"is {kind}, but the variant's name says {named}", "type")
-        elif archs is not None and not _are_strings(archs):
+        elif archs is not None and not are_strings(archs):
             yield variant.of_metadata("archs", f"archs is {archs!r}, but must be a list of strings", "archs")
         elif kind in ARCH and not archs and variant.native and not variant.is_noarch:
             yield variant.of_metadata("archs", f"a native build for {kind} must list its architectures", "backend")
@@ -206,9 +176,9 @@ def digest(repository: Repository) -> Iterator[Finding]:
         if given is None:
             continue
         algorithm, files = given.get("algorithm"), given.get("files")
-        if algorithm not in ("sha256", "sha512"):
+        if algorithm not in ALGORITHMS:
             yield variant.of_metadata("digest", f"{algorithm!r} is neither sha256 nor sha512", "algorithm")
-        elif not isinstance(files, dict) or not _are_strings(list(files.values())):
+        elif not isinstance(files, dict) or not are_strings(list(files.values())):
             yield variant.of_metadata("digest", "files must be an object of strings", "files")
         else:
             place = Place(variant.name)

@@ -3,6 +3,7 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +13,27 @@ from forge.hub.conformance.repository import Python, Repository, Variant
 DECLARED = ("has_backward", "can_torch_compile")
 FILES = ("layers.py", "layers/__init__.py")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class LayerClass:
+    """A layer as its source has it. forward: its parameters behind self. has_backward: what it says, or leaves out."""
+
+    name: str
+    forward: str
+    has_backward: bool
+    file: str
+    line: int
+
+
+def layer_classes(repository: Repository) -> Iterator[LayerClass]:
+    """Every layer of a repository's variants."""
+    for _, python, layer in _layers(repository):
+        forward = next((each for each in layer.body if isinstance(each, Function) and each.name == "forward"), None)
+        taken = "" if forward is None else ast.unparse(forward.args).partition(", ")[2]
+        _, value = _declared(layer, "has_backward")
+        says_no = isinstance(value, ast.Constant) and value.value is False
+        yield LayerClass(layer.name, taken, not says_no, python.path, layer.lineno)
 
 
 def _layers(repository: Repository) -> Iterator[tuple[Variant, Python, ast.ClassDef]]:

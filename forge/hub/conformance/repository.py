@@ -17,6 +17,7 @@ from forge.hub.conformance.finding import Finding
 from forge.hub.errors import HubError, Place
 from forge.hub.files import MANIFEST, NATIVE, File, read_files, read_small
 from forge.hub.manifest.parse import MAX_BYTES
+from forge.hub.metadata_form import fits, line_of
 from forge.hub.policy import Policy
 from forge.hub.variants import BACKENDS
 
@@ -62,14 +63,12 @@ class Variant:
 
     def of_metadata(self, requirement: str, text: str, key: str | None = None) -> Finding:
         """A finding in metadata.json, at the line of a key."""
-        lines = (self.metadata_text or "").splitlines()
-        found = [number for number, line in enumerate(lines, 1) if key is not None and f'"{key}"' in line]
-        return self.finding(requirement, text, "metadata.json", found[0] if found else 1)
+        return self.finding(requirement, text, "metadata.json", line_of(self.metadata_text or "", key))
 
     def value(self, key: str, kind: type) -> Any:
         """A value of metadata.json where it has its type, else None."""
         came = (self.values or {}).get(key)
-        return came if isinstance(came, kind) and not (kind is int and isinstance(came, bool)) else None
+        return came if fits(came, kind) else None
 
     @property
     def backend(self) -> str | None:

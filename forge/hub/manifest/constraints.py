@@ -23,6 +23,7 @@ from forge.hub.manifest.model import (
 from forge.hub.manifest.where import Undecided, same, show
 from forge.ir import TensorProxy
 
+PLAIN = {torch.Tensor, torch.nn.Parameter, TensorProxy, type(None)}
 TENSORS = (TensorProxy, torch.Tensor)
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -99,7 +100,7 @@ class Checker:
         return [reason for reason in reasons if reason is not None]
 
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
-        wrapped = next(self._wrapped(values), None)
+        wrapped = self._wrapped(values)
         if wrapped is not None:  # its dtype, shape and device are not those of memory that a kernel could read
             yield wrapped
             return
@@ -128,12 +129,16 @@ class Checker:
         """The first tensor of a call is what a reason is about unless it says otherwise."""
         return "" if name == self.subject else f"{name}: "
 
-    def _wrapped(self, values: Mapping[str, Any]) -> Iterator[str]:
+    def _wrapped(self, values: Mapping[str, Any]) -> str | None:
         for name in self.signature.tensors:
-            for tensor in _tensors(values.get(name)):
+            value = values.get(name)
+            if type(value) in PLAIN:
+                continue
+            for tensor in _tensors(value):
                 if isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor):
                     hint = f"; give it {name}.to_local()" if hasattr(tensor, "to_local") else ""
-                    yield f"{name} is a {type(tensor).__name__}, whose elements a kernel cannot read{hint}"
+                    return f"{name} is a {type(tensor).__name__}, whose elements a kernel cannot read{hint}"
+        return None
 
     def _device(self, wanted: Device, values: Mapping[str, Any]) -> Iterator[str]:
         for name in self.signature.tensors:

@@ -72,9 +72,7 @@ def fix(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return tensor
 
 
-def empty_in_order(
-    shape: Sequence[int], dims: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def empty_in_order(shape: Sequence[int], dims: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory whose elements lie in this order of dims, outermost first."""
     inverse = sorted(range(len(dims)), key=dims.__getitem__)
     return torch.empty([shape[dim] for dim in dims], dtype=dtype, device=device).permute(inverse)

@@ -275,8 +275,10 @@ class _Manifest:
         named = overload.removesuffix("out").rstrip("_")
         for name in (f"{base}.{named}" if named else base, base):
             found = self.functions.get(name) or self.resolver.resolve(name)
-            if found is not None and [p.name for p in found.parameters] == wanted and len(wanted) < len(
-                signature.parameters
+            if (
+                found is not None
+                and [p.name for p in found.parameters] == wanted
+                and len(wanted) < len(signature.parameters)
             ):
                 return found
         return None

@@ -43,7 +43,14 @@ Tensor.expand_as.computed broadcast_tensors.computed meshgrid.computed atleast_1
 atleast_2d.computed atleast_3d.computed transpose.computed swapaxes.computed permute.computed Tensor.permute.computed
 movedim.computed moveaxis.computed t.computed adjoint.computed Tensor.T.computed Tensor.mT.computed Tensor.H.computed
 Tensor.mH.computed select.computed narrow.computed ops.aten.slice.computed diagonal.computed Tensor.unfold.computed
-diag.computed Tensor.contiguous.computed softmax log_softmax nn.functional.softmax nn.functional.log_softmax
+diag.computed Tensor.contiguous.computed as_strided.computed narrow.at_a_tensor repeat_interleave.by_a_tensor
+unsafe_chunk.computed unsafe_split.computed unsafe_split_with_sizes.computed
+softmax log_softmax nn.functional.softmax nn.functional.log_softmax
 nn.functional.softmin sinc logaddexp addcmul addcdiv lerp
+fft.fft fft.ifft fft.hfft fft.irfft fft.fft2 fft.ifft2 fft.hfft2 fft.irfft2 fft.fftn fft.ifftn fft.hfftn fft.irfftn
+fft.fftshift fft.ifftshift conj real imag view_as_real resolve_conj resolve_neg conj.computed real.computed
+imag.computed view_as_real.computed imag.conjugated conj.conjugated resolve_conj.conjugated Tensor.chalf Tensor.cfloat
+Tensor.cdouble stft nonzero_static bartlett_window blackman_window hamming_window hann_window kaiser_window
+linalg.diagonal.computed norm.nuc Tensor.norm.nuc
 redistribute spread all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single
 """.split()

@@ -16,7 +16,7 @@ from forge.testing.opinfo import (
     register_opinfo,
     sample,
 )
-from forge.testing.opinfos.cases import cases, errors, method, of_input
+from forge.testing.opinfos.cases import Maker, cases, errors, method, of_input
 
 
 def _register(name: str, op: Callable, samples: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
@@ -182,6 +182,40 @@ _register(
 _lines = from_arguments(sample(0, 8, 5), sample(2.0, 9.0, 4), sample(3, 3, 1), sample(0, 1, 0), sample(4, 0, steps=5))
 _bad_line = errors((lambda make: sample(0, 1, -1), RuntimeError, "must be non-negative"))
 _register("linspace", torch.linspace, _lines, _bad_line, dtypes=REAL)
+
+
+def _bounds(make: Maker, *bounds: float) -> list[torch.Tensor]:
+    """0-d tensors of these numbers."""
+    return [torch.tensor(bound, dtype=make.dtype, device=make.device) for bound in bounds]
+
+
+for _name in ("linspace", "logspace"):
+    _register(
+        f"{_name}.of_tensors",
+        getattr(torch, _name),
+        cases(
+            lambda make: sample(*_bounds(make, 0, 3), 5),
+            lambda make: sample(*_bounds(make, 3), 1, steps=4),
+            lambda make: sample(-1, *_bounds(make, 2), 3, dtype=torch.float64),
+            lambda make: sample(*_bounds(make, 2, 2), 1),
+            lambda make: sample(*_bounds(make, 2, 2), 0),
+            lambda make: sample(*_bounds(make, 0, 3), 3, dtype=torch.int64),
+        ),
+        errors((lambda make: sample(make(1), 2, 3), RuntimeError, "only supports 0-dimensional start and end")),
+        dtypes=REAL,
+        gradient=False,
+    )
+_register(
+    "linspace.tensors",
+    torch.linspace,
+    cases(
+        lambda make: sample(make(), make(), 5),
+        lambda make: sample(make(), 3, steps=4, dtype=torch.float64),
+        lambda make: sample(-2.0, make(), 1),
+    ),
+    errors((lambda make: sample(make(1), 2.0, 3), RuntimeError, "0-dimensional start and end")),
+    dtypes=REAL[:2],
+)
 _register(
     "logspace",
     torch.logspace,

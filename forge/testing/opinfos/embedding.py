@@ -32,6 +32,37 @@ _register(
         (lambda make: sample(make.places(1), make(5, 4), padding_idx=7), AssertionError, "within num_embeddings"),
     ),
 )
+
+
+def _shortened(indices: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """On a clone of the table, which it returns, too."""
+    weight = weight.clone()
+    return F.embedding(indices, weight, *args, **kwargs), weight
+
+
+_register(
+    "nn.functional.embedding.max_norm",
+    _shortened,
+    cases(
+        lambda make: sample(make.index((2, 3), 5), make(5, 4), max_norm=1.0),
+        lambda make: sample(make.places(1, 1, 3), make(5, 4), 1, 0.5, 1.0),
+    ),
+    errors((lambda make: sample(make(2), make(5, 4), max_norm=1.0), RuntimeError, "scalar types: Long, Int|Long")),
+    dtypes=(torch.float32, torch.float64),
+    symbols=("torch.nn.functional.embedding",),
+)
+_register(
+    "embedding_renorm",
+    lambda table, indices, *how: torch.embedding_renorm_(table.detach().clone(), indices, *how),
+    cases(
+        lambda make: sample(make(5, 4), make.index((2, 3), 5), 1.0, 2.0),
+        lambda make: sample(make(5, 4), make.places(1, 1, 3), 0.5, 1.0),
+    ),
+    errors((lambda make: sample(make(5, 4), make(2), 1.0, 2.0), RuntimeError, "scalar types: Long, Int|Long")),
+    dtypes=(torch.float32, torch.float64, torch.complex64),
+    gradient=False,
+    symbols=("torch.ops.aten.embedding_renorm.default",),
+)
 _register(
     "embedding",
     torch.embedding,

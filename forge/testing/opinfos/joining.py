@@ -164,6 +164,24 @@ _register(
 
 
 _register(
+    "repeat_interleave.by_a_tensor",
+    torch.repeat_interleave,
+    cases(
+        lambda make: sample(make(3), make.places(1, 0, 2), output_size=3),
+        lambda make: sample(make(2, 3), make.places(2, 1), 0, output_size=3),
+        lambda make: sample(make(4, 3).t(), make.places(2).int(), dim=1, output_size=8),
+        lambda make: sample(make(2, 2), make.places(2).view(()), output_size=8),
+        lambda make: sample(make.places(1, 0, 2), output_size=3),
+        lambda make: sample(make(0), make.places(), output_size=0),
+    ),
+    errors(
+        (lambda make: sample(make(3), make(3), output_size=3), RuntimeError, "must be 0-dim or 1-dim|not implemented"),
+        (lambda make: sample(make(3), make.places(1, 2), output_size=3), RuntimeError, "must have the same size"),
+    ),
+)
+
+
+_register(
     "diff",
     torch.diff,
     cases(

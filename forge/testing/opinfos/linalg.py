@@ -34,6 +34,10 @@ _MATMUL = (
     sample(t(3), t(5, 3, 4)),
     sample(t(0, 3), t(3, 4)),
     sample(t(2, 0), t(0, 4)),
+    sample(t(5, 2, 0), t(0, 4)),
+    sample(t(5, 2, 0), t(0)),
+    sample(t(5, 2, 3), t(3, 0)),
+    sample(t(0), t(0)),
 )
 _MATMUL_ERRORS = (
     wrong(t(2, 3), t(2, 3), match="cannot be multiplied"),
@@ -270,11 +274,14 @@ _register(
         for test in ("test_gradient", "test_half_gradient", "test_jit")
     ),
 )
-_MATRIX_ORDERS = ("fro", 1, -1, math.inf, -math.inf)
+_MATRIX_ORDERS = ("fro", 1, -1, math.inf, -math.inf, "nuc", 2, -2)
 _register(
     "linalg.matrix_norm",
     torch.linalg.matrix_norm,
-    tuple(sample(t(2, 3, 4), order, keepdim=keepdim) for order in _MATRIX_ORDERS for keepdim in (False, True)),
+    (
+        *[sample(t(2, 3, 4), order, keepdim=keepdim) for order in _MATRIX_ORDERS for keepdim in (False, True)],
+        *[sample(t(0, 3), order) for order in (1, math.inf, 2, "nuc")],
+    ),
     (wrong(t(3), match="at least 2 dimensions"), wrong(t(3, 3), 7, match="not supported")),
     dtypes=(torch.float32, torch.float64),
 )
@@ -299,8 +306,12 @@ _P_NORMS = (
     sample(t(3, 4), math.inf, (0, 1)),
     sample(t(3, 4), "fro", (0, 1)),
 )
+_NUCLEAR = (sample(t(3, 4), "nuc"), sample(t(2, 3, 4), "nuc", (2, 0), True))
 _register("norm", torch.norm, _P_NORMS, (wrong(t(3), 2, 3, error=IndexError, match="out of range"),))
 _register("Tensor.norm", Tensor.norm, _P_NORMS, (wrong(t(3), 2, 3, error=IndexError, match="out of range"),))
+_TWO_DIMS = wrong(t(3), "nuc", match="two dims|dim")
+_register("norm.nuc", torch.norm, _NUCLEAR, (_TWO_DIMS,), dtypes=(torch.float32, torch.float64))
+_register("Tensor.norm.nuc", Tensor.norm, _NUCLEAR, (_TWO_DIMS,), dtypes=(torch.float32, torch.float64))
 
 
 # distances
@@ -350,4 +361,22 @@ _register(
         wrong(t(5, 3), t(4, 3), -1.0, match="non-negative"),
     ),
     dtypes=(torch.float32, torch.float64),
+)
+
+
+# factorizations
+
+_register(
+    "linalg.ldl_factor_ex",
+    torch.linalg.ldl_factor_ex,
+    (
+        sample(t(3, 3)),
+        sample(t(2, 4, 4)),
+        sample(t(0, 0)),
+        sample(t(3, 3, swapped=True)),
+        sample(t(3, 3), hermitian=True, check_errors=False),
+    ),
+    (wrong(t(3), match="2 dimensions"), wrong(t(2, 3), match="square")),
+    dtypes=(torch.float32, torch.float64, torch.complex64),
+    gradient=False,
 )

@@ -170,15 +170,6 @@ _register(
         _unknown(t(3), t(3), t(3, low=0.1, high=1)),
     ),
     domain=(0.1, 3.0),
-    directives=(
-        _ROUNDED,
-        Directive(
-            "xfail",
-            "torch checks that var is not negative, where Dynamo breaks the graph: fullgraph=True cannot hold",
-            test="test_jit",
-            executors=("torch",),
-        ),
-    ),
 )
 
 

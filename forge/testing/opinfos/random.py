@@ -97,7 +97,7 @@ _register(
 # methods that fill a tensor
 
 
-def _filling(name: str) -> Callable:
+def filling(name: str) -> Callable:
     """x.name(...) on a clone of x."""
 
     def fill(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _filling(name: str) -> Callable:
 
 
 def _fills(name: str, calls: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
-    _register(f"Tensor.{name}", _filling(name), calls, wrong, symbols=(f"torch.Tensor.{name}",), gradient=True, **known)
+    _register(f"Tensor.{name}", filling(name), calls, wrong, symbols=(f"torch.Tensor.{name}",), gradient=True, **known)
 
 
 _fills(

@@ -172,6 +172,7 @@ def _sum_to_size_samples(info: OpInfo, device: torch.device, dtype: torch.dtype)
     yield sample(x, (2, 1, 4))
     yield sample(x, (1,))
     yield sample(x * 1, 2, 3, 4)
+    yield sample(info.tensor((), device, dtype), ())
 
 
 def _sum_to_size_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:

@@ -238,6 +238,19 @@ _register(
     ),
 )
 _register(
+    "narrow.at_a_tensor",
+    torch.narrow,
+    cases(
+        lambda make: sample(make(4, 3), 0, make.places(1).view(()), 2),
+        lambda make: sample(make(3, 4).t(), -1, make.places(-2).view(()), 2),
+        lambda make: sample(make(4), 0, start=make.places(4).view(()), length=0),
+    ),
+    errors(
+        (lambda make: sample(make(4), 0, make.places(1, 2), 2), RuntimeError, "0-dim integral Tensor"),
+        (lambda make: sample(make(4), 0, make.mask(), 2), RuntimeError, "0-dim integral Tensor"),
+    ),
+)
+_register(
     "ops.aten.slice",
     torch.ops.aten.slice.Tensor,
     cases(

@@ -4,11 +4,13 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check
-from forge.torchlang.core import torchsymbol
+from forge.ir import Symbol, Tag, TensorProxy, check, current_trace
+from forge.ir.memory import Memory
+from forge.torchlang.core import torchsymbol, write
 
 
-def _check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool) -> None:
+def check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool) -> None:
+    """Raises where a table or what is looked up in it has another shape or dtype, or gradients would be sparse."""
     check(
         isinstance(indices, TensorProxy) and indices.dtype in (torch.int64, torch.int32),
         lambda: (
@@ -28,7 +30,7 @@ def _check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: boo
     )
 
 
-def _padding_row(weight: TensorProxy, padding_idx: int | None) -> int:
+def padding_row(weight: TensorProxy, padding_idx: int | None) -> int:
     """padding_idx counted from the front; -1 for none."""
     if padding_idx is None:
         return -1
@@ -41,7 +43,30 @@ def _padding_row(weight: TensorProxy, padding_idx: int | None) -> int:
     return padding_idx if padding_idx >= 0 else padding_idx + rows
 
 
-@torchsymbol(F.embedding)
+def shorten(weight: TensorProxy, indices: TensorProxy, max_norm: float, norm_type: float, memory: Memory) -> None:
+    """Writes to a table: the rows that are read get no longer than max_norm. No gradient knows."""
+    trace = current_trace()
+    with trace.tagged(trace.tags | {Tag.NO_GRAD}):
+        new = prims.embedding_renorm(*memory.read_all((weight, indices)), max_norm, norm_type)
+        write(weight, new, memory, "embedding")
+
+
+def _handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    given = symbol.bind(args, kwargs)
+    if given["max_norm"] is not None:
+        shorten(given["weight"], given["input"], given["max_norm"], given["norm_type"], memory)
+        args, kwargs = (), {**given, "max_norm": None}
+    return symbol(*memory.read_all(args), **memory.read_all(kwargs))
+
+
+@torchsymbol(torch.ops.aten.embedding_renorm.default, inplace=torch.embedding_renorm_)
+def embedding_renorm(self: TensorProxy, indices: TensorProxy, max_norm: float, norm_type: float) -> TensorProxy:
+    """The table with the rows at `indices` scaled down to max_norm, where their norm is larger."""
+    check_table("embedding_renorm", self, indices, False)
+    return prims.embedding_renorm(self, indices, max_norm, norm_type)
+
+
+@torchsymbol(F.embedding, handler=_handle_max_norm)
 def embedding(
     input: TensorProxy,
     weight: TensorProxy,
@@ -54,18 +79,11 @@ def embedding(
     """The rows of `weight` at `input`.
 
     Shapes: weight is (rows, features); out is input's shape and then features.
-    Raises: NotImplementedError for max_norm, which changes weight, and for sparse gradients.
+    max_norm: no row that is read is longer; its handler writes to weight, so that here it is None.
+    Raises: NotImplementedError for sparse gradients.
     """
-    check(
-        max_norm is None,
-        lambda: (
-            f"embedding: max_norm={max_norm} is not supported: it changes weight in place "
-            "(forge/torchlang/nn/embedding.py)"
-        ),
-        NotImplementedError,
-    )
-    _check_table("embedding", weight, input, sparse)
-    return prims.embedding(weight, input, _padding_row(weight, padding_idx), scale_grad_by_freq)
+    check_table("embedding", weight, input, sparse)
+    return prims.embedding(weight, input, padding_row(weight, padding_idx), scale_grad_by_freq)
 
 
 @torchsymbol(torch.embedding)
@@ -77,7 +95,7 @@ def torch_embedding(
     sparse: bool = False,
 ) -> TensorProxy:
     """The rows of `weight` at `indices`."""
-    _check_table("embedding", weight, indices, sparse)
+    check_table("embedding", weight, indices, sparse)
     return prims.embedding(weight, indices, padding_idx, scale_grad_by_freq)
 
 

@@ -41,7 +41,7 @@ def _linear_cross_entropy(
     x = linear(hidden, weight, bias) if logits is None else logits
     for kind, *operands in steps[0 if logits is None else first :]:
         x = _STEPS[kind](x, *operands)
-    rows = clang.reshape(x, (-1, x.shape[-1]))
+    rows = clang.as_rows(x)
     options = (None, ignore_index, None, reduction, label_smoothing)
     out = cross_entropy(rows, clang.reshape(target, (-1,)), class_weight, *options)
     return clang.reshape(out, target.shape) if reduction == "none" else out

@@ -281,12 +281,14 @@ def gaussian_nll_loss(
 ) -> TensorProxy:
     """(log(var) + (input - target) ** 2 / var) / 2, where var is at least eps for its value, not for its gradient.
 
-    A negative var is an error in torch's own function alone: it depends on data.
+    Raises: ValueError for a negative var, of a tensor when the program runs.
     """
     check_tensor("gaussian_nll_loss", input=input, target=target)
     if not isinstance(var, TensorProxy):
         check(var >= 0, lambda: f"gaussian_nll_loss: var has negative entry/entries: {var}")
         var = prims.full(input.shape, var, input.dtype, input.device)
+    else:
+        prims.require(clang.all(clang.logical_not(var < 0)), "var has negative entry/entries", "ValueError")
     var = _variance(input, var)
     var = prims.with_data(var, clamp_min(var, eps))
     loss = 0.5 * (clang.log(var) + (input - target) ** 2 / var)

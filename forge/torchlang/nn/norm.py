@@ -49,9 +49,10 @@ def _standardize_grad(x: TensorProxy, dims: tuple[int, ...], eps: float) -> tupl
     return out, mean, variance, rstd
 
 
-def _scale_and_shift(
+def scale_and_shift(
     x: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None, dtype: torch.dtype
 ) -> TensorProxy:
+    """x * weight + bias where they are given, in `dtype`."""
     if weight is not None:
         x = x * weight
     if bias is not None:
@@ -59,7 +60,7 @@ def _scale_and_shift(
     return clang.convert(x, dtype)
 
 
-def _per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
+def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
     """A value for each channel, (C,) as (1, C, 1, …)."""
     if value is None:
         return None
@@ -69,7 +70,8 @@ def _per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
 # layer and root mean square
 
 
-def _check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
+def check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
+    """Raises RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
     check_tensor(op, input=input)
     check(
         len(shape) > 0,
@@ -106,9 +108,9 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> TensorProxy:
     """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, which have `normalized_shape`."""
-    _check_normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    check_normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     out = standardize(input, _last_dims(input, len(normalized_shape)), eps)[0]
-    return _scale_and_shift(out, weight, bias, input.dtype)
+    return scale_and_shift(out, weight, bias, input.dtype)
 
 
 @torchsymbol(torch.layer_norm)
@@ -132,9 +134,9 @@ def rms_norm(
 
     eps is the smallest step at 1 of the dtype that it computes in unless given.
     """
-    _check_normalized("rms_norm", input, normalized_shape, weight=weight)
+    check_normalized("rms_norm", input, normalized_shape, weight=weight)
     wide, rstd = _root_mean_square(input, len(normalized_shape), eps)
-    return _scale_and_shift(wide * rstd, weight, None, input.dtype)
+    return scale_and_shift(wide * rstd, weight, None, input.dtype)
 
 
 def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tuple[TensorProxy, TensorProxy]:
@@ -153,7 +155,7 @@ def rms_norm_grad(
     """Saves the input and one number for each row."""
     count = len(normalized_shape)
     wide, rstd = _root_mean_square(input, count, eps)
-    out = _scale_and_shift(wide * rstd, weight, None, input.dtype)
+    out = scale_and_shift(wide * rstd, weight, None, input.dtype)
     g = clang.convert(get_grad(out), wide.dtype)
     rstd = clang.conj(rstd)
     x = clang.conj(clang.convert(input, wide.dtype)) * rstd
@@ -181,7 +183,7 @@ def group_norm(
     _check_groups(input, num_groups, weight=weight, bias=bias)
     grouped = clang.reshape(input, (input.shape[0], num_groups, _group_size(input, num_groups)))
     out = clang.reshape(standardize(grouped, (2,), eps)[0], input.shape)
-    return _scale_and_shift(out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype)
+    return scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
 
 
 def _check_groups(input: TensorProxy, num_groups: int, **parameters: TensorProxy | None) -> None:
@@ -246,17 +248,18 @@ def _batch_norm_train(
     """(out, new running mean, new running variance) of batch_norm in training; nothing is written."""
     dims = (0, *range(2, input.ndim))
     out, mean, variance, _ = standardize(input, dims, eps)
-    out = _scale_and_shift(out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype)
+    out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
     count = 1
     for dim in dims:
         count = count * input.shape[dim]
     unbiased = variance * (count / (count - 1)) if isinstance(count, int) and count > 1 else variance
     if not isinstance(count, int):
         unbiased = variance * count / (count - 1)
-    return out, _blend(running_mean, mean, momentum), _blend(running_var, unbiased, momentum)
+    return out, blend(running_mean, mean, momentum), blend(running_var, unbiased, momentum)
 
 
-def _blend(running: TensorProxy | None, new: TensorProxy, momentum: float) -> TensorProxy | None:
+def blend(running: TensorProxy | None, new: TensorProxy, momentum: float) -> TensorProxy | None:
+    """A running statistic moved towards a new one, in its dtype and without a gradient."""
     if running is None:
         return None
     new = prims.detach(clang.reshape(new, running.shape))
@@ -269,7 +272,7 @@ batch_norm_train = Symbol("batch_norm_train", "torchlang.batch_norm_train", body
 def _of_empty(input: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None) -> TensorProxy:
     """batch_norm of no elements, as torch has it: connected with the parameters by their first element."""
     first = [value if value is None else clang.select(value, 0, 0) for value in (weight, bias)]
-    out = _scale_and_shift(input, *first, input.dtype)
+    out = scale_and_shift(input, *first, input.dtype)
     return prims.clone(input) if out is input else out
 
 
@@ -288,7 +291,8 @@ def _train(
     return batch_norm_train(input, running_mean, running_var, weight, bias, momentum, eps)
 
 
-def _check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
+def check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
+    """Raises RuntimeError where a value does not have one number for each channel of the input."""
     check_tensor(op, input=input)
     check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)", RuntimeError)
     for name, value in values.items():
@@ -309,7 +313,7 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
     values = memory.read_all(given)
     input = values["input"]
     statistics = {name: values[name] for name in ("running_mean", "running_var")}
-    _check_channels("batch_norm", input, weight=values["weight"], bias=values["bias"], **statistics)
+    check_channels("batch_norm", input, weight=values["weight"], bias=values["bias"], **statistics)
     _check_count("Expected more than 1 value per channel when training", input, (0, *range(2, input.ndim)))
     out, *new = _train(input, *statistics.values(), values["weight"], values["bias"], values["momentum"], values["eps"])
     _write_statistics(given, new, memory, "batch_norm")
@@ -345,7 +349,7 @@ def batch_norm(
     Shapes: input (N, C, *), all else (C,).
     Raises: ValueError where a channel has one value in training; RuntimeError without statistics in evaluation.
     """
-    _check_channels("batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    check_channels("batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     check(
         running_mean is not None and running_var is not None,
         lambda: "batch_norm: Expected running_mean and running_var to be defined when training=False",
@@ -356,8 +360,8 @@ def batch_norm(
         return _of_empty(input, weight, bias)
     wide = clang.convert(input, clang.wider(input.dtype))
     rstd = clang.rsqrt(clang.convert(running_var, wide.dtype) + eps)
-    out = (wide - _per_channel(running_mean, input.ndim)) * _per_channel(rstd, input.ndim)
-    return _scale_and_shift(out, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype)
+    out = (wide - per_channel(running_mean, input.ndim)) * per_channel(rstd, input.ndim)
+    return scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
 
 
 @torchsymbol(torch.batch_norm, handler=_handle_batch_norm)
@@ -411,7 +415,7 @@ def _handle_instance_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Mem
 
 
 def _check_instances(input: TensorProxy, **values: TensorProxy | None) -> None:
-    _check_channels("instance_norm", input, **values)
+    check_channels("instance_norm", input, **values)
     _check_count("Expected more than 1 spatial element when training", input, tuple(range(2, input.ndim)))
 
 

@@ -69,7 +69,7 @@ def _max_pool_of(count: int, function: Callable, *others: Callable) -> Symbol:
     return torchsymbol(function, *others)(body)
 
 
-def _max_pool_with_indices_of(count: int, function: Callable) -> Symbol:
+def _max_pool_with_indices_of(count: int, function: Callable, *others: Callable) -> Symbol:
     op = function.__name__
 
     def body(
@@ -85,15 +85,19 @@ def _max_pool_with_indices_of(count: int, function: Callable) -> Symbol:
         return _max_pool(op, count, input, kernel_size, stride, padding, dilation, ceil_mode)
 
     body.__name__ = op
-    return torchsymbol(function)(body)
+    return torchsymbol(function, *others)(body)
 
 
 max_pool1d = _max_pool_of(1, F.max_pool1d, torch.max_pool1d)
 max_pool2d = _max_pool_of(2, F.max_pool2d, torch.max_pool2d)
 max_pool3d = _max_pool_of(3, F.max_pool3d, torch.max_pool3d)
 max_pool1d_with_indices = _max_pool_with_indices_of(1, F.max_pool1d_with_indices)
-max_pool2d_with_indices = _max_pool_with_indices_of(2, F.max_pool2d_with_indices)
-max_pool3d_with_indices = _max_pool_with_indices_of(3, F.max_pool3d_with_indices)
+max_pool2d_with_indices = _max_pool_with_indices_of(
+    2, F.max_pool2d_with_indices, torch.ops.aten.max_pool2d_with_indices.default
+)
+max_pool3d_with_indices = _max_pool_with_indices_of(
+    3, F.max_pool3d_with_indices, torch.ops.aten.max_pool3d_with_indices.default
+)
 
 
 # mean

@@ -27,7 +27,7 @@ _MODES = {
 }
 
 
-@torchsymbol(F.interpolate, F.upsample)
+@torchsymbol(F.interpolate, F.upsample, F.upsample_nearest)
 def interpolate(
     input: TensorProxy,
     size: Lengths | None = None,
@@ -56,7 +56,7 @@ def _interpolate(
     check_tensor("interpolate", input=input)
     _check_options(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     rank = input.ndim - 2
-    output_size, scales = _resize(input, size, scale_factor)
+    output_size, scales = resize(input, size, scale_factor)
     if mode == "area":
         return adaptive_mean("interpolate", input, output_size, rank)
     kind = _MODES.get((mode, rank, antialias))
@@ -114,7 +114,7 @@ def _check_options(
     )
 
 
-def _resize(
+def resize(
     input: TensorProxy, size: Lengths | None, scale_factor: Scales | None
 ) -> tuple[tuple[Dim, ...], tuple[float | None, ...]]:
     """The output's lengths, and the scales that the user gave."""

@@ -469,7 +469,7 @@ def test_a_reference_that_torchlang_does_not_have_is_one_opaque_call(operator: C
         import torch
 
         def f(x, y):
-            return torch.linalg.solve(x, y)
+            return torch._fake_quantize_learnable_per_tensor_affine(x, y, torch.zeros(1), -8, 7, 1.0)
     """
     made = operator(
         code=code,
@@ -479,11 +479,12 @@ def test_a_reference_that_torchlang_does_not_have_is_one_opaque_call(operator: C
         shape="null",
         grad="none",
     )
-    x, y = (torch.randn(4, 4) + 4 * torch.eye(4)).requires_grad_(), torch.randn(4, 2, requires_grad=True)
-    wanted = torch.autograd.grad(torch.linalg.solve(x, y).sum(), [x, y])
+    x, y = torch.randn(4, 4, requires_grad=True), torch.ones(1, requires_grad=True)
+    quantized = torch._fake_quantize_learnable_per_tensor_affine(x, y, torch.zeros(1), -8, 7, 1.0)
+    wanted = torch.autograd.grad(quantized.sum(), [x, y])
     for function in (made.op, forge.jit(lambda x, y: made.op(x, y))):
         result = function(x, y)
-        torch.testing.assert_close(result, torch.linalg.solve(x, y))
+        torch.testing.assert_close(result, quantized)
         torch.testing.assert_close(torch.autograd.grad(result.sum(), [x, y]), wanted)
 
 

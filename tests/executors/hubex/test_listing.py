@@ -13,7 +13,7 @@ import forge
 from forge import cli
 from forge.executors.hubex import Verifier, gather, table_of, verifier
 from forge.hub import HubNotice
-from tests.hub.kernels import process_restored
+from tests.hub.kernels import kernel, process_restored, write
 from tests.hub.repositories import GELU, Repository
 
 
@@ -124,3 +124,67 @@ def test_one_operator_of_a_source_is_listed_as_json(tmp_path: Path, capsys: pyte
     assert row["kernel"] == "acme.kept" and row["next"].startswith("what runs without kernels, where")
     assert cli.main(["kernels", "list", str(made.folder), "--op", "torch.add"]) == 0
     assert capsys.readouterr().out.startswith("no kernels")
+
+
+LAYERS = """
+from torch import nn
+
+class Doubled(nn.Module):
+    has_backward = False
+
+    def forward(self, x, *, scale: float = 2.0):
+        raise RuntimeError("a layer that is listed does not run")
+
+class Halved(nn.Module):
+    def forward(self, hidden_states):
+        return hidden_states / 2
+
+class _Own(nn.Module):
+    pass
+"""
+
+
+def _with_layers(folder: Path) -> Path:
+    """A repository without a manifest, whose __init__ must not run to be listed."""
+    raising = "from . import layers\nraise RuntimeError('imported')\n"
+    return write(folder, kernel({"layers.py": LAYERS, "__init__.py": raising}))
+
+
+def test_the_layers_of_a_repository_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = _with_layers(tmp_path / "rms")
+    assert cli.main(["kernels", "list", str(folder)]) == 0
+    header, doubled, halved = capsys.readouterr().out.splitlines()
+    assert header.split() == ["layer", "forward", "gradient", "place"]
+    place = folder / "build" / "torch-universal" / "layers.py"
+    assert doubled.split("  ")[:2] == ["rms.Doubled", "x, *, scale: float=2.0"]
+    assert doubled.split()[-2] == "no" and doubled.endswith("layers.py:4")
+    assert halved.split()[:3] == ["rms.Halved", "hidden_states", "yes"] and halved.endswith("layers.py:10")
+    assert os.path.samefile(halved.split()[-1].rpartition(":")[0], place)
+    assert cli.main(["kernels", "list", str(folder), "--json"]) == 0
+    assert [row["layer"] for row in json.loads(capsys.readouterr().out)] == ["rms.Doubled", "rms.Halved"]
+
+
+def test_layers_are_listed_below_kernels_and_not_where_an_operator_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    made = Repository(tmp_path, "both", "from . import layers\ndef f(x): return F.gelu(x)", **GELU, device="cpu")
+    (variant,) = (made.folder / "build").iterdir()
+    (variant / "layers.py").write_text(LAYERS)
+    assert cli.main(["kernels", "list", str(made.folder)]) == 0
+    kernels, layers = capsys.readouterr().out.split("\n\n")
+    assert "acme.both" in kernels and "Doubled" in layers
+    assert cli.main(["kernels", "list", str(made.folder), "--op", "torch.nn.functional.gelu"]) == 0
+    assert "Doubled" not in capsys.readouterr().out
+    assert cli.main(["kernels", "list", str(made.folder), "--json"]) == 0
+    assert ["kernel" in row for row in json.loads(capsys.readouterr().out)] == [True, False, False]
+
+
+def test_a_repository_with_neither_kernels_nor_layers_says_that_it_has_no_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = write(tmp_path / "rms", kernel())
+    assert cli.main(["kernels", "list", str(folder)]) == 1
+    assert "has no forge_kernels.yaml" in capsys.readouterr().err
+    layers = _with_layers(tmp_path / "layers")
+    assert cli.main(["kernels", "list", str(layers), "--op", "torch.nn.functional.gelu"]) == 1
+    assert "has no forge_kernels.yaml" in capsys.readouterr().err

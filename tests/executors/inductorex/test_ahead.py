@@ -75,9 +75,7 @@ def test_who_compiles_asks_again_after_a_failure(asking: list[bool], monkeypatch
     assert not ahead.known().exists()
 
 
-def test_who_compiles_asks_where_no_thread_can_be_started(
-    asking: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_compiles_asks_where_no_thread_can_be_started(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -149,3 +149,23 @@ def test_batched_gradients_are_torchs(cache: bool) -> None:
     x.requires_grad_()
     (one,), (other,) = (torch.autograd.grad(run(x).sum(), x) for run in (jitted, function))
     torch.testing.assert_close(one, other)
+
+
+def test_what_torch_negates_where_it_is_read_is_negated() -> None:
+    """The imaginary part of a conjugate, inside of a program, given to it, and as a gradient."""
+
+    def inside(z: torch.Tensor) -> torch.Tensor:
+        return (z.conj().imag + 1).relu() * z.real
+
+    def given(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() + 1).exp()
+
+    def of_given(z: torch.Tensor) -> torch.Tensor:
+        return z.imag.sin().exp()
+
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    x = torch.randn(3, 4, requires_grad=True)
+    for function, argument in ((inside, z), (given, z.conj().imag), (of_given, z.conj())):
+        torch.testing.assert_close(forge.jit(function)(argument), function(argument))
+    gradients = [torch.autograd.grad(run(x), x, z.conj().imag)[0] for run in (given, forge.jit(given))]
+    torch.testing.assert_close(*gradients)

@@ -215,6 +215,37 @@ def a_complex_view_changed(jit):
 
 
 @program
+def a_conjugate_changed(jit):
+    def run(x):
+        y = x * 2
+        y.conj().mul_(1j)
+        y.conj().imag.add_(1)
+        return y, x.mH[0].conj()
+
+    return jit(run)(torch.randn(3, 2, dtype=torch.complex64))
+
+
+@program
+def conjugates_and_negations_of_what_is_read(jit):
+    def run(x):
+        y = x.conj()
+        return y.imag, y.real, y.resolve_conj(), y.imag.resolve_neg(), torch.fft.ihfft(x.real), y.imag + x.real
+
+    return jit(run)(torch.randn(3, 2, dtype=torch.complex64))
+
+
+@program
+def the_real_part_of_an_argument_changed(jit):
+    def run(x):
+        x.real.mul_(2)
+        torch.view_as_real(x)[..., 1] = 1.0
+        return x.imag
+
+    x = torch.randn(3, dtype=torch.complex64)
+    return jit(run)(x), x
+
+
+@program
 def meshgrid_results_changed(jit):
     def run(x, y):
         a, b = torch.meshgrid(x, y, indexing="ij")

@@ -36,6 +36,8 @@ from forge.executors.hubex.verification.owners import is_installed, owner_of_fil
 from forge.executors.hubex.verification.reads import Import, reads_of
 from forge.hub import Verified, verified_of
 from forge.hub.manifest import KernelEntry
+from forge.ir import Symbol
+from forge.ir.grad_rules import grad_rule
 from forge.patterns import Pattern
 
 LIMIT = 20_000  # objects that are looked at
@@ -384,6 +386,11 @@ class _Walk:
         self.put("pattern", pattern.name)
         self.visit(pattern.reference)
 
+    def _symbol(self, symbol: Symbol) -> None:
+        """A symbol of a trace, with the gradient rule that is registered for it elsewhere."""
+        self._instance(symbol)
+        self.visit(grad_rule(symbol))
+
     def _kernel(self, kernel: Kernel) -> None:
         self.visit(kernel.function)
 
@@ -456,6 +463,7 @@ _VISITORS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
     (torch._library.custom_ops.CustomOpDef, _Walk._custom),
     (torch.Tensor, _Walk._tensor),
     (Pattern, _Walk._pattern),
+    (Symbol, _Walk._symbol),
     (Kernel, _Walk._kernel),
     (ctypes.CDLL, _Walk._library),
     ((re.Pattern, pathlib.PurePath, enum.Enum, _FIELD, int, float, complex, str, bytes), _Walk._text),

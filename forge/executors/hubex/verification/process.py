@@ -55,6 +55,7 @@ class Forks:
 verifying = Verifying()
 forks = Forks()
 
+
 class _AskAgain(Exception):
     """Another process must be asked. answer: what to answer where that one cannot answer either; None where what it
     finds is another kernel."""
@@ -194,9 +195,7 @@ class Worker:
         return f": {lines[-1]}" if lines else ""
 
 
-def _request(
-    kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
-) -> Request:
+def _request(kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None) -> Request:
     path, environment = children.search_path(), {**children.environment(), **ENVIRONMENT}
     relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
     place = (os.getcwd(), (*path, *relative), environment)  # what is there shadows no module that is installed

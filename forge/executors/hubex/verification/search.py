@@ -54,9 +54,11 @@ class Constraints:
         trace = Trace("search")
         with recording(trace, clang.language):
             made = call.map(
-                lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.strides)
-                if isinstance(leaf, Meta)
-                else leaf
+                lambda leaf: (
+                    trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.strides)
+                    if isinstance(leaf, Meta)
+                    else leaf
+                )
             )
             try:
                 self.kernel.target.symbol(*made.args, **made.kwargs)

@@ -9,7 +9,7 @@ import torch
 from forge.executors.hubex.verification import verdicts
 from tests.hub.repositories import GELU, LAYER_NORM, claimed, declined, executor, gelu, layer_norm, norm_inputs, run
 
-SAY = '''
+SAY = """
 import os, pickle, struct, sys
 
 def say():
@@ -25,7 +25,7 @@ def say():
 
 def is_verified():
     return sys.modules["forge.executors.hubex.verification.process"].verifying.active
-'''
+"""
 FORGERS = {
     "writes an answer into every pipe": "def f(x):\n    if is_verified():\n        say()\n    return x * 2\n",
     "does so and ends": "def f(x):\n    if is_verified():\n        say()\n        os._exit(0)\n    return x * 2\n",

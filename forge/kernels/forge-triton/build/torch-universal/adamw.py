@@ -7,6 +7,7 @@ again when an address changes.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import is_
 
 import torch
@@ -260,7 +261,8 @@ class AdamWStep:
             for i, (grad, stride) in enumerate(zip(grads, strides, strict=True)):
                 if grad.stride() != stride and grad.shape == params[i].shape:
                     copies[i] = laid_out[i] = torch.empty_like(params[i], dtype=grad.dtype).copy_(grad)
-        self._look_at(params, laid_out, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, strides)
+        moments = [each for each in (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if each]
+        self._look_at(params, laid_out, moments, steps, strides)
         for each in self._launches:
             _run(each, bool(max_exp_avg_sqs), lr, betas, eps, weight_decay, maximize, grad_scale, found_inf)
         if grad_scale is not None:
@@ -271,9 +273,7 @@ class AdamWStep:
         self,
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
-        exp_avgs: Sequence[Tensor],
-        exp_avg_sqs: Sequence[Tensor],
-        max_exp_avg_sqs: Sequence[Tensor],
+        moments: list[Sequence[Tensor]],
         steps: Sequence[Tensor],
         strides: list[tuple[int, ...]],
     ) -> None:
@@ -282,7 +282,7 @@ class AdamWStep:
 
         Of a thousand tensors this takes as long as the launch, so that it asks no more of them than it has to.
         """
-        kept = [*params, *exp_avgs, *exp_avg_sqs, *max_exp_avg_sqs, *steps]
+        kept = [*params, *chain.from_iterable(moments), *steps]
         places = [each.data_ptr() for each in kept]
         kinds = strides, [param.dtype for param in params], [grad.dtype for grad in grads]
         places_of_grads = [grad.data_ptr() for grad in grads]
@@ -291,8 +291,8 @@ class AdamWStep:
         if not is_known:
             self._groups = {}
             for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-                _check(param, grad, [each[i] for each in (exp_avgs, exp_avg_sqs, max_exp_avg_sqs) if each], steps[i])
-                kind = param.device, param.dtype, grad.dtype, exp_avgs[i].dtype
+                _check(param, grad, [each[i] for each in moments], steps[i])
+                kind = param.device, param.dtype, grad.dtype, moments[0][i].dtype
                 self._groups.setdefault(kind, []).append(i)
         elif places_of_grads != self._places_of_grads:
             for param, grad in zip(params, grads, strict=True):

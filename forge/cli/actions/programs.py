@@ -1,0 +1,183 @@
+"""What forge trace, explain and bench do; forge/cli/programs.py declares them."""
+
+import contextlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+
+import forge
+from forge import model_bench
+from forge.cli import inputs, targets
+from forge.cli.app import TargetError
+from forge.cli.programs import Program
+from forge.compile import KEEP_STAGES
+from forge.executors.executor import resolve_executors
+from forge.executors.machine import device_name
+from forge.ir import Trace
+from forge.ir.printing import table
+from forge.model_bench import Case
+from forge.records import Record, record_of
+
+
+def _executor_names(program: Program) -> list[str] | None:
+    """Raises typer.BadParameter for an unknown one, or one that is not here."""
+    if program.executors is None:
+        return None
+    names = [name.strip() for name in program.executors.split(",") if name.strip()]
+    try:
+        resolve_executors(names)
+    except ValueError as error:
+        text = str(error).removeprefix("forge.jit: ")
+        raise typer.BadParameter(text, param_hint="--executors") from error
+    return names
+
+
+def _load(program: Program, *, training: bool) -> Case:
+    """Raises typer.BadParameter for what cannot be read, TargetError for what cannot be loaded."""
+    dtype = None if program.dtype is None else inputs.parse_dtype(program.dtype)
+    device = inputs.parse_device(program.device)
+    settings = inputs.parse_settings(program.settings or ())
+    torch.manual_seed(program.seed)
+    given = None if program.given is None else inputs.parse_inputs(program.given, device)
+    return targets.load(program.target, settings, given, training=training, dtype=dtype, device=device)
+
+
+def _compiled(program: Program, *, training: bool) -> Any:
+    """The program after a call of it, jitted; every stage of it is kept, and nothing on disk."""
+    names = _executor_names(program)
+    case = _load(program, training=training)
+    with _environment(KEEP_STAGES, "1"), targets.blamed(program.target):
+        jitted = forge.jit(case.target, executors=names, cache=False)
+        case.run(jitted)()
+    return jitted
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def trace(program: Program, stage: str | None, backward: bool, levels: int, as_json: bool) -> int:
+    jitted = _compiled(program, training=program.train or backward)  # its graphs live as long as it does
+    chosen = list(_chosen(record_of(jitted), program.target, stage, only_backward=backward))
+    if as_json:
+        found = [
+            {"graph": graph, "phase": phase, "number": number, "stage": trace.stage, "text": trace.show(levels)}
+            for graph, phase, number, trace in chosen
+        ]
+        print(json.dumps(found, indent=2))
+    elif stage == "list":
+        rows = [(str(graph), phase, str(number), trace.stage) for graph, phase, number, trace in chosen]
+        print("\n".join(table([("graph", "phase", "number", "stage"), *rows])))
+    else:
+        _print_python("\n".join(each.show(levels) for *_, each in chosen).rstrip())
+    return 0
+
+
+def _chosen(
+    record: Record, target: str, stage: str | None, *, only_backward: bool
+) -> Iterator[tuple[int, str, int, Trace]]:
+    """(number of the graph, phase, number of the stage, its trace) of those that were asked for."""
+    for reason in record.eager:
+        print(f"forge: a graph runs in eager: {reason}", file=sys.stderr)
+    if not record.compiled:
+        raise TargetError(f"{target}: nothing was compiled; forge explain says why")
+    phases = [
+        (graph, phase, traces)
+        for graph, compiled in enumerate(record.compiled)
+        for phase, traces in (("forward", compiled.traces), ("backward", compiled.backward_traces))
+        if traces and (phase == "backward" or not only_backward)
+    ]
+    found = [(graph, phase, *each) for graph, phase, traces in phases for each in _stages(traces, stage)]
+    if not found:
+        known = dict.fromkeys(trace.stage for _, _, traces in phases for trace in traces)
+        names = ", ".join(f"{number} {name}" for number, name in enumerate(known))
+        raise typer.BadParameter(f"{stage!r} is none of {names or 'no stages'}", param_hint="--stage")
+    yield from found
+
+
+def _stages(traces: Sequence[Trace], wanted: str | None) -> list[tuple[int, Trace]]:
+    numbered = list(enumerate(traces))
+    if wanted is None:
+        return numbered[-1:]
+    if wanted in ("all", "list"):
+        return numbered
+    if wanted.removeprefix("-").isdecimal():
+        return [each for each in numbered if each[0] == int(wanted) % len(traces)][: abs(int(wanted)) <= len(traces)]
+    return [each for each in numbered if wanted in each[1].stage]
+
+
+def _print_python(text: str) -> None:
+    """In colours on a terminal; lines are never broken."""
+    if sys.stdout.isatty():
+        Console().print(Syntax("", "python", theme="ansi_dark").highlight(text), soft_wrap=True)
+    else:
+        print(text)
+
+
+def explain(program: Program, html: Path | None, profile: bool, as_json: bool) -> int:
+    if html is not None and not html.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
+    jitted = _compiled(program, training=program.train)  # the page has the traces of graphs that are still there
+    found = forge.explain(jitted, profile=profile)
+    if html is not None:
+        found.to_html(html)
+        print(f"forge: the report is in {html}", file=sys.stderr)
+    if as_json:
+        print(found.to_json())
+    elif sys.stdout.isatty():
+        Console().print(found)
+    else:
+        print(found)
+    return 0
+
+
+def bench(program: Program, rounds: int, only: str | None, as_json: bool) -> int:
+    known = model_bench.systems(_executor_names(program))
+    chosen = list(known) if only is None else [name.strip() for name in only.split(",")]
+    for name in chosen:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
+    case = _load(program, training=program.train)
+    with targets.blamed(program.target):  # what the program itself raises
+        own = case.copy()
+        own.run(own.target)()
+        timed = model_bench.compare(case, [known[name] for name in chosen], rounds)
+    if as_json:
+        print(json.dumps(_with_circumstances(program, timed), indent=2))
+    else:
+        print(_headline(program))
+        print(model_bench.show(timed))
+    return 1 if any(each.reason is not None for each in timed) else 0
+
+
+def _headline(program: Program) -> str:
+    step = "training step" if program.train else "forward"
+    return f"{program.target}, a {step} on {device_name(torch.device(program.device))}, torch {torch.__version__}\n"
+
+
+def _with_circumstances(program: Program, timed: Sequence[model_bench.Timed]) -> dict[str, Any]:
+    return {
+        "target": program.target,
+        "training": program.train,
+        "device": device_name(torch.device(program.device)),
+        "threads": torch.get_num_threads(),
+        "versions": {"forge": forge.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "systems": model_bench.as_json(timed),
+    }

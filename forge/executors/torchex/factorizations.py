@@ -1,0 +1,14 @@
+"""How torch runs the factorizations that are no library prims."""
+
+import torch
+
+from forge import prims
+from forge.executors.torchex.core import run_prims
+
+run_prims(
+    {
+        prims.cholesky_solve: torch.cholesky_solve,
+        prims.geqrf: torch.geqrf,
+        prims.linalg_solve_triangular: torch.linalg.solve_triangular,
+    }
+)

@@ -1,0 +1,62 @@
+"""How torch runs the operators behind the normalizations: their backward kernels, as the normalizations' own."""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge import torchlang
+from forge.executors.torchex import norm
+from forge.executors.torchex.core import run_torchlang
+from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad
+
+Parameter = TensorProxy | None
+Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
+
+
+def _put_all(arguments: Sequence[Parameter], gradients: Sequence[Parameter]) -> None:
+    for argument, gradient in zip(arguments, gradients, strict=True):
+        put_grad(argument, gradient)
+
+
+def _native_layer_norm_grad(
+    input: TensorProxy, normalized_shape: Sequence[Dim], weight: Parameter, bias: Parameter, eps: float
+) -> Triple:
+    out, mean, rstd = norm.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    given = (input, weight, bias)
+    how = (normalized_shape, mean, rstd, weight, bias, tuple(map(needs_grad, given)))
+    _put_all(given, norm.native_layer_norm_backward(get_grad(out), input, *how))
+    return out, mean, rstd
+
+
+def batch_norm_with_update(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor | None, ...]:
+    """(out, mean, rstd, new running mean, new running variance); nothing is written."""
+    out, *new, mean, rstd = norm.native_batch_norm.op(x, running_mean, running_var, weight, bias, momentum, eps)
+    return out, mean, rstd, *new
+
+
+def _batch_norm_with_update_grad(
+    input: TensorProxy,
+    weight: Parameter,
+    bias: Parameter,
+    running_mean: Parameter,
+    running_var: Parameter,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorProxy, TensorProxy, TensorProxy, Parameter, Parameter]:
+    out, *new, mean, rstd = norm.native_batch_norm(input, running_mean, running_var, weight, bias, momentum, eps)
+    given = (input, weight, bias)
+    how = ((None, None), (mean, rstd), eps, tuple(map(needs_grad, given)))
+    _put_all(given, norm.native_batch_norm_backward(get_grad(out), *given, *how))
+    return out, mean, rstd, *new
+
+
+run_torchlang(torchlang.native_layer_norm, grad_transform=_native_layer_norm_grad)
+run_torchlang(torchlang.batch_norm_with_update, batch_norm_with_update, grad_transform=_batch_norm_with_update_grad)

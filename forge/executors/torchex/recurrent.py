@@ -1,0 +1,97 @@
+"""How torch runs recurrent layers: as eager does, whose graph is kept for the backward."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from forge import prims, torchlang
+from forge.executors.executor import Decision, decline
+from forge.executors.torchex.core import run_prim, run_torchlang, torch_prims, torchex
+from forge.ir import Symbol, current_trace
+from forge.prims.recurrent import input_count
+from forge.torchlang import torch_function_of
+from forge.torchlang.opaque import keep_graph, tracked
+
+Tensors = Sequence[torch.Tensor | None]
+
+_FUNCTIONS = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
+
+
+def recurrent_layer(kind: str, reverse: bool, inputs: Tensors) -> tuple[torch.Tensor | None, ...]:
+    """torch's function for one layer; cuDNN differentiates what ran in training alone."""
+    x, h, c, *weights = inputs
+    params = [each for each in weights if each is not None]
+    has_biases, h = weights[2] is not None, h.unsqueeze(0)
+    state = h if c is None else (h, c.unsqueeze(0))
+    x = x.flip(0) if reverse else x
+    out, *last = _FUNCTIONS[kind](x, state, params, has_biases, 1, 0.0, torch.is_grad_enabled(), False, False)
+    h, c = (last[0], None) if c is None else last
+    return out.flip(0) if reverse else out, h.squeeze(0), c if c is None else c.squeeze(0)
+
+
+@contextmanager
+def _differentiable_kernels() -> Iterator[None]:
+    """Inside, torch runs kernels whose gradients have gradients."""
+    with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@run_prim(prims.recurrent_gradient)
+def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) -> tuple[torch.Tensor | None, ...]:
+    """By torch's autograd, from a run of the layer."""
+    count, again = input_count(order - 1), torch.is_grad_enabled()
+    with torch.enable_grad(), _differentiable_kernels() if again or order > 1 else nullcontext():
+        given = [each if each is None else tracked(each) for each in inputs[:count]]
+        if order == 1:
+            results = recurrent_layer(kind, reverse, given)
+        else:
+            results = recurrent_gradient(order - 1, kind, reverse, given)
+        pairs = [(out, g) for out, g in zip(results, inputs[count:], strict=True) if out is not None]
+        outputs, incoming = zip(*[(out, g) for out, g in pairs if out.requires_grad], strict=True)
+        wanted = [each for each in given if each is not None]
+        found = iter(
+            torch.autograd.grad(
+                outputs, wanted, incoming, create_graph=again, allow_unused=True, materialize_grads=True
+            )
+        )
+    return tuple(each if each is None else next(found) for each in given)
+
+
+def _layer_grad(kind: str, reverse: bool, inputs: tuple) -> tuple:
+    with current_trace().collecting():
+        output = prims.recurrent_layer(kind, reverse, inputs)
+    keep_graph(recurrent_layer, (kind, reverse, inputs), {}, output)
+    return output
+
+
+torchex.register_implementation(prims.recurrent_layer, recurrent_layer, grad_transform=_layer_grad)
+torch_prims.register_implementation(prims.recurrent_layer, recurrent_layer)
+
+
+def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
+    """Which calls torch runs as one, and their gradient rule.
+
+    With dropout between layers each is run by itself, so that what is drawn between them is known; but on a GPU, where
+    cuDNN draws other numbers.
+    """
+
+    def checker(*args: Any, **kwargs: Any) -> Decision:
+        given = symbol.bind(args, kwargs)
+        if given["dropout"] and given["train"] and given["num_layers"] > 1 and not given["input"].is_cuda:
+            return decline("its layers run one by one, with dropout between them")
+        return True
+
+    def rule(*args: Any, **kwargs: Any) -> tuple:
+        with current_trace().collecting():
+            output = symbol(*args, **kwargs)
+        keep_graph(torch_function_of(symbol), args, kwargs, output)
+        return output
+
+    return checker, rule
+
+
+for _symbol in (torchlang.lstm, torchlang.gru, torchlang.rnn_tanh, torchlang.rnn_relu):
+    _checker, _rule = _whole(_symbol)
+    run_torchlang(_symbol, checker=_checker, grad_transform=_rule)

@@ -1,0 +1,83 @@
+"""How torch runs systems of equations and determinants: their gradients use the factorization that the forward made."""
+
+import torch
+
+from forge import prims, torchlang
+from forge.executors.torchex.core import run_torchlang, torchex
+from forge.ir import TensorProxy, get_grad, needs_grad, put_grad
+from forge.prims.core import like
+from forge.prims.determinants import slogdet_gradient
+from forge.prims.solvers import has_vectors, solution_gradient
+
+
+def _factored(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The LU factorization of each matrix. Raises what torch.linalg.solve does of a singular one."""
+    LU, pivots, info = torch.linalg.lu_factor_ex(A)
+    torch.ops.aten._linalg_check_errors.default(info, "torch.linalg.solve", is_matrix=A.ndim == 2)
+    return LU, pivots
+
+
+def _factored_meta(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    return like(A), like(A, shape=A.shape[:-1], dtype=torch.int32)
+
+
+factored = torchex.register_operator("factored", meta=_factored_meta, fn=_factored)
+lu_solve = torchex.register_operator("lu_solve", like=prims.linalg_lu_solve, fn=torch.linalg.lu_solve)
+lu_factor = torchex.register_operator("lu_factor", like=prims.linalg_lu_factor_ex, fn=torch.linalg.lu_factor_ex)
+
+
+def _solve_grad(A: TensorProxy, B: TensorProxy, *, left: bool = True) -> TensorProxy:
+    """Solves the adjoint's system by the factorization of A."""
+    vectors = has_vectors(A, B)
+    LU, pivots = factored(A)
+    X = lu_solve(LU, pivots, B.unsqueeze(-1) if vectors else B, left=left)
+    X = X.squeeze((-1,)) if vectors else X
+    g = get_grad(X)
+    of_B = lu_solve(LU, pivots, g.unsqueeze(-1) if vectors else g, left=left, adjoint=True)
+    of_B = of_B.squeeze((-1,)) if vectors else of_B
+    put_grad(B, of_B)
+    if needs_grad(A):
+        put_grad(A, solution_gradient(of_B, X, vectors, left))
+    return X
+
+
+run_torchlang(torchlang.solve, grad_transform=_solve_grad)
+
+
+def _sign(LU: TensorProxy, pivots: TensorProxy) -> TensorProxy:
+    """1 or -1: the determinant of the permutation."""
+    rows = prims.iota(pivots.shape[-1], 1, 1, pivots.dtype, pivots.device)
+    swaps = (pivots != rows).to(torch.int64).sum(-1)
+    return 1 - 2 * (swaps % 2)
+
+
+def _det_grad(A: TensorProxy) -> TensorProxy:
+    """det(A)^* A^-H. A zero on the diagonal of U is made epsilon, as torch does: a determinant of 0 has zeros."""
+    LU, pivots, _ = lu_factor(A)
+    diagonal = LU.diagonal(0, -2, -1)
+    out = diagonal.prod(-1) * _sign(LU, pivots)
+    small = (diagonal == 0).where(torch.finfo(A.dtype).eps, 0.0).to(A.dtype)
+    factors = get_grad(out) * out.conj()
+    put_grad(A, _times_inverse(LU + prims.diagonal_matrix(small), pivots, factors))
+    return out
+
+
+def _times_inverse(LU: TensorProxy, pivots: TensorProxy, factors: TensorProxy) -> TensorProxy:
+    """factors * A^-H."""
+    scaled = factors.unsqueeze(-1).unsqueeze(-1) * prims.identity_like(LU, LU.shape[-1])
+    return lu_solve(LU, pivots, scaled, adjoint=True)
+
+
+run_torchlang(torchlang.linalg_det, grad_transform=_det_grad)
+
+
+def _slogdet_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    LU, pivots, _ = lu_factor(A)
+    diagonal = LU.diagonal(0, -2, -1)
+    sign = diagonal.sgn().prod(-1) * _sign(LU, pivots)
+    logarithm = diagonal.abs().log().sum(-1)
+    put_grad(A, _times_inverse(LU, pivots, slogdet_gradient(sign, get_grad(sign), get_grad(logarithm))))
+    return sign, logarithm
+
+
+run_torchlang(torchlang.linalg_slogdet, grad_transform=_slogdet_grad)

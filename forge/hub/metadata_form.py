@@ -1,0 +1,142 @@
+"""What metadata.json must hold, and in forge's words what is wrong with one that the library `kernels` refuses."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from forge.hub.variants import BACKENDS
+
+REQUIRED = ("name", "id", "version", "license", "python-depends", "backend")
+TYPES: dict[str, tuple[type, str]] = {
+    "name": (str, "a string"),
+    "id": (str, "a string"),
+    "version": (int, "an integer"),
+    "license": (str, "a string"),
+    "python-depends": (list, "a list of strings"),
+    "backend": (dict, "an object with type and archs"),
+    "python-depends-backends": (dict, "an object of lists of strings"),
+    "kernel-depends": (list, "a list of objects"),
+    "kernels-minver": (str, "a string"),
+    "upstream": (str, "a string"),
+    "source": (str, "a string"),
+    "digest": (dict, "an object with algorithm and files"),
+    "provenance": (dict, "an object"),
+    "build-info": (dict, "an object"),
+}
+NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
+ALGORITHMS = ("sha256", "sha512")
+_NULL = {"upstream", "source", "kernels-minver", "digest", "provenance"}  # may be null
+_UNREAD = {"python-depends-backends", "build-info"}  # by the library, whatever they are
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_DEPENDENCY = {"repo-id": (str, "a string"), "version": (int, "an integer"), "revision": (str, "a string")}
+
+Problem = tuple[str | None, str]  # the key at whose line it stands, None for the whole file; what is wrong
+
+
+def fits(came: Any, kind: type) -> bool:
+    """Whether a value of JSON is of a type; true and false are no integers."""
+    return isinstance(came, kind) and not (kind is int and isinstance(came, bool))
+
+
+def are_strings(came: Any) -> bool:
+    """Whether a value of JSON is a list of strings."""
+    return isinstance(came, list) and all(isinstance(each, str) for each in came)
+
+
+def line_of(text: str, key: str | None) -> int:
+    """The line of the first key of that name; 1 where there is none."""
+    lines = (number for number, line in enumerate(text.splitlines(), 1) if key is not None and f'"{key}"' in line)
+    return next(lines, 1)
+
+
+def refused(values: dict[str, Any], error: Exception) -> Problem:
+    """The first thing that is wrong with values that the library refused, or what it said where forge finds none."""
+    said = " ".join(str(error).removeprefix("Cannot parse metadata: ").split())
+    return next(_problems(values), (None, f"is not accepted by the library kernels, which says: {said}"))
+
+
+def _problems(values: dict[str, Any]) -> Iterator[Problem]:
+    for key in REQUIRED:
+        if key not in values:
+            yield None, f"has no {key!r}, which must be {TYPES[key][1]}"
+    for key, (kind, wanted) in TYPES.items():
+        if key in values and key not in _UNREAD and not (values[key] is None and key in _NULL):
+            strings = key != "python-depends" or are_strings(values[key])
+            if not fits(values[key], kind) or not strings:
+                yield _wrong(key, values[key], wanted)
+            else:
+                yield from _FORMS.get(key, _any)(values[key])
+
+
+def _wrong(key: str, came: Any, wanted: str, inside: str = "", entry: int | None = None) -> Problem:
+    """inside: the key at the top of the file in whose object, or in whose list's entry, the key is."""
+    where = f" of {f'entry {entry} of ' if entry else ''}{inside!r}" if inside else ""
+    return inside or key, f"{key!r}{where} is {came!r}, but must be {wanted}"
+
+
+def _any(came: Any) -> Iterator[Problem]:
+    yield from ()
+
+
+def _name(came: str) -> Iterator[Problem]:
+    if not NAME.fullmatch(came):
+        wanted = "lower-case letters, digits and dashes, a letter first, no dash last, two or more of them"
+        yield _wrong("name", came, wanted)
+
+
+def _version(came: int, inside: str = "", entry: int | None = None) -> Iterator[Problem]:
+    if came < 0 or came >= 1 << 64:
+        yield _wrong("version", came, "an integer from 0 up", inside, entry)
+
+
+def _backend(came: dict[str, Any]) -> Iterator[Problem]:
+    if "type" not in came:
+        yield "backend", "'backend' has no 'type', which must be the name of a backend"
+    elif came["type"] not in BACKENDS:
+        yield _wrong("type", came["type"], f"one of {', '.join(BACKENDS)}", "backend")
+    if came.get("archs") is not None and not are_strings(came["archs"]):
+        yield _wrong("archs", came["archs"], "a list of strings", "backend")
+
+
+def _digest(came: dict[str, Any]) -> Iterator[Problem]:
+    for key, wanted in {"algorithm": " or ".join(ALGORITHMS), "files": "an object of strings"}.items():
+        if key not in came:
+            yield "digest", f"'digest' has no {key!r}, which must be {wanted}"
+    if came.get("algorithm") not in ALGORITHMS:
+        yield _wrong("algorithm", came.get("algorithm"), " or ".join(ALGORITHMS), "digest")
+    if not isinstance(came.get("files"), dict) or not are_strings([*came["files"].values()]):
+        yield _wrong("files", came.get("files"), "an object of strings", "digest")
+
+
+def _dependencies(came: list[Any]) -> Iterator[Problem]:
+    key = "kernel-depends"
+    for number, each in enumerate(came, 1):
+        if not isinstance(each, dict):
+            yield _wrong(key, came, "a list of objects")
+            continue
+        if "repo-id" not in each:
+            yield key, f"entry {number} of {key!r} has no 'repo-id', which must be a string"
+        for name in sorted(each.keys() - _DEPENDENCY.keys()):
+            yield key, f"{name!r} is no key of entry {number} of {key!r}; those are {', '.join(_DEPENDENCY)}"
+        for name, (kind, wanted) in _DEPENDENCY.items():
+            if each.get(name) is not None and not fits(each[name], kind):
+                yield _wrong(name, each[name], wanted, key, number)
+            elif name == "version" and each.get(name) is not None:
+                yield from _version(each[name], key, number)
+        if (each.get("version") is None) == (each.get("revision") is None):
+            yield key, f"entry {number} of {key!r} must have either 'version' or 'revision'"
+
+
+def _minver(came: str) -> Iterator[Problem]:
+    if not _VERSION.fullmatch(came):
+        yield _wrong("kernels-minver", came, 'three numbers with dots between them, such as "0.17.0"')
+
+
+_FORMS = {
+    "name": _name,
+    "version": _version,
+    "backend": _backend,
+    "digest": _digest,
+    "kernel-depends": _dependencies,
+    "kernels-minver": _minver,
+}

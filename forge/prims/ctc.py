@@ -1,0 +1,71 @@
+"""Connectionist temporal classification."""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.prims.core import check_tensor, like, make_prim
+from forge.prims.elementwise import no_derivative
+
+Lengths = TensorProxy | Sequence[Dim]
+
+
+def _ctc_loss_meta(
+    log_probs: TensorProxy,
+    targets: TensorProxy,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int,
+    zero_infinity: bool,
+) -> TensorProxy:
+    """-log of the probability of each target, over all ways to align it with the steps.
+
+    Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or all in a row; out (N,) or ().
+    Source: torch.ctc_loss, Graves et al., 2006.
+    """
+    op = "prims.ctc_loss"
+    check_tensor(op, log_probs=log_probs, targets=targets)
+    check(
+        log_probs.ndim in (2, 3),
+        lambda: f"{op}: log_probs is {log_probs}, but must have 2 or 3 dims",
+        RuntimeError,
+    )
+    check(
+        log_probs.dtype in (torch.float32, torch.float64),
+        lambda: f'{op}: "ctc_loss" not implemented for {log_probs}',
+        NotImplementedError,
+    )
+    check(
+        not isinstance(log_probs.shape[-1], int) or 0 <= blank < log_probs.shape[-1],
+        lambda: f"{op}: blank must be in label range, but is {blank} for {log_probs}",
+        RuntimeError,
+    )
+    return like(log_probs, shape=log_probs.shape[1:-1])
+
+
+ctc_loss = make_prim("ctc_loss", "ctc_loss", meta=_ctc_loss_meta)
+
+
+def _ctc_loss_backward_meta(g: TensorProxy, log_probs: TensorProxy, *how: object) -> TensorProxy:
+    """The gradient of ctc_loss's log_probs. torch differentiates it no further. Source: aten._ctc_loss_backward."""
+    check_tensor("prims.ctc_loss_backward", g=g, log_probs=log_probs)
+    return like(log_probs)
+
+
+ctc_loss_backward = make_prim("ctc_loss_backward", "ctc_loss_backward", meta=_ctc_loss_backward_meta)
+
+
+@register_grad(ctc_loss)
+def _ctc_loss_grad(log_probs: TensorProxy, *how: object) -> TensorProxy:
+    out = ctc_loss(log_probs, *how)
+    put_grad(log_probs, ctc_loss_backward(get_grad(out), log_probs, *how))
+    return out
+
+
+@register_grad(ctc_loss_backward)
+def _ctc_loss_backward_grad(g: TensorProxy, log_probs: TensorProxy, *how: object) -> TensorProxy:
+    out = ctc_loss_backward(g, log_probs, *how)
+    for given in (g, log_probs):
+        put_grad(given, no_derivative(get_grad(out), "ctc_loss_backward"))
+    return out

@@ -1,0 +1,87 @@
+"""Discrete Fourier transforms of complex and of real numbers.
+
+normalization is torch's number for it: 0 leaves the sum as it is, 1 divides it by the root of how many terms it has,
+2 by how many. A transform is linear, and the gradient rule of each is its adjoint; forwards and backwards are adjoint
+to each other, under every normalization.
+"""
+
+import torch
+
+from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.prims.core import check_tensor, like, make_prim
+from forge.prims.creation import iota
+from forge.prims.elementwise import COMPLEX, check_dtype
+from forge.prims.shape import pad, reshape
+
+
+def _c2c_meta(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
+    """The transform over `dim`: forward with e^(-2 pi i jk / n), else with e^(2 pi i jk / n).
+
+    Dtypes: complex, and out the same.
+    """
+    check_tensor("prims.fft_c2c", x=x)
+    check_dtype("prims.fft_c2c", x, COMPLEX)
+    return like(x)
+
+
+def _r2c_meta(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
+    """The forward transform of real numbers over `dim`.
+
+    Shapes: x's; onesided: the first half of dim[-1], n // 2 + 1 of n, which tells the other.
+    Dtypes: floating point, and out the complex one of it.
+    """
+    check_tensor("prims.fft_r2c", x=x)
+    check(x.dtype.is_floating_point, lambda: f"prims.fft_r2c: x is {x}, but must be floating point", TypeError)
+    shape = list(x.shape)
+    if onesided:
+        shape[dim[-1]] = shape[dim[-1]] // 2 + 1
+    return like(x, shape=shape, dtype=x.dtype.to_complex())
+
+
+def _c2r_meta(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
+    """The backward transform over `dim` whose result is real.
+
+    Shapes: x is the first half of what is transformed, out has last_dim_size in dim[-1].
+    Dtypes: complex, and out that of the parts.
+    """
+    check_tensor("prims.fft_c2r", x=x)
+    check_dtype("prims.fft_c2r", x, COMPLEX)
+    shape = [last_dim_size if i == dim[-1] else length for i, length in enumerate(x.shape)]
+    return like(x, shape=shape, dtype=x.dtype.to_real())
+
+
+fft_c2c = make_prim("fft_c2c", "fft_c2c", meta=_c2c_meta)
+fft_r2c = make_prim("fft_r2c", "fft_r2c", meta=_r2c_meta)
+fft_c2r = make_prim("fft_c2r", "fft_c2r", meta=_c2r_meta)
+
+
+@register_grad(fft_c2c)
+def _c2c_grad(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
+    out = fft_c2c(x, dim, normalization, forward)
+    put_grad(x, fft_c2c(get_grad(out), dim, normalization, not forward))
+    return out
+
+
+@register_grad(fft_r2c)
+def _r2c_grad(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
+    """Of the half that is not there the gradient is 0."""
+    out = fft_r2c(x, dim, normalization, onesided)
+    g = get_grad(out)
+    if onesided:
+        missing = [(0, x.shape[i] - g.shape[i] if i == dim[-1] else 0) for i in range(x.ndim)]
+        g = pad(g, tuple(missing), 0)
+    put_grad(x, fft_c2c(g, dim, normalization, False))  # put_grad takes the real part
+    return out
+
+
+@register_grad(fft_c2r)
+def _c2r_grad(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
+    """What stands for its mirror image, too, counts twice: all but the first and, of an even length, the last."""
+    out = fft_c2r(x, dim, normalization, last_dim_size)
+    half = fft_r2c(get_grad(out), dim, normalization, True)
+    length = half.shape[dim[-1]]
+    place = iota(length, 0, 1, torch.int64, half.device)
+    twice = (place > 0) & (place <= last_dim_size - length)
+    weight = reshape(twice.where(2, 1), tuple(length if i == dim[-1] else 1 for i in range(x.ndim)))
+    put_grad(x, half * weight)
+    return out

@@ -1,0 +1,41 @@
+"""Pooling over windows of random lengths."""
+
+import torch
+
+from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.creation import full
+from forge.prims.indexing import scatter_reduce
+from forge.prims.library import make_library_prim
+from forge.prims.shape import reshape
+
+fractional_max_pool2d = make_library_prim(
+    torch._C._nn.fractional_max_pool2d, "The largest value of each window, and its place among all of its channel's."
+)
+fractional_max_pool3d = make_library_prim(
+    torch._C._nn.fractional_max_pool3d, "The largest value of each window, and its place among all of its channel's."
+)
+
+
+def _register(prim: Symbol, count: int) -> None:
+    @register_grad(prim)
+    def rule(
+        x: TensorProxy, kernel_size: tuple[Dim, ...], output_size: tuple[Dim, ...], samples: TensorProxy
+    ) -> tuple[TensorProxy, TensorProxy]:
+        """Each window's gradient goes to its place."""
+        out, indices = prim(x, kernel_size, output_size, samples)
+        before = x.shape[:-count]
+        zeros = reshape(full(x.shape, 0, x.dtype, x.device), (*before, _product(x.shape[-count:])))
+        places, g = (reshape(each, (*before, _product(out.shape[-count:]))) for each in (indices, get_grad(out)))
+        put_grad(x, reshape(scatter_reduce(zeros, len(before), places, g, "sum"), x.shape))
+        return out, indices
+
+
+def _product(lengths: tuple[Dim, ...]) -> Dim:
+    total: Dim = 1
+    for each in lengths:
+        total = total * each
+    return total
+
+
+_register(fractional_max_pool2d, 2)
+_register(fractional_max_pool3d, 3)

@@ -1,0 +1,99 @@
+"""Prims that torch's library computes as a whole: factorizations, transforms, rare special functions.
+
+Their metadata is what torch gives of tensors without values, so that shapes, dtypes and what torch refuses are torch's.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge.ir import SYMBOLIC_TYPES, NumberProxy, Symbol, Tag, TensorProxy, current_trace
+from forge.ir.pytree import leaves, tree_map
+from forge.prims.core import make_prim
+
+_functions: dict[Symbol, Callable] = {}
+
+
+def make_library_prim(function: Callable, meaning: str, *, name: str = "", tags: Iterable[Tag] = ()) -> Symbol:
+    """A prim that is one function of torch and takes its arguments; it belongs to the file that calls this.
+
+    name: where torch's own is taken or is that of an overload. Where a gradient flows through it, it needs a rule, as
+    any prim does, or Tag.NOT_DIFFERENTIABLE where torch has none.
+    """
+    name = name or function.__name__
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        return _metadata(f"prims.{name}", function, args, kwargs)
+
+    meta.__doc__ = f"{meaning}\n\nMetadata and errors are torch's."
+    meta.__module__ = sys._getframe(1).f_globals["__name__"]
+    prim = make_prim(name, name, meta=meta, tags=tags)
+    _functions[prim] = function
+    return prim
+
+
+def library_functions() -> dict[Symbol, Callable]:
+    """Every library prim with the function of torch that it is."""
+    return dict(_functions)
+
+
+def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What a function gives of tensors without values, as proxies of the current trace.
+
+    Raises: what torch raises; NotImplementedError where the result's shape depends on values.
+    """
+    fake = FakeTensorMode(shape_env=shape_environment((args, kwargs)))
+    with quiet(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), fake:
+        args, kwargs = tree_map(_stand_in, (args, kwargs))
+        try:
+            result = function(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise NotImplementedError(f"{op}: its result's shape or value depends on the values of tensors") from error
+        except AssertionError as error:  # what torch's kernels refuse, its functions without values assert
+            raise RuntimeError(str(error)) from error
+    trace = current_trace()
+    return tree_map(lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device), _plain(result))
+
+
+def shape_environment(tree: Any) -> Any:
+    """That of the symbols of which lengths and numbers in a nest are made; None where there are none."""
+    lengths = (length for leaf in leaves(tree) for length in _lengths(leaf))
+    return next((each.node.shape_env for each in lengths if isinstance(each, SYMBOLIC_TYPES)), None)
+
+
+def _lengths(leaf: Any) -> tuple:
+    if isinstance(leaf, TensorProxy):
+        return tuple(leaf.shape)
+    return (leaf.value if isinstance(leaf, NumberProxy) else leaf,)
+
+
+def _stand_in(leaf: Any) -> Any:
+    if isinstance(leaf, TensorProxy):
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+    return leaf.value if isinstance(leaf, NumberProxy) else leaf
+
+
+def _plain(result: Any) -> Any:
+    """Several results as a tuple: torchlang's symbols give torch's named tuples."""
+    return tuple(result) if isinstance(result, (tuple, list)) else result
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, torch does not log as an error what fails on tensors without values: who asks deals with it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -1,0 +1,42 @@
+"""Random prims that are one function of torch: they draw as their arguments' values ask, or what is made of no others.
+
+Each fills new memory like its first argument.
+"""
+
+from typing import Any
+
+import torch
+
+from forge.prims.library import make_library_prim
+from forge.prims.random import RANDOM
+
+
+def cauchy_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like x's, filled by Tensor.cauchy_."""
+    return torch.empty_like(x).cauchy_(*args, **kwargs)
+
+
+def geometric_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like x's, filled by Tensor.geometric_."""
+    return torch.empty_like(x).geometric_(*args, **kwargs)
+
+
+def log_normal_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory like x's, filled by Tensor.log_normal_."""
+    return torch.empty_like(x).log_normal_(*args, **kwargs)
+
+
+def rrelu_slopes(x: torch.Tensor, lower: float, upper: float) -> torch.Tensor:
+    """What torch.rrelu multiplies x by in training."""
+    noise = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # which torch fills row by row
+    torch._C._nn.rrelu_with_noise(x, noise, lower, upper, True)
+    return noise
+
+
+cauchy = make_library_prim(cauchy_like, "Numbers of a Cauchy distribution.", name="cauchy", tags=RANDOM)
+geometric = make_library_prim(geometric_like, "Numbers of a geometric distribution.", name="geometric", tags=RANDOM)
+log_normal = make_library_prim(log_normal_like, "Powers of normal numbers.", name="log_normal", tags=RANDOM)
+rrelu_noise = make_library_prim(
+    rrelu_slopes, "1 where x > 0, else uniform in [lower, upper).", name="rrelu_noise", tags=RANDOM
+)
+poisson = make_library_prim(torch.poisson, "Numbers of Poisson distributions with these rates.", tags=RANDOM)

@@ -1,0 +1,99 @@
+"""Recurrent layers: one layer in one direction, over a whole sequence."""
+
+from forge.ir import TensorProxy, check, get_grad, put_grad, register_grad
+from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+
+KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
+
+Tensors = tuple[TensorProxy | None, ...]
+
+
+def _recurrent_layer_meta(kind: str, reverse: bool, inputs: Tensors) -> Tensors:
+    """(what the layer gives at each step, its state after the last step), of steps in order or in reverse.
+
+    kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c an LSTM's alone; None is no bias and no
+    projection.
+    Shapes: x (steps, N, features), h (N, P), c (N, H), w_ih (k * H, features), w_hh (k * H, P), biases (k * H,), w_hr
+    (P, H); out ((steps, N, P), (N, P), (N, H) or None).
+    Source: torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu.
+    """
+    op = f"prims.recurrent_layer: {kind}"
+    x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr = inputs
+    check_tensor(op, x=x, h=h, w_ih=w_ih, w_hh=w_hh)
+    check_same_device(op, *(each for each in inputs if each is not None))
+    for name, value, rank in (("x", x, 3), ("h", h, 2), ("w_ih", w_ih, 2), ("w_hh", w_hh, 2)):
+        check(
+            value.ndim == rank,
+            lambda name=name, value=value, rank=rank: f"{op}: {name} is {value}, but must have {rank} dims",
+            RuntimeError,
+        )
+    check(
+        not known(x.shape[0] == 0), lambda: f"{op}: Expected sequence length to be larger than 0 in RNN", RuntimeError
+    )
+    check(
+        all(each is None or each is c or each.dtype == x.dtype for each in inputs)
+        and (x.dtype.is_floating_point or x.dtype.is_complex),
+        lambda: f"{op}: all tensors must have one floating point or complex dtype, but they are {inputs}",
+        RuntimeError,
+    )
+    hidden = w_hh.shape[0] // KINDS[kind]
+    wanted = {
+        "w_ih": (w_ih, (KINDS[kind] * hidden, x.shape[2])),
+        "w_hh": (w_hh, (KINDS[kind] * hidden, h.shape[1])),
+        "h": (h, (x.shape[1], hidden if w_hr is None else w_hr.shape[0])),
+        "c": (c, (x.shape[1], hidden)),
+        "b_ih": (b_ih, (KINDS[kind] * hidden,)),
+        "b_hh": (b_hh, (KINDS[kind] * hidden,)),
+    }
+    for name, (value, shape) in wanted.items():
+        check(
+            value is None or (value.ndim == len(shape) and all(map(same, value.shape, shape))),
+            lambda name=name, value=value, shape=shape: (
+                f"{op}: mat1 and mat2 shapes cannot be multiplied: {name} is {value}, but for {x} must be {shape}"
+            ),
+            RuntimeError,
+        )
+    return like(x, shape=(*x.shape[:2], h.shape[1])), like(h), None if c is None else like(c, dtype=x.dtype)
+
+
+recurrent_layer = make_prim("recurrent_layer", "recurrent_layer", meta=_recurrent_layer_meta)
+
+
+def input_count(order: int) -> int:
+    """How many inputs a gradient of recurrent_layer has: those of what it is the gradient of, and its results'
+    gradients."""
+    counts = [8, 11]
+    while len(counts) <= order:
+        counts.append(counts[-1] + counts[-2])
+    return counts[order]
+
+
+def _recurrent_gradient_meta(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
+    """The gradients of a recurrent layer's inputs; of higher `order`, of those of its gradient's inputs.
+
+    inputs: those of the gradient of one order less (of the layer), and the gradients of its results.
+    """
+    return tuple(each if each is None else like(each) for each in inputs[: input_count(order - 1)])
+
+
+recurrent_gradient = make_prim("recurrent_gradient", "recurrent_gradient", meta=_recurrent_gradient_meta)
+
+
+def _put_gradients(order: int, kind: str, reverse: bool, inputs: Tensors, results: Tensors) -> None:
+    incoming = tuple(each if each is None else get_grad(each) for each in results)
+    for given, gradient in zip(inputs, recurrent_gradient(order, kind, reverse, (*inputs, *incoming)), strict=True):
+        put_grad(given, gradient)
+
+
+@register_grad(recurrent_layer)
+def _recurrent_layer_grad(kind: str, reverse: bool, inputs: Tensors) -> Tensors:
+    results = recurrent_layer(kind, reverse, inputs)
+    _put_gradients(1, kind, reverse, inputs, results)
+    return results
+
+
+@register_grad(recurrent_gradient)
+def _recurrent_gradient_grad(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
+    results = recurrent_gradient(order, kind, reverse, inputs)
+    _put_gradients(order + 1, kind, reverse, inputs, results)
+    return results

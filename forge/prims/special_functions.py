@@ -1,0 +1,42 @@
+"""Bessel and Airy functions and the orthogonal polynomials, of which torch has no derivatives."""
+
+import torch
+
+from forge.ir import Symbol, Tag
+from forge.prims.library import make_library_prim
+
+BESSEL = {
+    "airy_ai": "The Airy function of the first kind",
+    "modified_bessel_i0": "The modified Bessel function of the first kind, order 0",
+    "modified_bessel_i1": "The modified Bessel function of the first kind, order 1",
+    "modified_bessel_k0": "The modified Bessel function of the second kind, order 0",
+    "modified_bessel_k1": "The modified Bessel function of the second kind, order 1",
+    "scaled_modified_bessel_k0": "e^x times the modified Bessel function of the second kind, order 0",
+    "scaled_modified_bessel_k1": "e^x times the modified Bessel function of the second kind, order 1",
+    "spherical_bessel_j0": "The spherical Bessel function of the first kind, order 0",
+}
+POLYNOMIALS = {
+    "chebyshev_polynomial_t": "Chebyshev's polynomial of the first kind",
+    "chebyshev_polynomial_u": "Chebyshev's polynomial of the second kind",
+    "chebyshev_polynomial_v": "Chebyshev's polynomial of the third kind",
+    "chebyshev_polynomial_w": "Chebyshev's polynomial of the fourth kind",
+    "hermite_polynomial_h": "Hermite's polynomial, the physicists'",
+    "hermite_polynomial_he": "Hermite's polynomial, the statisticians'",
+    "laguerre_polynomial_l": "Laguerre's polynomial",
+    "legendre_polynomial_p": "Legendre's polynomial",
+    "shifted_chebyshev_polynomial_t": "Chebyshev's polynomial of the first kind, of 2x - 1",
+    "shifted_chebyshev_polynomial_u": "Chebyshev's polynomial of the second kind, of 2x - 1",
+    "shifted_chebyshev_polynomial_v": "Chebyshev's polynomial of the third kind, of 2x - 1",
+    "shifted_chebyshev_polynomial_w": "Chebyshev's polynomial of the fourth kind, of 2x - 1",
+}
+
+
+def _special(name: str, meaning: str) -> Symbol:
+    function = getattr(torch.special, name)
+    return make_library_prim(function, f"{meaning}, elementwise.", name=name, tags=[Tag.NOT_DIFFERENTIABLE])
+
+
+for _name, _meaning in BESSEL.items():
+    globals()[_name] = _special(_name, _meaning)
+for _name, _meaning in POLYNOMIALS.items():
+    globals()[_name] = _special(_name, f"{_meaning} of degree n at x")

@@ -1,0 +1,134 @@
+"""Eigenvalues and singular values, with the vectors that belong to them.
+
+An eigenvector is known up to a factor (a sign, a phase of a complex one). A gradient that depends on it has no meaning;
+where it is a phase, the backward raises, as torch's does. Where only values are used, their gradient is given without
+that of the vectors, which equal values make infinite.
+"""
+
+import torch
+
+from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
+from forge.prims.core import check_tensor, like, make_prim, same
+from forge.prims.elementwise import imag
+from forge.prims.factorizations import diagonal_matrix, identity_like, mH
+from forge.prims.library import make_library_prim
+from forge.prims.solvers import linalg_solve_ex
+
+
+def _check_phase_meta(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
+    """The gradient as it is.
+
+    Raises, when it runs: RuntimeError where a phase, what a gradient depends on that of a vector, is not 0.
+    """
+    check_tensor(op, gradient=gradient, phase=phase)
+    return like(gradient)
+
+
+check_phase = make_prim("check_phase", "check_phase", meta=_check_phase_meta, tags=[Tag.SYNCHRONIZING])
+
+
+@register_grad(check_phase)
+def _check_phase_grad(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
+    out = check_phase(gradient, phase, op)
+    put_grad(gradient, get_grad(out))
+    return out
+
+
+def _checked(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:
+    """The gradient, where complex vectors, whose products with their gradients are given, may have any phase."""
+    if not of_vectors.dtype.is_complex:
+        return gradient
+    return check_phase(gradient, imag(_diagonal(of_vectors)), op)
+
+
+def _diagonal(x: TensorProxy) -> TensorProxy:
+    return x.diagonal(0, -2, -1)
+
+
+def _differences(x: TensorProxy) -> TensorProxy:
+    """out[i, j] = x[j] - x[i], 1 on the diagonal."""
+    return x.unsqueeze(-2) - x.unsqueeze(-1) + identity_like(x, x.shape[-1])
+
+
+def _without_diagonal(x: TensorProxy) -> TensorProxy:
+    return x.tril(-1) + x.triu(1)
+
+
+linalg_eigh = make_library_prim(
+    torch.linalg.eigh, "The eigenvalues of symmetric or Hermitian matrices, ascending, and their vectors."
+)
+
+
+@register_grad(linalg_eigh)
+def _eigh_grad(A: TensorProxy, UPLO: str = "L") -> tuple[TensorProxy, TensorProxy]:
+    """Source: M. Giles, Collected matrix derivative results for forward and reverse mode algorithmic differentiation,
+    section 3.1; gradients are those of symmetric matrices."""
+    values, vectors = linalg_eigh(A, UPLO)
+    of_values = (vectors * get_grad(values).unsqueeze(-2)) @ mH(vectors)
+    put_grad(A, of_values, of=(values,))
+    turned = mH(vectors) @ get_grad(vectors)
+    skew = (turned - mH(turned)) * 0.5
+    of_vectors = vectors @ (_without_diagonal(skew) / _differences(values)) @ mH(vectors)
+    put_grad(A, _checked(of_vectors, turned, "linalg_eigh_backward"), of=(vectors,))
+    return values, vectors
+
+
+linalg_eig = make_library_prim(torch.linalg.eig, "The complex eigenvalues of matrices, and vectors of length 1.")
+
+
+@register_grad(linalg_eig)
+def _eig_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    """With A V = V D, dD is the diagonal of P = V^-1 dA V, and dV = V (P / E) but for the lengths of its columns, which
+    stay 1; E has the differences of the eigenvalues. Source: as _eigh_grad."""
+    values, vectors = linalg_eig(A)
+    put_grad(A, _similar(vectors, diagonal_matrix(get_grad(values))), of=(values,))
+    turned = mH(vectors) @ get_grad(vectors)
+    lengths = (mH(vectors) @ vectors) * _diagonal(turned).real.unsqueeze(-2)
+    inner = _without_diagonal(turned - lengths) / _differences(values).conj()
+    put_grad(A, _checked(_similar(vectors, inner), turned, "linalg_eig_backward"), of=(vectors,))
+    return values, vectors
+
+
+def _similar(vectors: TensorProxy, inner: TensorProxy) -> TensorProxy:
+    """V^-H @ inner @ V^H."""
+    return linalg_solve_ex(mH(vectors), inner @ mH(vectors))[0]
+
+
+linalg_svd = make_library_prim(
+    torch.linalg.svd, "(U, S, Vh): matrices with orthonormal columns, singular values descending, and rows."
+)
+
+
+@register_grad(linalg_svd)
+def _svd_grad(
+    A: TensorProxy, full_matrices: bool = True, *, driver: str | None = None
+) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """Of the vectors, those that belong to singular values have a gradient. A phase is divided among U and Vh.
+
+    Source: J. Townsend, Differentiating the singular value decomposition, https://j-towns.github.io/papers/svd-derivative.pdf
+    """
+    outputs = linalg_svd(A, full_matrices, driver=driver)
+    (U, S, Vh), (gU, gS, gVh) = outputs, map(get_grad, outputs)
+    rows, columns, length = *A.shape[-2:], S.shape[-1]
+    if full_matrices:
+        U, gU, Vh, gVh = U[..., :length], gU[..., :length], Vh[..., :length, :], gVh[..., :length, :]
+    put_grad(A, (U * gS.unsqueeze(-2)) @ Vh, of=(outputs[1],))
+    of_U, of_V = mH(U) @ gU, Vh @ mH(gVh)
+    squares = (S.unsqueeze(-2) + S.unsqueeze(-1)) * (S.unsqueeze(-2) - S.unsqueeze(-1)) + identity_like(S, length)
+    from_U = U @ (_skew(of_U) / squares * S.unsqueeze(-2)) @ Vh
+    if not same(rows, length):
+        from_U = from_U + ((gU - U @ of_U) / S.unsqueeze(-2)) @ Vh
+    from_V = U @ (_skew(of_V) / squares * S.unsqueeze(-1)) @ Vh
+    if not same(columns, length):
+        from_V = from_V + U @ ((gVh - mH(of_V) @ Vh) / S.unsqueeze(-1))
+    phases = _skew(of_U) + _skew(of_V)
+    put_grad(A, _checked(from_U, phases, "svd_backward"), of=(outputs[0],))
+    put_grad(A, _checked(from_V, phases, "svd_backward"), of=(outputs[2],))
+    if A.dtype.is_complex:
+        turn = _diagonal(_skew(of_U)) * 0.5 / S
+        put_grad(A, (U * turn.unsqueeze(-2)) @ Vh, of=(outputs[0], outputs[2]))
+    return outputs
+
+
+def _skew(x: TensorProxy) -> TensorProxy:
+    return x - mH(x)

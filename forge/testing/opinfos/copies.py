@@ -1,0 +1,57 @@
+"""OpInfos of the views as copies: with the samples and errors of the views."""
+
+from dataclasses import replace
+
+import torch
+
+import forge.testing.opinfos.joining
+import forge.testing.opinfos.shape  # noqa: F401  its OpInfos are taken below, and those of joining
+from forge.testing.opinfo import ALL, OpInfo, all_opinfos, register_opinfo, sample
+from forge.testing.opinfos.cases import cases, errors, method, no_tensor, of_input
+
+_VIEWS = {
+    "diagonal_copy": "diagonal",
+    "expand_copy": "Tensor.expand",
+    "permute_copy": "permute",
+    "select_copy": "select",
+    "slice_copy": "ops.aten.slice",
+    "split_with_sizes_copy": "split_with_sizes",
+    "squeeze_copy": "squeeze",
+    "t_copy": "t",
+    "transpose_copy": "transpose",
+    "unbind_copy": "unbind",
+    "unfold_copy": "Tensor.unfold",
+    "unsqueeze_copy": "unsqueeze",
+    "view_copy": "reshape",
+}
+_REAL_GRADIENT = ("select_copy", "slice_copy")  # torch refuses complex arguments that require a gradient
+_WITH_COMPLEX = (*ALL, torch.complex64)
+_known = {info.name: info for info in all_opinfos()}
+for _name, _view in _VIEWS.items():
+    _dtypes = ALL if _name in _REAL_GRADIENT else _WITH_COMPLEX
+    register_opinfo(replace(_known[_view], name=_name, op=getattr(torch, _name), symbols=(), dtypes=_dtypes))
+
+# torch's gradient of narrow_copy is wrong for a start counted from the end
+_narrows = cases(lambda make: sample(make(4, 3), 0, 1, 2), lambda make: sample(make(3, 4).t(), -1, 0, 2))
+for _name, _op in {"narrow_copy": torch.narrow_copy, "Tensor.narrow_copy": method("narrow_copy")}.items():
+    register_opinfo(
+        replace(
+            _known["narrow"], name=_name, op=_op, samples=_narrows, symbols=("torch.narrow_copy",), dtypes=_WITH_COMPLEX
+        )
+    )
+register_opinfo(
+    OpInfo("alias_copy", torch.alias_copy, cases(*of_input((2, 3), (), (0, 3))), no_tensor(), dtypes=_WITH_COMPLEX)
+)
+register_opinfo(
+    OpInfo(
+        "split_copy",
+        torch.split_copy,
+        cases(
+            lambda make: sample(make(5, 3), 2),
+            lambda make: sample(make(4, 6).t(), 4, -1),
+            lambda make: sample(make(0, 3), 2),
+        ),
+        errors((lambda make: sample(make(), 2), RuntimeError, "at least a 1-dimensional tensor")),
+        dtypes=_WITH_COMPLEX,
+    )
+)

@@ -1,0 +1,80 @@
+"""OpInfos of the operators of aten that are no function of torch."""
+
+from typing import Any
+
+import torch
+
+from forge.testing.opinfo import ALL, FLOATS, OpInfo, Sample, register_opinfo, sample
+from forge.testing.opinfos.specs import calls, errors, t, wrong
+
+aten = torch.ops.aten
+
+register_opinfo(
+    OpInfo(
+        "aten.alias",
+        aten.alias.default,
+        calls(sample(t(2, 3)), sample(t()), sample(t(0, 2)), sample(t(3, 2, swapped=True))),
+        errors(wrong(3, match="Expected a value of type 'Tensor' for argument 'self'")),
+        dtypes=(*ALL, torch.complex64),
+    )
+)
+
+register_opinfo(
+    OpInfo(
+        "aten._to_copy",
+        aten._to_copy.default,
+        calls(
+            sample(t(2, 3)),
+            sample(t(0)),
+            sample(t(2, 3), dtype=torch.float64),
+            sample(t(2, 3, 4, 5), dtype=torch.float64, memory_format=torch.channels_last),
+            sample(t(3, 2, swapped=True), device=torch.device("cpu")),
+        ),
+        errors(
+            wrong(
+                t(2, 3),
+                layout=torch.sparse_coo,
+                error=NotImplementedError,
+                match="dense",
+                stricter="forge has no others",
+            )
+        ),
+        dtypes=(*FLOATS, torch.complex64),
+    )
+)
+
+
+def _backward(*mask: bool, lengths: tuple[int, ...] = (5,), **changes: Any) -> Sample:
+    """Of a convolution of 4 to 6 channels with a kernel of 3."""
+    count = len(lengths)
+    how = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "output_padding": [0], "groups": 1}
+    how |= changes
+    groups, transposed = how["groups"], how["transposed"]
+    weight = t(4, 6 // groups, *(3,) * count) if transposed else t(6, 4 // groups, *(3,) * count)
+    longer = 2 if transposed else -2
+    out = t(2, 6, *(length + longer for length in lengths))
+    return sample(out, t(2, 4, *lengths), weight, [6], *how.values(), list(mask))
+
+
+register_opinfo(
+    OpInfo(
+        "aten.convolution_backward",
+        aten.convolution_backward.default,
+        calls(
+            _backward(True, True, True),
+            _backward(True, False, False, lengths=(5, 4)),
+            _backward(False, True, False, lengths=(5, 4), groups=2),
+            _backward(True, True, False, lengths=(4, 3), transposed=True),
+            _backward(True, True, False, lengths=(4, 3, 3), stride=[1, 1, 1]),
+        ),
+        errors(
+            wrong(
+                *(t(2, 3, 4), 2, t(3, 3, 1), None, [1], [0], [1], False, [0], 1, [True] * 3),
+                error=TypeError,
+                match="input is 2, but must be a tensor",
+                stricter="torch's dispatcher raises RuntimeError for whatever has another type",
+            )
+        ),
+        dtypes=(torch.float32, torch.float64),
+    )
+)

@@ -1,0 +1,126 @@
+"""OpInfos of the spectral family.
+
+Complex vectors are known up to a phase, on which a gradient may not depend: they are tested in functions of them that
+do not.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from forge.testing.opinfo import sample
+from forge.testing.opinfos.matrices import FLAT, OBLONG, SOLVED, hermitian, register, regular, singular
+from forge.testing.opinfos.specs import given, t, wrong
+
+_HERMITIAN = (
+    sample(hermitian(3, 3)),
+    sample(hermitian(2, 4, 4)),
+    sample(hermitian(3, 3, swapped=True)),
+    sample(hermitian(3, 3), "U"),
+    sample(hermitian(3, 3), UPLO="L"),
+    sample(t(0, 0)),
+)
+_REAL = SOLVED[:2]
+
+
+def sizes_of_eigh(*args: Any, **kwargs: Any) -> Any:
+    """Eigenvalues, and what does not depend on the phases of eigenvectors."""
+    values, vectors = torch.linalg.eigh(*args, **kwargs)
+    return values, vectors.abs()
+
+
+def sizes_of_eig(A: Any) -> Any:
+    """Eigenvalues, and what does not depend on the phases of eigenvectors."""
+    values, vectors = torch.linalg.eig(A)
+    return values, vectors.abs()
+
+
+def sizes_of_svd(*args: Any, **kwargs: Any) -> Any:
+    """Singular values, and what does not depend on the phases of singular vectors."""
+    U, S, Vh = torch.linalg.svd(*args, **kwargs)
+    length = S.shape[-1]
+    return U.abs(), S, Vh.abs(), (U[..., :length] * S.unsqueeze(-2).exp()) @ Vh[..., :length, :]
+
+
+_LETTER = wrong(hermitian(3, 3), "X", match="UPLO")
+register("linalg.eigh", torch.linalg.eigh, _HERMITIAN, (FLAT, OBLONG, _LETTER), dtypes=_REAL)
+register("linalg.eigh.sizes", sizes_of_eigh, _HERMITIAN, (FLAT, OBLONG), symbols=("torch.linalg.eigh",))
+register("linalg.eigvalsh", torch.linalg.eigvalsh, _HERMITIAN, (FLAT, OBLONG, _LETTER))
+_GENERAL = (sample(regular(3, 3)), sample(regular(2, 4, 4)), sample(regular(3, 3, swapped=True)), sample(t(0, 0)))
+register("linalg.eig", sizes_of_eig, _GENERAL, (FLAT, OBLONG), symbols=("torch.linalg.eig",))
+register("linalg.eigvals", torch.linalg.eigvals, _GENERAL, (FLAT, OBLONG))
+
+_SHAPES = (
+    sample(regular(3, 3)),
+    sample(regular(2, 4, 4)),
+    sample(regular(3, 5), full_matrices=False),
+    sample(regular(2, 5, 3), False),
+    sample(regular(3, 4)),
+    sample(regular(4, 3)),
+    sample(regular(3, 3, swapped=True)),
+    sample(t(0, 3)),
+)
+register("linalg.svd", torch.linalg.svd, _SHAPES[:4], (FLAT,), dtypes=_REAL)
+register("linalg.svd.sizes", sizes_of_svd, _SHAPES[:4], (FLAT,), symbols=("torch.linalg.svd",))
+register("linalg.svdvals", torch.linalg.svdvals, _SHAPES[:2] + _SHAPES[4:], (FLAT,))
+register(
+    "svd",
+    torch.svd,
+    (*_SHAPES[:2], sample(regular(4, 3)), sample(regular(3, 3), some=False)),
+    (FLAT,),
+    dtypes=_REAL,
+)
+register(
+    "svd.values",
+    torch.svd,
+    (sample(regular(3, 4), True, False), sample(regular(2, 3, 3), compute_uv=False)),
+    (FLAT,),
+)
+
+
+# pseudoinverses, ranks
+
+_RANKS = (
+    sample(regular(3, 3)),
+    sample(regular(2, 4, 3)),
+    sample(regular(3, 4, swapped=True)),
+    sample(singular(3, 3), rtol=1e-3),
+    sample(regular(3, 3), atol=2.5, rtol=0.1),
+    sample(regular(2, 3, 3), atol=given(0.1, 2.5, dtype=torch.float32)),
+    sample(hermitian(3, 3), hermitian=True),
+    sample(hermitian(3, 3), 0.1, True),
+    sample(t(0, 3)),
+)
+_FLAT_RANK = wrong(t(3), match="2 or more|at least 2")
+register("linalg.pinv", torch.linalg.pinv, _RANKS, (_FLAT_RANK,))
+register("pinverse", torch.pinverse, (*_RANKS[:3], sample(regular(3, 3), 0.1)), (_FLAT_RANK,))
+register(
+    "linalg.matrix_rank", torch.linalg.matrix_rank, (*_RANKS, sample(regular(3, 3), 2.5)), (_FLAT_RANK,), gradient=False
+)
+_MISTAKES = (FLAT, wrong(t(3, 3), 5, match="invalid norm type"), wrong(t(2, 3), "fro", match="square"))
+register(
+    "linalg.cond",
+    torch.linalg.cond,
+    (*[sample(regular(2, 3, 3), p) for p in (None, "nuc", 2, -2)], sample(regular(3, 4)), sample(t(2, 0, 0))),
+    _MISTAKES,
+)
+
+
+def detached_cond(A: Any, p: Any) -> Any:
+    """By inverses: torch's backward raises, for its forward changes an inverse in place."""
+    return torch.linalg.cond(A.detach(), p)
+
+
+register(
+    "linalg.cond.of_inverses",
+    detached_cond,
+    (
+        *[sample(regular(2, 3, 3), p) for p in ("fro", 1, -1, math.inf, -math.inf)],
+        sample(given([0.0, 0.0], [0.0, 0.0]), 1),
+        sample(given([1.0, 1.0], [1.0, 1.0]), "fro"),
+    ),
+    _MISTAKES[1:],
+    gradient=False,
+    symbols=("torch.linalg.cond",),
+)

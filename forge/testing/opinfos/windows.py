@@ -1,0 +1,48 @@
+"""OpInfos of the windows of signals, which take no tensor: what each gives is added to one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forge.testing.opinfo import FLOATS, Directive, OpInfo, register_opinfo, sample
+from forge.testing.opinfos.specs import calls, errors, t, wrong
+
+
+def _beside(function: Callable) -> Callable:
+    def window(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return x + function(*args, **{"dtype": x.real.dtype, "device": x.device, **kwargs})
+
+    return window
+
+
+_LENGTHS = (sample(t(1), 7), sample(t(1), 8, False), sample(t(1), 1), sample(t(1), 0), sample(t(1), 6, periodic=True))
+_MORE = {
+    "bartlett_window": (),
+    "blackman_window": (),
+    "hamming_window": (sample(t(1), 6, True, 0.6, 0.3),),
+    "hann_window": (),
+    "kaiser_window": (sample(t(1), 6, False, 3.0), sample(t(1), 6, True, beta=0.0)),
+}
+_ROUNDED = Directive(
+    "tolerance",
+    "both round to half precision after each step, and the terms of a window cancel near its ends",
+    executors=("torch-prims",),
+    dtypes=(torch.bfloat16, torch.float16),
+    tolerance=(2e-2, 2e-2),
+)
+for _name, _samples in _MORE.items():
+    register_opinfo(
+        OpInfo(
+            _name,
+            _beside(getattr(torch, _name)),
+            calls(*_LENGTHS, *_samples),
+            errors(
+                wrong(t(1), -1, match="non-negative window_length"),
+                wrong(t(1), 3, dtype=torch.int64, match="floating point dtypes"),
+            ),
+            dtypes=FLOATS,
+            symbols=(f"torch.{_name}",),
+            directives=(_ROUNDED,),
+        )
+    )

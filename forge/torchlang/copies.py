@@ -1,0 +1,56 @@
+"""Views of torch as copies: torch.x_copy is what torch.x shows, in memory of its own, in row-major order."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge import prims
+from forge.ir import Symbol, TensorProxy
+from forge.torchlang import joining, shape
+from forge.torchlang.core import torchsymbol
+
+Parts = tuple[TensorProxy, ...]
+
+
+def _identity(input: TensorProxy) -> TensorProxy:
+    return input
+
+
+_SHOWN: dict[str, Callable] = {
+    "alias_copy": _identity,
+    "diagonal_copy": shape.diagonal,
+    "expand_copy": shape.expand,
+    "narrow_copy": shape.narrow,
+    "permute_copy": shape.permute,
+    "select_copy": shape.select,
+    "slice_copy": shape.aten_slice,
+    "split_copy": joining.split,
+    "split_with_sizes_copy": joining.split_with_sizes,
+    "squeeze_copy": shape.squeeze,
+    "t_copy": shape.t,
+    "transpose_copy": shape.transpose,
+    "unbind_copy": joining.unbind,
+    "unfold_copy": shape.tensor_unfold,
+    "unsqueeze_copy": shape.unsqueeze,
+    "view_copy": shape.view,
+}
+
+
+def _own(shown: TensorProxy) -> TensorProxy:
+    return prims.clone(shown, torch.contiguous_format)
+
+
+def _copying(name: str, view: Callable) -> Symbol:
+    def body(input: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy | Parts:
+        shown = view(input, *args, **kwargs)
+        return _own(shown) if isinstance(shown, TensorProxy) else tuple(_own(part) for part in shown)
+
+    body.__name__, body.__doc__ = name, f"What torch.{name.removesuffix('_copy')} shows, in memory of its own."
+    function = getattr(torch, name)
+    return torchsymbol(function, *([Tensor.narrow_copy] if name == "narrow_copy" else []))(body)
+
+
+for _name, _view in _SHOWN.items():
+    globals()[_name] = _copying(_name, _view)

@@ -1,0 +1,95 @@
+"""Distances of torch between whole tensors and between rows, and slices scaled down to a norm."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from forge import clang, prims
+from forge.ir import Number, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.prims.core import check_dim, known
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.spelling import check_tensor
+from forge.torchlang.vector_norms import vector_norm
+
+
+@torchsymbol(torch.dist, Tensor.dist)
+def dist(input: TensorProxy, other: TensorProxy, p: Number = 2) -> TensorProxy:
+    """The p-norm of all differences."""
+    check_tensor("dist", input=input, other=other)
+    return vector_norm(clang.sub(input, other), p)
+
+
+@torchsymbol(torch.renorm, Tensor.renorm, inplace=Tensor.renorm_)
+def renorm(input: TensorProxy, p: Number, dim: int, maxnorm: Number) -> TensorProxy:
+    """Every slice along `dim` whose p-norm is larger than maxnorm scaled down to that norm."""
+    check_tensor("renorm", input=input)
+    check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}", RuntimeError)
+    check(p > 0, lambda: f"renorm: non-positive-norm not supported: p is {p}", RuntimeError)
+    check(
+        not isinstance(maxnorm, complex) and maxnorm >= 0,
+        lambda: f"renorm: expected maxnorm to be >= 0 but got {maxnorm}",
+        RuntimeError,
+    )
+    check(input.ndim > 1, lambda: f"renorm: input needs at least 2 dimensions, but it is {input}", RuntimeError)
+    dim = check_dim("renorm", dim, input.ndim)
+    norm = vector_norm(clang.widen(input), p, [i for i in range(input.ndim) if i != dim], True)
+    factor = clang.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1)
+    return clang.mul(input, clang.convert(factor, prims.real_dtype(input.dtype)))
+
+
+# between rows
+
+
+def _pairs(input: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """Of every two rows the differences, and where the first and the second are."""
+    rows = int(input.shape[0])
+    places = prims.triangle_indices(True, rows, rows, 1, torch.int64, input.device)
+    first, second = clang.select(places, 0, 0), clang.select(places, 0, 1)
+    return prims.index(input, (first,)) - prims.index(input, (second,)), first, second
+
+
+@torchsymbol(torch.pdist)
+def pdist(input: TensorProxy, p: float = 2) -> TensorProxy:
+    """The p-norm distances of every two rows: of the first to the second, to the third, …, of the second to the third.
+
+    Shapes: input is (n, features); out is (n * (n - 1) / 2,). Dtypes: floating point.
+    """
+    check_tensor("pdist", input=input)
+    check(input.ndim == 2, lambda: f"pdist only supports 2D tensors, got: {input}", RuntimeError)
+    check(
+        input.dtype.is_floating_point,
+        lambda: f"pdist only supports floating-point dtypes, but input is {input}",
+        RuntimeError,
+    )
+    check(p >= 0, lambda: f"pdist only supports non-negative p values, but p is {p}", RuntimeError)
+    difference = _pairs(input)[0]
+    if known(input.shape[1] == 0):
+        return clang.sum(difference, 1)
+    return clang.vector_norm(difference, p, (1,))
+
+
+@register_grad(pdist)
+def _pdist_grad(input: TensorProxy, p: float = 2) -> TensorProxy:
+    out = pdist(input, p)
+    difference, first, second = _pairs(input)
+    slope = _slope(difference, clang.unsqueeze(out, 1), p) * clang.unsqueeze(get_grad(out), 1)
+    gradient = prims.full(input.shape, 0, input.dtype, input.device)
+    gradient = prims.index_put(gradient, (first,), slope, True)
+    put_grad(input, prims.index_put(gradient, (second,), -slope, True))
+    return out
+
+
+def _slope(difference: TensorProxy, distance: TensorProxy, p: float) -> TensorProxy:
+    """The derivative of a p-norm by what it is of; torch's where there is none: 0 at 0, and that of the larger side
+    for every largest element."""
+    sign = clang.sgn(difference)
+    if p == 0:
+        return difference * 0
+    if p == 1:
+        return sign
+    if math.isinf(p):
+        return clang.where(clang.abs(difference) == distance, sign, 0)
+    smooth = difference != 0 if p < 1 else distance != 0
+    size = clang.where(smooth, clang.abs(difference), 1)
+    return clang.where(smooth, sign * (size / clang.where(smooth, distance, 1)) ** (p - 1), 0)

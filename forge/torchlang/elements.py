@@ -1,0 +1,28 @@
+"""What a tensor's elements are, and where: hashes, and the places of those that are not 0."""
+
+from collections.abc import Sequence
+
+from forge import clang, prims
+from forge.ir import Dim, TensorProxy, check
+from forge.prims.core import known
+from forge.torchlang.spelling import check_tensor, named
+
+
+@named("hash_tensor")
+def hash_tensor(
+    input: TensorProxy, dim: int | Sequence[int] = (), *, keepdim: bool = False, mode: int = 0
+) -> TensorProxy:
+    """The exclusive or of the elements' bits, in 64-bit dtypes, over `dim` (all by default). Dtypes: out is uint64."""
+    check_tensor("hash_tensor", input=input)
+    check(mode == 0, lambda: f"hash_tensor: Unknown hash_tensor mode: {mode}; 0 is the only one", RuntimeError)
+    return prims.hash_tensor(input, list(clang.as_tuple(dim)), keepdim=keepdim, mode=mode)
+
+
+@named("nonzero_static")
+def nonzero_static(input: TensorProxy, *, size: Dim, fill_value: int = -1) -> TensorProxy:
+    """The places of the first `size` elements that are not 0, one in a row, and after these fill_value."""
+    check_tensor("nonzero_static", input=input)
+    check(
+        not known(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}", RuntimeError
+    )
+    return prims.nonzero_static(input, size=size, fill_value=fill_value)

@@ -1,0 +1,61 @@
+"""Connectionist temporal classification."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from forge import clang, prims
+from forge.ir import Dim, TensorProxy, check
+from forge.prims.core import check_tensor
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.limits import clamp_min
+from forge.torchlang.nn.loss import reduced
+
+Lengths = TensorProxy | Sequence[Dim]
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def _target_lengths(lengths: Lengths, losses: TensorProxy) -> TensorProxy:
+    """As numbers of the losses' dtype, at least 1."""
+    if not isinstance(lengths, TensorProxy):
+        lengths = prims.tensor(list(lengths), torch.int64, losses.device)
+    lengths = clang.convert(prims.device_put(lengths, losses.device), losses.dtype)
+    return clamp_min(clang.reshape(lengths, losses.shape), 1)
+
+
+@torchsymbol(F.ctc_loss)
+def ctc_loss(
+    log_probs: TensorProxy,
+    targets: TensorProxy,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> TensorProxy:
+    """-log of the probability of each target, over all ways to align it with the steps; its mean is of those over the
+    targets' lengths.
+
+    Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or all in a row, lengths (N,) or ().
+    """
+    check_tensor("ctc_loss", log_probs=log_probs, targets=targets)
+    check(reduction in _REDUCTIONS, lambda: f"{reduction} is not a valid value for reduction")
+    losses = prims.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
+    return reduced(losses / _target_lengths(target_lengths, losses) if reduction == "mean" else losses, reduction)
+
+
+@torchsymbol(torch.ctc_loss)
+def torch_ctc_loss(
+    log_probs: TensorProxy,
+    targets: TensorProxy,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = 0,
+    reduction: int = 0,
+    zero_infinity: bool = False,
+) -> TensorProxy:
+    """F.ctc_loss, with the reduction as a number: without one there is none, whatever torch's operator says."""
+    how = _REDUCTIONS[reduction]
+    return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, how, zero_infinity)

@@ -1,0 +1,186 @@
+"""The operators of torch's own library behind functions of torch.nn.functional: other names of the same."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from forge import clang, prims
+from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims import Upsampling
+from forge.prims.core import check_tensor, same
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.nn.conv import per_dim
+from forge.torchlang.nn.resample import Scales, interpolate, resize
+from forge.torchlang.nn.softmax import softmax, softmax_backward
+
+aten = torch.ops.aten
+
+Lengths = int | Sequence[Dim]
+
+
+# softmax and dropout
+
+
+@torchsymbol(aten._safe_softmax.default)
+def safe_softmax(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) -> TensorProxy:
+    """softmax, but zeros where all elements along dim are -inf."""
+    out = softmax(self, dim, dtype)
+    masked = clang.all(clang.eq(clang.convert(self, out.dtype), -math.inf), dim, True)
+    return clang.where(masked, 0, out)
+
+
+@register_grad(safe_softmax)
+def _safe_softmax_grad(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) -> TensorProxy:
+    out = safe_softmax(self, dim, dtype)
+    put_grad(self, softmax_backward(get_grad(out), out, dim, out.dtype))
+    return out
+
+
+@torchsymbol(aten.native_dropout_backward.default)
+def native_dropout_backward(grad_output: TensorProxy, mask: TensorProxy, scale: float) -> TensorProxy:
+    """The gradient of what dropout kept, scaled."""
+    check_tensor("native_dropout_backward", grad_output=grad_output, mask=mask)
+    return grad_output * (clang.convert(mask, grad_output.dtype) * scale)
+
+
+# pooling
+
+
+@torchsymbol(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_with_indices_backward(
+    grad_output: TensorProxy,
+    self: TensorProxy,
+    kernel_size: Lengths,
+    stride: Lengths,
+    padding: Lengths,
+    dilation: Lengths,
+    ceil_mode: bool,
+    indices: TensorProxy,
+) -> TensorProxy:
+    """The gradient of max_pool2d's input: each window's goes to its place."""
+    op = "max_pool2d_with_indices_backward"
+    check_tensor(op, grad_output=grad_output, self=self, indices=indices)
+    for name, given in (("gradOutput", grad_output), ("indices", indices)):
+        check(
+            given.ndim == self.ndim and all(map(same, given.shape, grad_output.shape)),
+            lambda name=name, given=given: f"{op}: Expected {name} of shape {grad_output.shape}, but got {given}",
+            RuntimeError,
+        )
+    kernel = per_dim(op, "kernel_size", kernel_size, 2)
+    steps = kernel if isinstance(stride, (tuple, list)) and not stride else per_dim(op, "stride", stride, 2)
+    sides = (per_dim(op, "padding", padding, 2), per_dim(op, "dilation", dilation, 2))
+    return prims.max_pool_backward(grad_output, self, kernel, steps, *sides, ceil_mode, indices)
+
+
+@register_grad(max_pool2d_with_indices_backward)
+def _max_pool2d_with_indices_backward_grad(
+    grad_output: TensorProxy, self: TensorProxy, *how: Any, **named: Any
+) -> TensorProxy:
+    """It is linear; of the input only the shape is read, whose gradient is zeros, as in eager."""
+    out = max_pool2d_with_indices_backward(grad_output, self, *how, **named)
+    indices = named.get("indices", how[-1] if how else None)
+    g, places = (clang.reshape(each, (*each.shape[:-2], -1)) for each in (get_grad(out), indices))
+    put_grad(grad_output, clang.reshape(prims.gather(g, g.ndim - 1, places), indices.shape))
+    if needs_grad(self):
+        put_grad(self, prims.full(self.shape, 0, self.dtype, self.device))
+    return out
+
+
+# grids
+
+
+def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
+    ) -> TensorProxy:
+        """The input's values at the places that the grid names, in [-1, 1] from edge to edge.
+
+        interpolation_mode: 0 linear, 1 nearest, 2 cubic. padding_mode: 0 zeros, 1 border, 2 reflection.
+        Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
+        """
+        check_tensor(op, input=input, grid=grid)
+        check(
+            rank is None or input.ndim == rank + 2,
+            lambda: f"{op}: expected {rank + 2}D input and grid with same number of dimensions, but got {input}",
+            RuntimeError,
+        )
+        return prims.grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners)
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+grid_sampler = _grid_sampler_of(None, torch.grid_sampler)
+grid_sampler_2d = _grid_sampler_of(2, torch.grid_sampler_2d)
+grid_sampler_3d = _grid_sampler_of(3, torch.grid_sampler_3d)
+
+
+# resampling
+
+
+@torchsymbol(F.upsample_bilinear)
+def upsample_bilinear(
+    input: TensorProxy, size: Lengths | None = None, scale_factor: Scales | None = None
+) -> TensorProxy:
+    """interpolate of images, whose corners stay where they are."""
+    return interpolate(input, size, scale_factor, "bilinear", True)
+
+
+def _antialias_of(kind: Upsampling, operator: Callable) -> Symbol:
+    op = operator._schema.name.removeprefix("aten::")
+
+    def body(
+        self: TensorProxy,
+        output_size: Sequence[Dim],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> TensorProxy:
+        """Images resized to `output_size`, by a kernel that widens where they shrink."""
+        check_tensor(op, self=self)
+        sizes = tuple(output_size)
+        check(
+            len(sizes) == 2,
+            lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}",
+            RuntimeError,
+        )
+        return prims.upsample(self, kind.value, sizes, align_corners, (scales_h, scales_w))
+
+    body.__name__ = op
+    return torchsymbol(operator)(body)
+
+
+upsample_bilinear2d_aa = _antialias_of(Upsampling.LINEAR_ANTIALIAS, aten._upsample_bilinear2d_aa.default)
+upsample_bicubic2d_aa = _antialias_of(Upsampling.CUBIC_ANTIALIAS, aten._upsample_bicubic2d_aa.default)
+
+
+def _antialias_scaled_of(kind: Upsampling, operator: Callable) -> Symbol:
+    op = operator._schema.name.removeprefix("aten::")
+
+    def body(
+        input: TensorProxy,
+        output_size: Sequence[Dim] | None,
+        align_corners: bool,
+        scale_factors: Sequence[float] | None,
+    ) -> TensorProxy:
+        """Images resized to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
+        check_tensor(op, input=input)
+        check(
+            (output_size is None) != (scale_factors is None),
+            lambda: f"{op}: Must specify exactly one of output_size and scale_factors",
+            RuntimeError,
+        )
+        sizes, scales = resize(input, output_size, scale_factors)
+        return prims.upsample(input, kind.value, sizes, align_corners, scales)
+
+    body.__name__ = f"{op}_scaled"
+    return torchsymbol(operator)(body)
+
+
+upsample_bilinear2d_aa_scaled = _antialias_scaled_of(Upsampling.LINEAR_ANTIALIAS, aten._upsample_bilinear2d_aa.vec)
+upsample_bicubic2d_aa_scaled = _antialias_scaled_of(Upsampling.CUBIC_ANTIALIAS, aten._upsample_bicubic2d_aa.vec)

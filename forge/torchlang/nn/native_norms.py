@@ -1,0 +1,205 @@
+"""The operators of torch's own library behind the normalizations: they give the statistics, too.
+
+Gradients flow through the statistics of native_group_norm alone, as in torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forge import clang, prims
+from forge.ir import Dim, Symbol, TensorProxy, check
+from forge.ir.memory import Memory
+from forge.prims.core import check_tensor, known
+from forge.torchlang.core import torchsymbol, write
+from forge.torchlang.nn.norm import (
+    batch_norm,
+    blend,
+    check_channels,
+    check_normalized,
+    per_channel,
+    scale_and_shift,
+    standardize,
+)
+
+aten = torch.ops.aten
+
+Parameter = TensorProxy | None
+Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
+
+
+def statistics_dtype(x: TensorProxy, *parameters: Parameter) -> torch.dtype:
+    """The dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are. torch's
+    kernels for tensors without values say otherwise."""
+    narrow = x.device.type == "cpu" and all(each is None or each.dtype == x.dtype for each in parameters)
+    return x.dtype if narrow else clang.wider(x.dtype)
+
+
+def _statistic(value: TensorProxy, shape: Sequence[Dim], dtype: torch.dtype) -> TensorProxy:
+    return prims.detach(clang.convert(clang.reshape(value, tuple(shape)), dtype))
+
+
+@torchsymbol(torch.native_layer_norm, aten.native_layer_norm.default)
+def native_layer_norm(
+    input: TensorProxy, normalized_shape: Sequence[Dim], weight: Parameter, bias: Parameter, eps: float
+) -> Triple:
+    """(layer_norm, mean, 1 / sqrt(variance + eps)); the last two have length 1 where layer_norm takes means."""
+    check_normalized("native_layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    kept = input.ndim - len(normalized_shape)
+    out, mean, _, rstd = standardize(input, tuple(range(kept, input.ndim)), eps)
+    shape = (*input.shape[:kept], *[1] * len(normalized_shape))
+    dtype = statistics_dtype(input, weight, bias)
+    out = scale_and_shift(out, weight, bias, input.dtype)
+    return out, *(_statistic(each, shape, dtype) for each in (mean, rstd))
+
+
+@torchsymbol(torch.native_group_norm, aten.native_group_norm.default)
+def native_group_norm(
+    input: TensorProxy, weight: Parameter, bias: Parameter, N: Dim, C: Dim, HxW: Dim, group: int, eps: float
+) -> Triple:
+    """(group_norm, mean, 1 / sqrt(variance + eps)) of N * C channels of HxW numbers; the last two are (N, group)."""
+    op = "native_group_norm"
+    check_tensor(op, input=input)
+    check(
+        not known(input.numel() != N * C * HxW),
+        lambda: f"{op}: expected input to have {N} * {C} * {HxW} elements, but got {input}",
+        RuntimeError,
+    )
+    check(
+        group > 0 and not known(C % group != 0),
+        lambda: f"{op}: Expected number of channels {C} to be divisible by the number of groups {group}",
+        RuntimeError,
+    )
+    channels = clang.reshape(input, (N, C, HxW))
+    check_channels(op, channels, weight=weight, bias=bias)
+    x = clang.reshape(clang.convert(channels, clang.wider(input.dtype)), (N, group, (C // group) * HxW))
+    mean = clang.mean(x, 2, True)
+    distance = x - mean
+    rstd = clang.rsqrt(clang.mean(distance * distance, 2, True) + eps)
+    out = clang.reshape(distance * rstd, channels.shape)
+    out = scale_and_shift(out, per_channel(weight, 3), per_channel(bias, 3), input.dtype)
+    dtype = clang.wider(input.dtype) if weight is not None and weight.dtype != input.dtype else input.dtype
+    mean, rstd = (clang.convert(clang.reshape(each, (N, group)), dtype) for each in (mean, rstd))
+    return clang.reshape(out, input.shape), mean, rstd
+
+
+# batches
+
+
+def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
+    """In training running statistics change in place."""
+    given = symbol.bind(args, kwargs)
+    if not given.pop("training", True):
+        return symbol(*memory.read_all(args), **memory.read_all(kwargs))
+    out, mean, rstd, *new = batch_norm_with_update(*memory.read_all(tuple(given.values())))
+    for name, value in zip(("running_mean", "running_var"), new, strict=True):
+        if value is not None:
+            write(given[name], value, memory, symbol.name)
+    return out, mean, rstd
+
+
+def _handle_update(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
+    """Beside the statistics, what the kernel keeps for its backward: nothing but on a GPU."""
+    results = _handle(symbol, args, kwargs, memory)
+    device = results[0].device
+    check(
+        device.type == "cpu",
+        lambda: f"{symbol.name}: what cuDNN keeps is not known; see forge/torchlang/nn/native_norms.py",
+        NotImplementedError,
+    )
+    return *results, prims.full((0,), 0, torch.uint8, device)
+
+
+@torchsymbol(aten._batch_norm_with_update.default, handler=_handle_update)
+def batch_norm_with_update(
+    input: TensorProxy,
+    weight: Parameter,
+    bias: Parameter,
+    running_mean: Parameter,
+    running_var: Parameter,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorProxy, TensorProxy, TensorProxy, Parameter, Parameter]:
+    """(batch_norm in training, mean, 1 / sqrt(variance + eps), new running mean, new running variance).
+
+    A pure function: what writes the running statistics is its handler.
+    """
+    parameters = {"weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
+    check_channels("native_batch_norm", input, **parameters)
+    dims = (0, *range(2, input.ndim))
+    out, mean, variance, rstd = standardize(input, dims, eps)
+    out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
+    count: Dim = 1
+    for dim in dims:
+        count = count * input.shape[dim]
+    unbiased = variance if known(count == 1) else variance * count / (count - 1)
+    dtype = statistics_dtype(input, *parameters.values())
+    statistics = [_statistic(each, (input.shape[1],), dtype) for each in (mean, rstd)]
+    return out, *statistics, blend(running_mean, mean, momentum), blend(running_var, unbiased, momentum)
+
+
+def _normed(
+    input: TensorProxy,
+    weight: Parameter,
+    bias: Parameter,
+    running_mean: Parameter,
+    running_var: Parameter,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Triple:
+    """(batch_norm, the batch's mean, its 1 / sqrt(variance + eps)); the last two are empty but in training."""
+    if training:
+        return batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps)[:3]
+    out = batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    dtype = statistics_dtype(input, weight, bias, running_mean, running_var)
+    return out, *(prims.full((0,), 0, dtype, input.device) for _ in range(2))
+
+
+native_batch_norm = torchsymbol(torch.native_batch_norm, aten.native_batch_norm.default, handler=_handle)(_normed)
+
+
+def _legit_arguments(
+    input: TensorProxy,
+    weight: Parameter,
+    bias: Parameter,
+    running_mean: Any = None,
+    running_var: Any = None,
+    training: Any = None,
+    momentum: float | None = None,
+    eps: float | None = None,
+) -> dict:
+    """The arguments by name: torch's function is called with running statistics, or without them."""
+    if not isinstance(running_mean, TensorProxy):
+        numbers = [each for each in (running_mean, running_var, training, momentum, eps) if each is not None]
+        running_mean, running_var, (training, momentum, eps) = None, None, numbers
+    parameters = {"weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
+    return {"input": input, **parameters, "training": training, "momentum": momentum, "eps": eps}
+
+
+def _handle_legit(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
+    return _handle(symbol, (), _legit_arguments(*args, **kwargs), memory)
+
+
+@torchsymbol(torch._native_batch_norm_legit, aten._native_batch_norm_legit.default, handler=_handle_legit)
+def native_batch_norm_legit(
+    input: TensorProxy,
+    weight: Parameter,
+    bias: Parameter,
+    running_mean: Parameter,
+    running_var: Parameter,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Triple:
+    """native_batch_norm."""
+    return _normed(input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@torchsymbol(aten._native_batch_norm_legit.no_stats)
+def native_batch_norm_no_stats(
+    input: TensorProxy, weight: Parameter, bias: Parameter, training: bool, momentum: float, eps: float
+) -> Triple:
+    """native_batch_norm without running statistics."""
+    return _normed(input, weight, bias, None, None, training, momentum, eps)

@@ -1,0 +1,209 @@
+"""Recurrent layers and cells."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge import clang, prims
+from forge.ir import Symbol, TensorProxy, check
+from forge.prims.core import check_tensor, same
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.linalg import linear
+from forge.torchlang.random import check_torch_probability, dropped
+
+Parameter = TensorProxy | None
+Tensors = Sequence[TensorProxy]
+
+
+# cells: one step
+
+
+def _gates(
+    op: str, x: TensorProxy, h: TensorProxy, w_ih: TensorProxy, w_hh: TensorProxy, b_ih: Parameter, b_hh: Parameter
+) -> tuple[TensorProxy, TensorProxy]:
+    """What the input and the state add to each gate."""
+    check_tensor(op, input=x, hx=h, w_ih=w_ih, w_hh=w_hh)
+    return linear(x, w_ih, b_ih), linear(h, w_hh, b_hh)
+
+
+def _parts(x: TensorProxy, count: int) -> list[TensorProxy]:
+    length = x.shape[-1] // count
+    return [clang.slice_in_dim(x, x.ndim - 1, i * length, (i + 1) * length) for i in range(count)]
+
+
+@torchsymbol(torch.lstm_cell)
+def lstm_cell(
+    input: TensorProxy,
+    hx: Tensors,
+    w_ih: TensorProxy,
+    w_hh: TensorProxy,
+    b_ih: Parameter = None,
+    b_hh: Parameter = None,
+) -> tuple[TensorProxy, TensorProxy]:
+    """(h, c) after a step: c = f * c + i * tanh(g) and h = o * tanh(c). Source: Hochreiter and Schmidhuber, 1997."""
+    check(len(hx) == 2, lambda: f"lstm_cell: lstm_cell expects two hidden states, but got {len(hx)}", RuntimeError)
+    i, f, g, o = _parts(clang.add(*_gates("lstm_cell", input, hx[0], w_ih, w_hh, b_ih, b_hh)), 4)
+    c = clang.sigmoid(f) * hx[1] + clang.sigmoid(i) * clang.tanh(g)
+    return clang.sigmoid(o) * clang.tanh(c), c
+
+
+@torchsymbol(torch.gru_cell)
+def gru_cell(
+    input: TensorProxy,
+    hx: TensorProxy,
+    w_ih: TensorProxy,
+    w_hh: TensorProxy,
+    b_ih: Parameter = None,
+    b_hh: Parameter = None,
+) -> TensorProxy:
+    """n + z * (h - n), where n = tanh(of the input + r * of the state). Source: Cho et al., 2014."""
+    from_x, from_h = _gates("gru_cell", input, hx, w_ih, w_hh, b_ih, b_hh)
+    (r, z, n), (state_r, state_z, state_n) = _parts(from_x, 3), _parts(from_h, 3)
+    n = clang.tanh(n + clang.sigmoid(r + state_r) * state_n)
+    return n + clang.sigmoid(z + state_z) * (hx - n)
+
+
+def _rnn_cell_of(activation: Symbol, function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        hx: TensorProxy,
+        w_ih: TensorProxy,
+        w_hh: TensorProxy,
+        b_ih: Parameter = None,
+        b_hh: Parameter = None,
+    ) -> TensorProxy:
+        """The activation of what the input and the state add up to. Source: Elman, 1990."""
+        return activation(clang.add(*_gates(op, input, hx, w_ih, w_hh, b_ih, b_hh)))
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+def _relu(x: TensorProxy) -> TensorProxy:
+    return clang.where(x <= 0, 0, x)
+
+
+rnn_tanh_cell = _rnn_cell_of(clang.tanh, torch.rnn_tanh_cell)
+rnn_relu_cell = _rnn_cell_of(_relu, torch.rnn_relu_cell)
+
+
+# layers: whole sequences
+
+
+def _layer_inputs(states: list[Tensors], params: Tensors, has_biases: bool, index: int) -> tuple:
+    """(h, c, w_ih, w_hh, b_ih, b_hh, w_hr) of the layer and direction number `index`."""
+    h, c = states[0], states[1] if len(states) > 1 else None
+    projected = c is not None and not same(h.shape[2], c.shape[2])
+    count = 2 + 2 * has_biases + projected
+    own = list(params[index * count : (index + 1) * count])
+    w_hr = own.pop() if projected else None
+    biases = own[2:] if has_biases else (None, None)
+    return clang.select(h, 0, index), None if c is None else clang.select(c, 0, index), *own[:2], *biases, w_hr
+
+
+def _run(
+    kind: str,
+    input: TensorProxy,
+    states: list[TensorProxy],
+    params: Tensors,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[TensorProxy, ...]:
+    """(the last layer's outputs, the states of all after the last step)."""
+    check_torch_probability(kind, dropout)
+    x = clang.transpose(input, 0, 1) if batch_first else input
+    directions = 2 if bidirectional else 1
+    last: list[tuple] = []
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            given = _layer_inputs(states, params, has_biases, layer * directions + direction)
+            out, *state = prims.recurrent_layer(kind, direction == 1, (x, *given))
+            outputs.append(out)
+            last.append(tuple(state))
+        x = outputs[0] if len(outputs) == 1 else clang.cat(outputs, 2)
+        if layer < num_layers - 1:
+            x = dropped(x, dropout, train)
+    after = [clang.stack([each[i] for each in last], 0) for i in range(len(states))]
+    return (clang.transpose(x, 0, 1) if batch_first else x), *after
+
+
+def _check_call(op: str, input: Any, states: list[Any], params: Any, num_layers: int, bidirectional: bool) -> None:
+    check(
+        isinstance(params, (tuple, list)),
+        lambda: f"{op}: packed sequences have batches whose sizes are values; see forge/torchlang/nn/recurrent.py",
+        NotImplementedError,
+    )
+    check_tensor(op, input=input, **{f"hx{i}": state for i, state in enumerate(states)})
+    check(
+        input.ndim == 3 and all(state.ndim == 3 for state in states),
+        lambda: f"{op}: Expected input and hidden states to have 3 dims, but got {input} and {states}",
+        RuntimeError,
+    )
+    layers = num_layers * (2 if bidirectional else 1)
+    check(
+        all(same(state.shape[0], layers) for state in states),
+        lambda: f"{op}: Expected hidden states of {layers} layers, but got {states}",
+        RuntimeError,
+    )
+
+
+@torchsymbol(torch.lstm)
+def lstm(
+    input: TensorProxy,
+    hx: Tensors,
+    params: Tensors,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """Layers of lstm_cell over sequences: (outputs, h after the last step, c after it).
+
+    Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx two of (layers, N, …).
+    Packed sequences, whose second argument is the sizes of batches, are not supported.
+    """
+    states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
+    _check_call("lstm", input, states, params, num_layers, bidirectional)
+    check(len(states) == 2, lambda: f"lstm: lstm expects two hidden states, but got {len(states)}", RuntimeError)
+    return _run("lstm", input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+
+
+def _recurrent_of(function: Callable) -> Symbol:
+    op = function.__name__
+
+    def body(
+        input: TensorProxy,
+        hx: TensorProxy,
+        params: Tensors,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[TensorProxy, TensorProxy]:
+        """Layers of a cell over sequences: (outputs, the state after the last step).
+
+        Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H).
+        Packed sequences, whose second argument is the sizes of batches, are not supported.
+        """
+        _check_call(op, input, [hx], params, num_layers, bidirectional)
+        return _run(op, input, [hx], params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+
+    body.__name__ = op
+    return torchsymbol(function)(body)
+
+
+gru = _recurrent_of(torch.gru)
+rnn_tanh = _recurrent_of(torch.rnn_tanh)
+rnn_relu = _recurrent_of(torch.rnn_relu)

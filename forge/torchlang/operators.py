@@ -1,0 +1,73 @@
+"""Operators of aten that are no function of torch: what torch runs for its functions, gradients and transforms."""
+
+from collections.abc import Sequence
+
+import torch
+
+from forge import prims
+from forge.ir import Dim, TensorProxy, check
+from forge.prims.core import check_tensor
+from forge.torchlang.conversion import converted
+from forge.torchlang.core import View, torchsymbol
+from forge.torchlang.nn.conv import per_dim
+
+aten = torch.ops.aten
+Gradients = tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]
+
+
+@torchsymbol(aten.alias.default, view=View.ALWAYS, invert=lambda x, new: new)
+def alias(self: TensorProxy) -> TensorProxy:
+    """The same memory as another tensor. Source: aten.alias."""
+    check_tensor("alias", self=self)
+    return prims.alias(self)
+
+
+@torchsymbol(aten._to_copy.default)
+def _to_copy(
+    self: TensorProxy,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> TensorProxy:
+    """A copy in another dtype or on another device. Source: aten._to_copy."""
+    check_tensor("_to_copy", self=self)
+    check(layout in (None, torch.strided), lambda: f"_to_copy: layout {layout} is not dense", NotImplementedError)
+    return converted(self, dtype, device, copy=True, memory_format=memory_format)
+
+
+@torchsymbol(aten.convolution_backward.default)
+def convolution_backward(
+    grad_output: TensorProxy,
+    input: TensorProxy,
+    weight: TensorProxy,
+    bias_sizes: Sequence[Dim] | None,
+    stride: Sequence[Dim],
+    padding: Sequence[Dim],
+    dilation: Sequence[Dim],
+    transposed: bool,
+    output_padding: Sequence[Dim],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Gradients:
+    """The gradients of a convolution's input, weight and bias, None where output_mask says that it is not asked for.
+    Source: aten.convolution_backward."""
+    check_tensor("convolution_backward", grad_output=grad_output, input=input, weight=weight)
+    count = input.ndim - 2
+    given = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
+    *lists, extra = [per_dim("convolution_backward", name, each, count) for name, each in given.items()]
+    sizes = weight.shape[1] * groups if transposed else weight.shape[0]
+    return prims.convolution_backward(
+        grad_output,
+        input,
+        weight,
+        (sizes,) if bias_sizes is None and output_mask[2] else bias_sizes and tuple(bias_sizes),
+        *lists,
+        transposed,
+        extra,
+        groups,
+        tuple(output_mask),
+    )

@@ -1,0 +1,243 @@
+"""Functions of torch that write at places, read by a mask, or say where and what elements are."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forge import clang, prims
+from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.prims.core import check_dim, known, same
+from forge.torchlang import shape as shapes
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.spelling import check_operands, check_tensor
+
+TensorOrNumber = TensorProxy | Number
+Indices = Sequence[TensorProxy]
+
+
+@torchsymbol(torch.diagonal_scatter, Tensor.diagonal_scatter)
+def diagonal_scatter(
+    input: TensorProxy, src: TensorProxy, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> TensorProxy:
+    """input with the diagonal that torch.diagonal shows replaced by src."""
+    shown = shapes.diagonal(input, offset, dim1, dim2)
+    check(
+        src.ndim == shown.ndim and all(map(same, src.shape, shown.shape)),
+        lambda: (
+            "diagonal_scatter: expected src to have a size equal to the slice of self. "
+            f"src size = {list(src.shape)}, slice size = {list(shown.shape)}"
+        ),
+        RuntimeError,
+    )
+    new = clang.convert(src, input.dtype)
+    return prims.view_scatter(input, new, shapes.diagonal, (offset, dim1, dim2), {}, None)
+
+
+_REDUCTIONS = ("prod", "mean", "amax", "amin")
+
+
+def _check_index_reduce(input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, reduce: str) -> None:
+    op = "index_reduce_()"
+    check(
+        reduce in _REDUCTIONS,
+        lambda: f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.",
+        RuntimeError,
+    )
+    check(index.ndim <= 1, lambda: f"{op}: Index is supposed to be a vector, but got {index}", IndexError)
+    check(
+        index.dtype in (torch.int32, torch.int64),
+        lambda: f"{op}: Expected dtype int32/int64 for index but got: {index}",
+        RuntimeError,
+    )
+    check(
+        input.dtype == source.dtype,
+        lambda: f"{op}: self ({input}) and source ({source}) must have the same scalar type",
+        RuntimeError,
+    )
+    rest = [[n for i, n in enumerate(x.shape) if i != dim] for x in (input, source)]
+    check(
+        len(rest[0]) == len(rest[1]) and all(map(same, *rest)),
+        lambda: (
+            "source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {list(input.shape)} source.shape = {list(source.shape)}"
+        ),
+        RuntimeError,
+    )
+    check(
+        source.ndim == 0 or same(index.numel(), source.shape[dim]),
+        lambda: f"{op}: Number of indices in {index} should be equal to source.size(dim) of {source}, for dim: {dim}",
+        RuntimeError,
+    )
+
+
+@torchsymbol(torch.index_reduce, Tensor.index_reduce, inplace=Tensor.index_reduce_)
+def index_reduce(
+    input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, reduce: str, *, include_self: bool = True
+) -> TensorProxy:
+    """input with the slices of source that `index` names for one place reduced: "prod", "mean", "amax" or "amin"."""
+    check_tensor("index_reduce", input=input, index=index, source=source)
+    dim = check_dim("index_reduce", dim, input.ndim)
+    _check_index_reduce(input, dim, index, source, reduce)
+    if source.ndim == 0:
+        index = clang.reshape(index, ())
+    else:
+        shape = [source.shape[i] if i == dim else 1 for i in range(source.ndim)]
+        index = clang.expand(clang.reshape(index, shape), source.shape)
+    return prims.scatter_reduce(input, dim, index, source, reduce, include_self)
+
+
+@torchsymbol(torch.put, Tensor.put, inplace=Tensor.put_)
+def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate: bool = False) -> TensorProxy:
+    """input with its elements at flat places replaced by (with `accumulate`, increased by) source's, in order."""
+    check_tensor("put", input=input, index=index, source=source)
+    check(
+        index.dtype == torch.int64,
+        lambda: f"put_(): Expected a long tensor for index, but got {index}",
+        RuntimeError,
+    )
+    check(
+        input.dtype == source.dtype,
+        lambda: f"put_(): self and source expected to have the same dtype, but they are {input} and {source}",
+        RuntimeError,
+    )
+    check(
+        same(index.numel(), source.numel()),
+        lambda: f"put_(): Expected source and index to have the same number of elements: {source} and {index}",
+        IndexError,
+    )
+    check(
+        not known(input.numel() == 0) or known(index.numel() == 0),
+        lambda: f"put_(): Tried to put elements into an empty tensor: {input}",
+        IndexError,
+    )
+    flat, index = clang.reshape(input, (input.numel(),)), clang.reshape(index, (index.numel(),))
+    new = prims.index_put(flat, (index,), clang.reshape(source, (source.numel(),)), accumulate)
+    return clang.reshape(new, input.shape)
+
+
+# by a mask, at places that may be outside where it is false
+
+
+def _check_masked(op: str, input: TensorProxy, mask: TensorProxy, indices: Indices) -> None:
+    check_tensor(op, input=input, mask=mask)
+    for index in indices:
+        check_tensor(op, indices=index)
+        check(
+            index.dtype in (torch.int32, torch.int64),
+            lambda index=index: f"{op}: _unsafe_masked_index found unexpected index type: {index}",
+            RuntimeError,
+        )
+
+
+def _between(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
+    return clang.minimum(clang.maximum(index, low), high)
+
+
+@torchsymbol(torch._unsafe_masked_index)
+def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices, fill: Number) -> TensorProxy:
+    """input[indices] where mask is true, else `fill`; places outside count as the nearest ones."""
+    op = "_unsafe_masked_index"
+    _check_masked(op, input, mask, indices)
+    if known(input.numel() == 0):
+        shape = prims.indexed_shape(op, input, tuple(indices))
+        return prims.full(tuple(shape), fill, input.dtype, input.device)
+    inside = [_between(index, 0, input.shape[i] - 1) for i, index in enumerate(indices)]
+    shown = prims.index(input, tuple(inside))
+    return clang.masked_fill(shown, clang.logical_not(mask), _as(input.dtype, fill))
+
+
+def _as(dtype: torch.dtype, number: Number) -> Number:
+    """A number as torch casts it to a dtype."""
+    return number if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else int(number)
+
+
+@torchsymbol(torch._unsafe_masked_index_put_accumulate)
+def _unsafe_masked_index_put_accumulate(
+    input: TensorProxy, mask: TensorProxy, indices: Indices, values: TensorProxy
+) -> TensorProxy:
+    """input with values, where mask is true, added at `indices`; negative places count from the end."""
+    op = "_unsafe_masked_index_put_accumulate"
+    _check_masked(op, input, mask, indices)
+    if known(input.numel() == 0):
+        return prims.clone(input)
+    inside = [_between(index, -input.shape[i], input.shape[i] - 1) for i, index in enumerate(indices)]
+    kept = clang.masked_fill(values, clang.logical_not(mask), 0)
+    return prims.index_put(input, tuple(inside), kept, True)
+
+
+@register_grad(_unsafe_masked_index)
+def _unsafe_masked_index_grad(input: TensorProxy, mask: TensorProxy, indices: Indices, fill: Number) -> TensorProxy:
+    out = _unsafe_masked_index(input, mask, indices, fill)
+    g = get_grad(out)
+    zeros = prims.full(input.shape, 0, g.dtype, g.device)
+    put_grad(input, _unsafe_masked_index_put_accumulate(zeros, mask, indices, g))
+    return out
+
+
+@register_grad(_unsafe_masked_index_put_accumulate)
+def _unsafe_masked_index_put_accumulate_grad(
+    input: TensorProxy, mask: TensorProxy, indices: Indices, values: TensorProxy
+) -> TensorProxy:
+    out = _unsafe_masked_index_put_accumulate(input, mask, indices, values)
+    g = get_grad(out)
+    put_grad(input, g)
+    if needs_grad(values):
+        put_grad(values, _unsafe_masked_index(g, mask, indices, 0))
+    return out
+
+
+# what and where elements are
+
+
+@torchsymbol(torch.isin)
+def isin(
+    elements: TensorOrNumber, test_elements: TensorOrNumber, *, assume_unique: bool = False, invert: bool = False
+) -> TensorProxy:
+    """Whether each element is one of the others (is none, with `invert`). nan is none. Dtypes: real, not bool."""
+    check_operands("isin", elements=elements, test_elements=test_elements)
+    for each in (elements, test_elements):
+        check(
+            not isinstance(each, TensorProxy) or (each.dtype != torch.bool and not each.dtype.is_complex),
+            lambda each=each: f"Unsupported input type encountered for isin(): {each}",
+            RuntimeError,
+        )
+    found = _is_in(elements, test_elements)
+    return clang.logical_not(found) if invert else found
+
+
+def _is_in(elements: TensorOrNumber, others: TensorOrNumber) -> TensorProxy:
+    if not isinstance(others, TensorProxy):
+        return clang.eq(elements, others)
+    if not isinstance(elements, TensorProxy):
+        return clang.any(clang.eq(others, elements))
+    dtype = torch.promote_types(elements.dtype, others.dtype)
+    elements, others = clang.convert(elements, dtype), clang.convert(others, dtype)
+    if known(others.numel() == 0):
+        return prims.full(elements.shape, False, torch.bool, elements.device)
+    ordered = prims.sort(clang.reshape(others, (others.numel(),)), 0)[0]
+    place = prims.searchsorted(ordered, elements, False, torch.int64)
+    nearest = prims.index(ordered, (clang.minimum(place, ordered.shape[0] - 1),))
+    return clang.eq(nearest, elements)
+
+
+@torchsymbol(torch.functional.unravel_index)
+def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[TensorProxy, ...]:
+    """The indices along each dim of a tensor of `shape` that flat indices stand for. Dtypes: integer; out is int64."""
+    check_tensor("unravel_index", indices=indices)
+    check(
+        clang.category(indices.dtype) == 1,
+        lambda: f"unravel_index: expected 'indices' to be integer dtype, but got {indices}",
+        TypeError,
+    )
+    shape = (shape,) if isinstance(shape, INT_TYPES) else tuple(shape)
+    check(
+        not any(known(length < 0) for length in shape),
+        lambda: f"unravel_index: 'shape' cannot have negative values, but got {shape}",
+        ValueError,
+    )
+    rest, found = clang.convert(indices, torch.int64), []
+    for length in reversed(shape):
+        found.append(clang.remainder(rest, length))
+        rest = clang.floor_divide(rest, length)
+    return tuple(reversed(found))

@@ -1,0 +1,189 @@
+"""Eigenvalues and singular values, and what is made of them: pseudoinverses, ranks, condition numbers."""
+
+import torch
+from torch import Tensor
+
+from forge import clang, prims
+from forge.ir import NUMBER_TYPES, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.spelling import TensorOrNumber, check_tensor
+
+results = torch.return_types
+Pair = tuple[TensorProxy, TensorProxy]
+Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
+
+
+@torchsymbol(torch.linalg.eigh)
+def eigh(input: TensorProxy, UPLO: str = "L") -> Pair:
+    """(eigenvalues of symmetric or Hermitian matrices, ascending; eigenvectors as columns)."""
+    check_tensor("linalg.eigh", input=input)
+    return results.linalg_eigh(prims.linalg_eigh(input, UPLO))
+
+
+@torchsymbol(torch.linalg.eigvalsh)
+def eigvalsh(input: TensorProxy, UPLO: str = "L") -> TensorProxy:
+    """The eigenvalues of symmetric or Hermitian matrices, ascending."""
+    check_tensor("linalg.eigvalsh", input=input)
+    return prims.linalg_eigh(input, UPLO)[0]
+
+
+@torchsymbol(torch.linalg.eig)
+def eig(input: TensorProxy) -> Pair:
+    """(complex eigenvalues, eigenvectors as columns)."""
+    check_tensor("linalg.eig", input=input)
+    return results.linalg_eig(prims.linalg_eig(input))
+
+
+@torchsymbol(torch.linalg.eigvals)
+def eigvals(input: TensorProxy) -> TensorProxy:
+    """The complex eigenvalues."""
+    check_tensor("linalg.eigvals", input=input)
+    return prims.linalg_eig(input)[0]
+
+
+@torchsymbol(torch.linalg.svd)
+def linalg_svd(A: TensorProxy, full_matrices: bool = True, *, driver: str | None = None) -> Triple:
+    """(U, S, Vh) with A = U @ diag(S) @ Vh; without full_matrices, only the vectors that belong to singular values."""
+    check_tensor("linalg.svd", A=A)
+    return results.linalg_svd(prims.linalg_svd(A, full_matrices, driver=driver))
+
+
+@torchsymbol(torch.linalg.svdvals)
+def svdvals(A: TensorProxy, *, driver: str | None = None) -> TensorProxy:
+    """The singular values, descending."""
+    check_tensor("linalg.svdvals", A=A)
+    return prims.linalg_svd(A, False, driver=driver)[1]
+
+
+@torchsymbol(torch.svd, Tensor.svd)
+def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Triple:
+    """(U, S, V) with input = U @ diag(S) @ V^H; without compute_uv, U and V are zeros."""
+    check_tensor("svd", input=input)
+    check(input.ndim >= 2, lambda: f"svd: input should have at least 2 dimensions, but it is {input}", RuntimeError)
+    if compute_uv:
+        U, S, Vh = prims.linalg_svd(input, not some)
+        return results.svd((U, S, prims.mH(Vh)))
+    batch, rows, columns = input.shape[:-2], *input.shape[-2:]
+    zeros = [prims.full((*batch, side, side), 0, input.dtype, input.device) for side in (rows, columns)]
+    return results.svd((zeros[0], svdvals(input), zeros[1]))
+
+
+# inverses of what has none, ranks
+
+
+def _largest(x: TensorProxy) -> TensorProxy:
+    """The largest of each row."""
+    return clang.amax(x, -1, True)
+
+
+def _cutoff(
+    x: TensorProxy, sizes: TensorProxy, atol: TensorOrNumber | None, rtol: TensorOrNumber | None
+) -> TensorProxy:
+    """What singular values are not above counts as 0: the larger of atol and rtol times the largest one.
+
+    By default rtol is the dtype's epsilon times the longer side, 0 where an atol above 0 is given.
+    """
+    if rtol is None:
+        rtol = torch.finfo(sizes.dtype).eps * torch.sym_max(*x.shape[-2:])
+        if isinstance(atol, TensorProxy):
+            rtol = clang.where(atol > 0, 0.0, rtol)
+        elif atol is not None and atol > 0:
+            rtol = 0.0
+    relative = _column(rtol) * _largest(sizes)
+    absolute = 0.0 if atol is None else _column(atol)
+    if isinstance(absolute, NUMBER_TYPES):
+        return clang.where(relative > absolute, relative, absolute)
+    return clang.maximum(relative, absolute)
+
+
+def _column(tolerance: TensorOrNumber) -> TensorOrNumber:
+    return clang.unsqueeze(tolerance, -1) if isinstance(tolerance, TensorProxy) else tolerance
+
+
+def _pseudoinverse(
+    op: str, A: TensorProxy, atol: TensorOrNumber | None, rtol: TensorOrNumber | None, hermitian: bool
+) -> TensorProxy:
+    check_tensor(op, A=A)
+    check(
+        A.ndim >= 2,
+        lambda: f"{op}: Expected a tensor with 2 or more dimensions of floating types, but it is {A}",
+        RuntimeError,
+    )
+    if prims.known(A.numel() == 0):
+        return prims.clone(prims.mH(A))
+    if hermitian:
+        values, left = prims.linalg_eigh(A)
+        sizes, right = clang.abs(values), prims.mH(left)
+    else:
+        left, values, right = prims.linalg_svd(A, False)
+        sizes = values
+    inverses = clang.where(sizes > _cutoff(A, sizes, atol, rtol), clang.reciprocal(values), 0.0)
+    return (prims.mH(right) * clang.unsqueeze(inverses, -2)) @ prims.mH(left)
+
+
+@torchsymbol(torch.linalg.pinv)
+def pinv(
+    input: TensorProxy,
+    rcond: TensorOrNumber | None = None,
+    hermitian: bool = False,
+    *,
+    atol: TensorOrNumber | None = None,
+    rtol: TensorOrNumber | None = None,
+) -> TensorProxy:
+    """The pseudoinverse of each matrix: singular values up to max(atol, rtol * the largest) count as 0."""
+    return _pseudoinverse("linalg.pinv", input, atol, rtol if rcond is None else rcond, hermitian)
+
+
+@torchsymbol(torch.pinverse, Tensor.pinverse)
+def pinverse(input: TensorProxy, rcond: float = 1e-15) -> TensorProxy:
+    """linalg.pinv by its old name."""
+    return pinv(input, rcond)
+
+
+@register_grad(pinv)
+def _pinv_grad(
+    input: TensorProxy,
+    rcond: TensorOrNumber | None = None,
+    hermitian: bool = False,
+    *,
+    atol: TensorOrNumber | None = None,
+    rtol: TensorOrNumber | None = None,
+) -> TensorProxy:
+    """Of matrices of constant rank, whose singular values may be equal, or 0.
+
+    Source: G. Golub and V. Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose
+    variables separate, SIAM J. Numer. Anal. 10 (1973), equation 4.12.
+    """
+    empty = prims.known(input.numel() == 0)  # reads no tolerance
+    out = pinv(input) if empty else pinv(input, rcond, hermitian, atol=atol, rtol=rtol)
+    g, X = get_grad(out), prims.mH(out)
+    gX = prims.mH(g)
+    # with the projectors I - A X and I - X A written out
+    row_part = (gX - input @ (out @ gX)) @ out @ X
+    column_part = X @ out @ (gX - (gX @ out) @ input)
+    put_grad(input, row_part + column_part - X @ g @ X)
+    return out
+
+
+@torchsymbol(torch.linalg.matrix_rank)
+def matrix_rank(
+    input: TensorProxy,
+    tol: TensorOrNumber | None = None,
+    hermitian: bool = False,
+    *,
+    atol: TensorOrNumber | None = None,
+    rtol: TensorOrNumber | None = None,
+) -> TensorProxy:
+    """How many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
+    check_tensor("linalg.matrix_rank", input=input)
+    check(
+        input.ndim >= 2,
+        lambda: f"linalg.matrix_rank: The input tensor input must have at least 2 dimensions, but it is {input}",
+        RuntimeError,
+    )
+    if tol is not None:
+        atol, rtol = tol, 0.0
+    if prims.known(input.numel() == 0):
+        return prims.full(input.shape[:-2], 0, torch.int64, input.device)
+    sizes = clang.abs(prims.linalg_eigh(input)[0]) if hermitian else prims.linalg_svd(input, False)[1]
+    return clang.sum(sizes > _cutoff(input, sizes, atol, rtol), -1)

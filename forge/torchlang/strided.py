@@ -1,0 +1,146 @@
+"""torch.as_strided, which reads memory as it lies, and its copy.
+
+What they show depends on the strides of their argument, and `storage_offset` counts from where its memory starts:
+the symbols are given both, and where the program's input is whose memory it is.
+
+torch.as_strided_scatter is opaque: torch's gradient of it is not its derivative, but that is what eager gives.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from forge import prims
+from forge.ir import Dim, Symbol, TensorProxy, check, current_trace
+from forge.ir.memory import Ambiguous, Memory, ViewStep
+from forge.prims.core import known, same
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.shape import row_major
+
+
+class Shown(NamedTuple):
+    """What as_strided shows of a tensor with `strides`, from `offset` on: after its first element, or after the start
+    of the memory in which the input `origin` lies."""
+
+    size: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+    offset: Dim
+    strides: tuple[Dim, ...]
+    origin: TensorProxy | None
+
+
+def _check_strided(op: str, size: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None) -> None:
+    check(
+        len(size) == len(stride),
+        lambda: f"{op}: mismatch in length of strides and shape: {tuple(stride)} and {tuple(size)}",
+        RuntimeError,
+    )
+    check(
+        not any(known(step < 0) for step in stride),
+        lambda: f"{op}: Negative strides are not supported at the moment, got strides: {list(stride)}",
+        RuntimeError,
+    )
+    check(
+        offset is None or not known(offset < 0),
+        lambda: f"{op}: Storage offset must be non-negative, but got {offset}",
+        RuntimeError,
+    )
+
+
+def _dense(x: TensorProxy) -> bool:
+    """Whether x has one element for each place in the memory that it spans, as far as is known."""
+    if row_major(x):
+        return True
+    expected: Dim = 1
+    for step, length in sorted((step, n) for step, n in zip(x.strides, x.shape, strict=True) if not known(n == 1)):
+        if not same(step, expected):
+            return False
+        expected = expected * length
+    return True
+
+
+def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
+    """Whether nothing but x is shown; `offset` counts from x."""
+    reach: Dim = offset + 1
+    for length, step in zip(shown.size, shown.stride, strict=True):
+        if known(length == 0):
+            return True
+        reach = reach + (length - 1) * step
+    return not known(offset < 0) and not known(reach > x.numel()) and _dense(x)
+
+
+def _placed(
+    op: str, x: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None, memory: Memory
+) -> Shown:
+    """What a call shows. Raises NotImplementedError where x's layout is not known, Ambiguous where memory around x is
+    shown that may not be there."""
+    _check_strided(op, size, stride, storage_offset)
+    if x.strides is None or (storage_offset is not None and x.offset is None):
+        raise NotImplementedError(f"{op} of {x}, whose layout is not known while tracing")
+    storage = memory.ref(x).storage
+    given = any(storage.root is each for each in current_trace().inputs)
+    relative = 0 if storage_offset is None else storage_offset - x.offset
+    origin = storage.root if given and storage_offset is not None else None
+    offset = relative if origin is None else storage_offset - (x.offset - origin.offset)
+    shown = Shown(tuple(size), tuple(stride), offset, x.strides, origin)
+    overlaps = any(known(step == 0) and not known(n == 1) for step, n in zip(x.strides, x.shape, strict=True))
+    if (overlaps or not _within(x, shown, relative)) and (not given or storage.version):
+        raise Ambiguous(f"{op} of {x} shows memory that is not its own")
+    return shown
+
+
+def _held(shown: Shown) -> Shown:
+    """For a value: with what is kept of the input's place."""
+    return shown if shown.origin is None else shown._replace(origin=prims.place(shown.origin))
+
+
+def _show(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    return _show_of(symbol, memory, *args, **kwargs)
+
+
+def _show_of(
+    symbol: Symbol,
+    memory: Memory,
+    input: TensorProxy,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
+) -> TensorProxy:
+    shown = _placed("as_strided", input, size, stride, storage_offset, memory)
+    out = symbol(memory.read(input), *_held(shown))
+
+    def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
+        return prims.view_scatter(x, new, prims.as_strided, tuple(shown), {}, None)
+
+    memory.alias(out, input, ViewStep(prims.as_strided, tuple(shown), {}, None, invert))
+    return out
+
+
+@torchsymbol(torch.as_strided, Tensor.as_strided, handler=_show)
+def as_strided(input: TensorProxy, *shown: Any) -> TensorProxy:
+    """A view of input's memory with another shape and strides."""
+    return prims.as_strided(input, *shown)
+
+
+def _copy(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
+    return _copy_of(symbol, memory, *args, **kwargs)
+
+
+def _copy_of(
+    symbol: Symbol,
+    memory: Memory,
+    input: TensorProxy,
+    size: Sequence[Dim],
+    stride: Sequence[Dim],
+    storage_offset: Dim | None = None,
+) -> TensorProxy:
+    shown = _placed("as_strided_copy", input, size, stride, storage_offset, memory)
+    return symbol(memory.read(input), *_held(shown))
+
+
+@torchsymbol(torch.as_strided_copy, handler=_copy)
+def as_strided_copy(input: TensorProxy, *shown: Any) -> TensorProxy:
+    """What as_strided shows, in memory of its own."""
+    return prims.clone(prims.as_strided(input, *shown), torch.contiguous_format)

@@ -1,0 +1,101 @@
+"""Windows of signals. Those of torch.signal.windows are Python of torch's own (forge/frontend/as_written.py)."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from forge import clang, prims
+from forge.ir import Dim, Symbol, TensorProxy, check
+from forge.prims.core import known
+from forge.torchlang.core import torchsymbol
+from forge.torchlang.creation import canonical_device, check_supported
+
+# A window is a function of the places 0, 1, … and of how many make a period.
+Values = Callable[[TensorProxy, Dim], TensorProxy]
+
+
+def _cosines(coefficients: Sequence[float]) -> Values:
+    """a0 - a1 cos(x) + a2 cos(2x) - …, of x from 0 to 2 pi in a period."""
+
+    def values(place: TensorProxy, period: Dim) -> TensorProxy:
+        angle = place * (2 * math.pi / period)
+        total = prims.full(place.shape, coefficients[0], place.dtype, place.device)
+        for i, coefficient in enumerate(coefficients[1:], 1):
+            total = total + clang.cos(angle * i) * ((-1) ** i * coefficient)
+        return total
+
+    return values
+
+
+def _triangle(place: TensorProxy, period: Dim) -> TensorProxy:
+    return 1 - clang.abs(place * (2 / period) - 1)
+
+
+def _bessel(beta: float) -> Values:
+    """i0(beta sqrt(1 - x^2)) / i0(beta), of x from -1 to 1 in a period."""
+
+    def values(place: TensorProxy, period: Dim) -> TensorProxy:
+        x = clang.widen(place) * (2 / period) - 1
+        arch = clang.sqrt(clang.maximum(1 - x * x, 0.0)) * beta
+        return clang.convert(clang.i0(arch) / clang.i0(prims.full((), beta, x.dtype, x.device)), place.dtype)
+
+    return values
+
+
+_HANN, _BLACKMAN = (0.5, 0.5), (0.42, 0.5, 0.08)
+
+
+def _made(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    """A window; symmetric unless periodic. One of length 1 is 1."""
+    if known(length <= 1):
+        return prims.full((length,), 1, dtype, device)
+    place = clang.convert(prims.iota(length, 0, 1, torch.int64, device), dtype)
+    return values(place, length if periodic else length - 1)
+
+
+def _older(name: str, length: Dim, periodic: bool, values: Values, options: dict[str, Any]) -> TensorProxy:
+    dtype = options["dtype"] or torch.get_default_dtype()
+    check_supported(name, layout=options["layout"], requires_grad=options["requires_grad"])
+    check(
+        dtype.is_floating_point,
+        lambda: f"{name} expects floating point dtypes, got: {dtype}",
+        NotImplementedError if dtype.is_complex else RuntimeError,
+    )
+    check(
+        not known(length < 0),
+        lambda: f"{name} requires non-negative window_length, got window_length={length}",
+        RuntimeError,
+    )
+    return _made(length, periodic, values, dtype, canonical_device(options["device"]))
+
+
+_OPTIONS = {"dtype": None, "layout": None, "device": None, "requires_grad": False, "pin_memory": False}
+
+
+def _older_form(name: str, values: Values, meaning: str) -> Symbol:
+    def body(window_length: Dim, periodic: bool = True, **options: Any) -> TensorProxy:
+        return _older(name, window_length, periodic, values, {**_OPTIONS, **options})
+
+    body.__name__, body.__doc__ = name, f"{meaning}; periodic, else symmetric."
+    return torchsymbol(getattr(torch, name), factory=True)(body)
+
+
+bartlett_window = _older_form("bartlett_window", _triangle, "Bartlett's triangular window")
+blackman_window = _older_form("blackman_window", _cosines(_BLACKMAN), "Blackman's window of three cosines")
+hann_window = _older_form("hann_window", _cosines(_HANN), "Hann's window")
+
+
+@torchsymbol(torch.hamming_window, factory=True)
+def hamming_window(
+    window_length: Dim, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any
+) -> TensorProxy:
+    """Hamming's window: alpha - beta cos; periodic, else symmetric."""
+    return _older("hamming_window", window_length, periodic, _cosines((alpha, beta)), {**_OPTIONS, **options})
+
+
+@torchsymbol(torch.kaiser_window, factory=True)
+def kaiser_window(window_length: Dim, periodic: bool = True, beta: float = 12.0, **options: Any) -> TensorProxy:
+    """Kaiser's window; periodic, else symmetric."""
+    return _older("kaiser_window", window_length, periodic, _bessel(beta), {**_OPTIONS, **options})

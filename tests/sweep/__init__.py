@@ -1,0 +1,1 @@
+"""Every entry of torch's operator database through forge.jit: `make sweep` writes docs/coverage.md."""
