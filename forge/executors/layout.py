@@ -42,8 +42,8 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
         """A tensor's own."""
-        strides = tuple(tensor.stride())
-        return cls(tuple(tensor.shape), strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+        shape, strides = (tuple(map(_settled, each)) for each in (tensor.shape, tensor.stride()))
+        return cls(shape, strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
 
     @property
     def is_plain(self) -> bool:
@@ -54,6 +54,12 @@ class Layout(NamedTuple):
     def promised(cls, proxy: TensorProxy) -> "Layout":
         """What is promised of a value whose strides are not known: that it is contiguous."""
         return cls(tuple(proxy.shape), contiguous(proxy.shape), proxy.dtype, proxy.device)
+
+
+def _settled(length: Dim) -> Dim:
+    """A symbolic length that can only be one number as that number."""
+    known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
+    return length if known is None else known
 
 
 class Ran(NamedTuple):

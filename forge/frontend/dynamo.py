@@ -29,6 +29,7 @@ from forge.ir import (
     TensorProxy,
     Trace,
     current_trace,
+    differentiable,
     get_grad,
     put_grad,
     recording,
@@ -364,7 +365,7 @@ class _Interpreter:
             function = autocast_mode.Under(function)
         read_args, read_kwargs = self.trace.memory.read_all((args, kwargs))
         if not found.changed:
-            floats = any(map(_is_differentiable, leaves(example))) and not _ends_gradients(function, given, example)
+            floats = any(map(differentiable, leaves(example))) and not _ends_gradients(function, given, example)
             tags = found.tags if floats else found.tags | {Tag.NOT_DIFFERENTIABLE}
             symbol = opaque_symbol(function, name, lambda: fresh(example), tags=tags)
             output = symbol(*read_args, **read_kwargs)
@@ -460,14 +461,10 @@ def _without_gradients(output: Any, example: Any) -> Any:
     if not isinstance(example, (tuple, list)) or not any(getattr(leaf, "requires_grad", False) for leaf in example):
         return output
     found = [
-        prims.detach(ours) if _is_differentiable(theirs) and not theirs.requires_grad else ours
+        prims.detach(ours) if differentiable(theirs) and not theirs.requires_grad else ours
         for ours, theirs in zip(output, example, strict=True)
     ]
     return output if all(map(operator.is_, found, output)) else type(output)(found)
-
-
-def _is_differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _makes_tensors(example: Any) -> bool:

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.frontend.functions import run_alone
 from forge.frontend.program import Unsupported
-from forge.ir import Symbol, TensorProxy, get_grad, needs_grad, put_grad
+from forge.ir import Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.library import quiet, shape_environment
-from forge.torchlang.opaque import differentiable, record_pullback, tracked
+from forge.torchlang.opaque import record_pullback, tracked
 
 aten = torch.ops.aten
 Inline = Callable[[GraphModule, tuple], Any]
@@ -75,7 +75,7 @@ class _Gradient:
             for i in self.wanted:
                 args[i] = tracked(args[i])
             made = self.function(*args)
-        outputs = [leaf for leaf in leaves(made) if isinstance(leaf, torch.Tensor) and differentiable(leaf)]
+        outputs = [leaf for leaf in leaves(made) if differentiable(leaf)]
         pairs = [(output, gradient) for output, gradient in zip(outputs, incoming, strict=True) if output.requires_grad]
         if not pairs:
             return (None,) * len(self.wanted)

@@ -11,6 +11,7 @@ from forge.ir.proxies import (
     NumberProxy,
     Proxy,
     TensorProxy,
+    differentiable,
     short_dtype,
     strides_of,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "Trace",
     "check",
     "current_trace",
+    "differentiable",
     "get_grad",
     "needs_grad",
     "put_grad",

@@ -239,6 +239,11 @@ def _method(name: str) -> Callable:
     return language.methods[name]
 
 
+def differentiable(value: Any) -> bool:
+    """Whether it is a tensor, or the proxy of one, whose dtype has gradients."""
+    return isinstance(value, (TensorProxy, torch.Tensor)) and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
 def _define_operators() -> None:
     def forward(name: str) -> Callable:
         return lambda a, b: _method(name)(a, b)

@@ -7,6 +7,7 @@ import cmath
 import math
 from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -17,11 +18,13 @@ from forge.ir import (
     TensorProxy,
     check,
     current_trace,
+    differentiable,
     get_grad,
     needs_grad,
     put_grad,
     register_grad,
 )
+from forge.ir.pytree import tensors
 from forge.prims.core import (
     check_number_or_tensor,
     check_same_device,
@@ -493,6 +496,20 @@ def _no_derivative_meta(gradient: TensorProxy, of: str) -> TensorProxy:
 no_derivative = make_prim(
     "no_derivative", "no_derivative", meta=_no_derivative_meta, tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE]
 )
+
+
+def refuse_gradient(symbol: Symbol) -> None:
+    """Registers the rule of a prim whose results torch gives a history, though it has no derivative: the backward
+    raises."""
+
+    @register_grad(symbol)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        out = symbol(*args, **kwargs)
+        for result in filter(differentiable, tensors(out)):
+            no_derivative(get_grad(result), symbol.name)
+        for x in filter(needs_grad, tensors((args, kwargs))):
+            put_grad(x, full(x.shape, 0, x.dtype, x.device))
+        return out
 
 
 def binary_rule(symbol: Symbol, derivative: BinaryDerivative) -> None:

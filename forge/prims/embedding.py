@@ -2,12 +2,12 @@
 
 import torch
 
-from forge.ir import Tag
+from forge.prims.elementwise import refuse_gradient
 from forge.prims.library import make_library_prim
 
 embedding_renorm = make_library_prim(
     torch.ops.aten.embedding_renorm.default,
     "The table with the rows that indices name scaled down to max_norm, where their norm is larger.",
     name="embedding_renorm",
-    tags=[Tag.NOT_DIFFERENTIABLE],
 )
+refuse_gradient(embedding_renorm)

@@ -5,14 +5,19 @@ import torch
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
 from forge.prims.creation import full
-from forge.prims.elementwise import FLOAT, check_dtype, no_derivative
+from forge.prims.elementwise import FLOAT, check_dtype, no_derivative, refuse_gradient
 from forge.prims.library import make_library_prim
-from forge.prims.shape import cat, diagonal_backward
+from forge.prims.shape import cat, contiguous, diagonal_backward
 
 
 def mH(x: TensorProxy) -> TensorProxy:
     """The conjugate transpose of each matrix."""
     return x.mT.conj()
+
+
+def column_major(x: TensorProxy) -> TensorProxy:
+    """x with each matrix in memory column by column, as LAPACK gives it."""
+    return contiguous(x.mT).mT
 
 
 def diagonal_matrix(x: TensorProxy) -> TensorProxy:
@@ -246,16 +251,13 @@ def _lu_solve_grad(
 
 # A = L D L^H, of which torch has no gradient
 
+linalg_ldl_factor_ex = make_library_prim(
+    torch.linalg.ldl_factor_ex, "The LDL factorization of symmetric or Hermitian matrices: (LD, pivots, info)."
+)
+refuse_gradient(linalg_ldl_factor_ex)
+
 linalg_ldl_solve = make_library_prim(torch.linalg.ldl_solve, "X with A @ X = B, of an LDL factorization of A.")
-
-
-@register_grad(linalg_ldl_solve)
-def _ldl_solve_grad(LD: TensorProxy, pivots: TensorProxy, B: TensorProxy, *, hermitian: bool = False) -> TensorProxy:
-    out = linalg_ldl_solve(LD, pivots, B, hermitian=hermitian)
-    gradient = no_derivative(get_grad(out), "linalg_ldl_solve")
-    put_grad(B, gradient)
-    put_grad(LD, LD * gradient.sum())
-    return out
+refuse_gradient(linalg_ldl_solve)
 
 
 # A = Q R

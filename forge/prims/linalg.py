@@ -2,10 +2,9 @@
 
 import torch
 
-from forge.ir import Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, check_tensor, like, make_prim, same
 from forge.prims.elementwise import conjugate
-from forge.prims.library import make_library_prim
 from forge.prims.shape import permute
 
 
@@ -50,12 +49,3 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     if needs_grad(b):
         put_grad(b, matmul(_swap_last(conjugate(a)), g))
     return out
-
-
-# factorizations
-
-linalg_ldl_factor_ex = make_library_prim(
-    torch.linalg.ldl_factor_ex,
-    "The LDL factorization of symmetric or Hermitian matrices: (LD, pivots, info).",
-    tags=[Tag.NOT_DIFFERENTIABLE],
-)

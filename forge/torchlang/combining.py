@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Dim, Number, Symbol, Tag, TensorProxy, check
+from forge.ir import Dim, Number, Symbol, TensorProxy, check
 from forge.prims.core import check_dim, same
 from forge.torchlang import joining
 from forge.torchlang.core import View, torchsymbol
@@ -89,7 +89,7 @@ def _count(tensor: TensorProxy, dim: int) -> Dim:
     return count
 
 
-@torchsymbol(torch._chunk_cat, tags=[Tag.NOT_DIFFERENTIABLE])
+@torchsymbol(torch._chunk_cat)
 def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
     """Each tensor in `num_chunks` chunks along `dim`, the last filled up with zeros; the k-th of all side by side.
 

@@ -9,7 +9,18 @@ from typing import Any
 
 import torch
 
-from forge.ir import BoundSymbol, Proxy, Symbol, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
+from forge.ir import (
+    BoundSymbol,
+    Proxy,
+    Symbol,
+    Tag,
+    TensorProxy,
+    current_trace,
+    differentiable,
+    get_grad,
+    needs_grad,
+    put_grad,
+)
 from forge.ir.pytree import leaves, proxies, tensors, tree_map
 
 
@@ -94,7 +105,7 @@ class Pullback:
             by_id = {id(flat[i]): value for i, value in fresh.items()}
             args, kwargs = tree_map(lambda leaf: by_id.get(id(leaf), leaf), (args, kwargs))
             output = self.function(*args, **kwargs)
-        outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and differentiable(leaf)]
+        outputs = [leaf for leaf in leaves(output) if differentiable(leaf)]
         return _gradients(outputs, list(fresh.values()), gradients, create_graph=again)
 
 
@@ -135,11 +146,6 @@ def keep_graph(function: Callable, args: tuple, kwargs: dict, output: Any) -> No
     """Records a call of a function of torch, whose gradients torch's autograd gives from the graph of this one run."""
     wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
     record_with_graph((_forward, _backward), (function, args, kwargs), output, wanted)
-
-
-def differentiable(leaf: TensorProxy | torch.Tensor) -> bool:
-    """Whether its dtype has gradients."""
-    return leaf.dtype.is_floating_point or leaf.dtype.is_complex
 
 
 def _fresh(trace: Any, leaf: Any) -> Any:
@@ -189,7 +195,7 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
     with torch.enable_grad():
         output = function(*args, **kwargs)
     random = not all(map(torch.equal, before, _generators(device)))
-    outputs = [leaf for leaf in leaves(output) if isinstance(leaf, torch.Tensor) and differentiable(leaf)]
+    outputs = [leaf for leaf in leaves(output) if differentiable(leaf)]
     detached = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, output)
     return detached, OpaqueGraph(function, list(fresh.values()), outputs, random)
 

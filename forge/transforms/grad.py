@@ -11,7 +11,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from forge import clang, prims
-from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, check, recording
+from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, check, differentiable, recording
 from forge.ir.grad_rules import RuleCall, grad_rule, run_rule
 from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
@@ -82,7 +82,7 @@ class _Forward:
         """The forward calls that replace `bound`; its outputs keep their names."""
         if Tag.NO_GRAD in bound.tags or Tag.NOT_DIFFERENTIABLE in bound.symbol.tags:
             return [bound]
-        if self.active.isdisjoint(bound.inputs) or not any(_differentiable(out) for out in tensors(bound.output)):
+        if self.active.isdisjoint(bound.inputs) or not any(differentiable(out) for out in tensors(bound.output)):
             return [bound]
         bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
         choice = self.choose(bound, self.active)
@@ -142,16 +142,12 @@ class _Forward:
 
 def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
     known = {output.name for output, _ in call.gets}
-    return any(_differentiable(output) and output.name not in known for output in outputs)
+    return any(differentiable(output) and output.name not in known for output in outputs)
 
 
 def _tagged(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
     """The call, and those inside it, with one more tag."""
     return bound.replace(tags=bound.tags | {tag}, subsymbols=[_tagged(sub, tag) for sub in bound.subsymbols])
-
-
-def _differentiable(proxy: TensorProxy) -> bool:
-    return proxy.dtype.is_floating_point or proxy.dtype.is_complex
 
 
 def _divide(

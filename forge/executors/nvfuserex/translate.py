@@ -101,8 +101,10 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
         raise Untranslatable(decision.reason)
     if proxy.device.type != device and proxy.ndim:
         raise Untranslatable(f"it reads {proxy}, and nvFuser computes on {device}")
-    sizes, strides = map(hint_of, proxy.shape), map(hint_of, proxy.strides)
-    contiguity, order = library.compute_tensor_descriptor(list(sizes), list(strides))
+    sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, proxy.strides))
+    if None in (*sizes, *strides):
+        raise Untranslatable(f"only values decide how long {proxy} is")
+    contiguity, order = library.compute_tensor_descriptor(sizes, strides)
     if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *proxy.strides)):
         _check_for_all_sizes(proxy, order)
     shape = tuple(length if isinstance(length, int) else -1 for length in proxy.shape)
