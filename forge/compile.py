@@ -39,7 +39,7 @@ from forge.executors.executor import (
 from forge.executors.fusion import apart, settled
 from forge.executors.hubex.kernels import HubExecutor
 from forge.executors.later import Growing, Replacement, is_small, is_wanted
-from forge.executors.layout import Layouts
+from forge.executors.layout import Layouts, with_strides
 from forge.executors.recorded import record, why_not
 from forge.executors.selection import Alone, Measured, Measuring
 from forge.executors.torchex.attention import ATTENDING, takes_groups
@@ -495,14 +495,16 @@ def _generate(
     layouts: Layouts | None = None,
     kept: Sequence[str] = (),
     reference: Trace | None = None,
+    strided: Collection[str] = (),
     divide: Callable[[Trace], Trace] | None = None,
 ) -> Generated:
-    """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's.
-    reference: what the values are compared with where that is wanted. divide: has the claimed trace give its results in
-    parts."""
+    """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's,
+    `strided` those that get the strides of eager's. reference: what the values are compared with where that is wanted.
+    divide: has the claimed trace give its results in parts."""
     claimed, made = claim(trace, options.executors, declined, layouts, options.selection)
     claims.extend(made)
     stages.append(claimed)
+    claimed = with_strides(claimed, strided, layouts)
     checked = None
     if options.check is not None and reference is not None and reference.input_names == claimed.input_names:
         checked = Checked(claimed, made, reference, "backward" if own_inputs else "forward")
@@ -527,7 +529,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     if options.memory != "speed":
         with compiled.timed("rematerialize"):
             forward = rematerialize(joint.forward, full, options.may_run_again, mutated)
-            joint = Joint(forward, joint.runs, joint.active)
+            joint = Joint(forward, joint.runs, joint.active, joint.parted)
     with compiled.timed("split"):
         parts = split(joint.forward, full, mutated, [value for each in given for value in each.values or ()])
         effects = program.epilogue
@@ -536,6 +538,8 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     compiled.traces += [joint.forward, parts.forward]
     compiled.saved = parts.saved()
     layouts = Layouts(parts.forward.inputs)
+    outside = names(parts.forward.output[0])
+    strided = [name for name in outside if name in joint.parted]
     with compiled.timed("claim and generate"):
         forward = _generate(
             parts.forward,
@@ -544,7 +548,8 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             compiled.claims,
             declined=compiled.declined,
             layouts=layouts,
-            kept=names(parts.forward.output[0]),
+            kept=outside,
+            strided=strided,
             reference=program.trace,
         )
 
@@ -593,7 +598,8 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
 
     def grow(later: Options, made: _Made) -> Recipe:
         known, chosen = Layouts(parts.forward.inputs), [output for i, output in flowing.items() if usual[i]]
-        forward = _generate(parts.forward, later, made.traces, made.claims, declined=compiled.declined, layouts=known)
+        how = {"declined": compiled.declined, "layouts": known, "strided": strided}
+        forward = _generate(parts.forward, later, made.traces, made.claims, **how)
         backward = _compile_backward(joint, parts, chosen, later, made.backward_traces, made.backward_claims, known)
         return recipe._replace(forward=forward, training=training._replace(backward=backward))
 

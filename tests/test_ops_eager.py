@@ -151,19 +151,20 @@ def _compiled(info: OpInfo, sample: Sample, mode: str, wanted: list[int], change
     try:
         with MODES[mode]():
             jitted(*fresh.args, **fresh.kwargs)
-    except (*NOT_CAPTURED, forge.StrictError):
-        if mode != "dynamic" and not _refused_by_dynamo(info, sample):
+    except Exception as error:
+        tolerated = mode == "dynamic" and isinstance(error, (*NOT_CAPTURED, forge.StrictError))
+        if not tolerated and not _refused_by_dynamo(info, sample, dynamic=mode == "dynamic"):
             raise
         return Direct(info.op, executors=["torch"])
     assert not record_of(jitted).eager, "forge.jit ran it in eager"
     return jitted
 
 
-def _refused_by_dynamo(info: OpInfo, sample: Sample) -> bool:
+def _refused_by_dynamo(info: OpInfo, sample: Sample, *, dynamic: bool) -> bool:
     """Whether Dynamo alone, with a backend that compiles nothing, refuses the call."""
     fresh = copy_of(sample)
     try:
-        torch.compile(info.op, backend="eager", fullgraph=True, dynamic=False)(*fresh.args, **fresh.kwargs)
+        torch.compile(info.op, backend="eager", fullgraph=True, dynamic=dynamic)(*fresh.args, **fresh.kwargs)
     except NOT_CAPTURED:
         return True
     return False

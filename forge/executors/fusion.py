@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, asked, decline
-from forge.executors.layout import Layout, Layouts, contiguous, in_row_major, reinterpreted, restrided
+from forge.executors.layout import RESTRIDED, Layout, Layouts, contiguous, in_row_major, reinterpreted
 from forge.executors.regions import Node, Region, find_regions
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
@@ -37,7 +37,6 @@ _compiling = _Compiling()
 REINTERPRETED = Symbol(
     "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted
 )
-RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
 
 

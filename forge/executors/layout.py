@@ -7,7 +7,7 @@ forge's, which may read memory by its address; an opaque call) is promised to be
 comes from outside; `restrided` keeps such a promise when the program runs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +16,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.bounded import Bounded
 from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
-from forge.ir.pytree import leaves, tensors, tree_map
+from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.structure import key_of, settings
 from forge.ir.undecided import for_all_sizes
 from forge.prims.library import quiet
@@ -323,3 +323,22 @@ def restrided(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         if all(one == other or length == 1 for one, other, length in zip(x.stride(), strides, x.shape, strict=True)):
             return x.as_strided(x.shape, strides)
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
+
+
+def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:
+    """A claimed trace whose outputs `wanted` have the strides that were noted of them when the program was recorded."""
+    known = {} if layouts is None else layouts.values
+    calls, made = [], {}
+    for proxy in tensors(trace.output):
+        strides, there = proxy.strides, known.get(proxy.name)
+        if proxy.name not in wanted or strides is None or not set(names(strides)).issubset(trace.input_names):
+            continue
+        if isinstance(there, Layout) and there.strides == strides and proxy.name not in layouts.uncertain:
+            continue
+        made[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
+        calls.append(BoundSymbol(RESTRIDED, (proxy, strides), {}, new))
+    output = tree_map(lambda leaf: made.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, trace.output)
+    return trace.derive(trace.stage, [*trace.bound_symbols, *calls], output=output) if calls else trace

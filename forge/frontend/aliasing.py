@@ -46,15 +46,16 @@ def _reconcile(
     allocates = isinstance(output, TensorProxy) and _allocates(call)
     if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
         return output if any(output is handle for handle in same) else same[0]
-    shared = None if allocates else places.get(_place(example))
+    there = places.get(_place(example))
+    shared = None if allocates else there
     known = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in given)
+    if itself:
+        return output if there is None else memory.another(output, _alias_step())
     if shared is None:
-        if known is not None and known.chain and not itself:
+        if known is not None and known.chain:
             memory.refs[output.name] = Ref.own(output)
         return output
-    if itself:
-        return memory.another(output, _alias_step())
     base, fake = shared
     if _follows(known, memory.ref(base)):
         return output
@@ -76,11 +77,13 @@ def _allocates(call: str) -> bool:
 
     What a composite operator's schema says of memory is not to be relied on.
     """
-    packet = getattr(torch.ops.aten, call.rpartition(".")[2], None)
+    operator = call.removeprefix("torch.ops.aten.")
+    name, _, overload = operator.partition(".") if operator != call else (call.rpartition(".")[2], "", "")
+    packet = getattr(torch.ops.aten, name, None)
     if not call.startswith("torch.") or not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
-    overloads = [getattr(packet, name) for name in packet.overloads() if not name.endswith("out")]
-    return not any(map(_may_alias, overloads))
+    overloads = [overload] if overload else [each for each in packet.overloads() if not each.endswith("out")]
+    return not any(_may_alias(getattr(packet, each)) for each in overloads)
 
 
 def _may_alias(overload: torch._ops.OpOverload) -> bool:

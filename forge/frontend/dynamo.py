@@ -318,18 +318,21 @@ class _Interpreter:
                 self.item(handle, number)
 
     def note(self, node: Node, output: Any, example: Any) -> None:
-        """Gives a new value the user's name and the strides that Dynamo saw."""
+        """Gives a new value the user's name and the strides that Dynamo saw; several values, their strides."""
         if isinstance(output, TensorProxy):
-            if isinstance(example, torch.Tensor):
-                output.strides, output.offset = tuple(example.stride()), example.storage_offset()
-                if CHECK_META:
-                    compare_meta(node, output, example)
+            self.note_strides(node, output, example)
             if output.name.startswith("t") and output.name[1:].isdigit() and not _AUTOMATIC.fullmatch(node.name):
                 self.rename(output, node.name)
-        elif CHECK_META and isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
+        elif isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
             for item, expected in zip(output, example, strict=True):
                 if isinstance(item, TensorProxy):
-                    compare_meta(node, item, expected)
+                    self.note_strides(node, item, expected)
+
+    def note_strides(self, node: Node, output: TensorProxy, example: Any) -> None:
+        if isinstance(example, torch.Tensor):
+            output.strides, output.offset = tuple(example.stride()), example.storage_offset()
+            if CHECK_META:
+                compare_meta(node, output, example)
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
         before = proxy.name

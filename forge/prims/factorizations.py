@@ -7,17 +7,12 @@ from forge.prims.core import check_same_device, check_tensor, known, like, make_
 from forge.prims.creation import full
 from forge.prims.elementwise import FLOAT, check_dtype, no_derivative, refuse_gradient
 from forge.prims.library import make_library_prim
-from forge.prims.shape import cat, contiguous, diagonal_backward
+from forge.prims.shape import cat, diagonal_backward
 
 
 def mH(x: TensorProxy) -> TensorProxy:
     """The conjugate transpose of each matrix."""
     return x.mT.conj()
-
-
-def column_major(x: TensorProxy) -> TensorProxy:
-    """x with each matrix in memory column by column, as LAPACK gives it."""
-    return contiguous(x.mT).mT
 
 
 def diagonal_matrix(x: TensorProxy) -> TensorProxy:

@@ -230,8 +230,7 @@ def _product(op: str, input: TensorProxy, tau: TensorProxy) -> TensorProxy:
     )
     V, T = _reflections(op, input, tau)
     rows, columns = input.shape[-2:]
-    identity = prims.widened(prims.identity_like(input, columns), rows, columns)
-    return prims.column_major(identity - V @ (T @ prims.mH(V[..., :columns, :])))
+    return prims.widened(prims.identity_like(input, columns), rows, columns) - V @ (T @ prims.mH(V[..., :columns, :]))
 
 
 @torchsymbol(torch.linalg.householder_product)
@@ -274,5 +273,5 @@ def ormqr(
     V, T = _reflections("ormqr", input, input2)
     T = prims.mH(T) if transpose else T
     if left:
-        return prims.column_major(input3 - V @ (T @ (prims.mH(V) @ input3)))
-    return prims.column_major(input3 - ((input3 @ V) @ T) @ prims.mH(V))
+        return input3 - V @ (T @ (prims.mH(V) @ input3))
+    return input3 - ((input3 @ V) @ T) @ prims.mH(V)

@@ -64,8 +64,8 @@ def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Tripl
         U, S, Vh = prims.linalg_svd(input, not some)
         return results.svd((U, S, prims.mH(Vh)))
     batch, rows, columns = input.shape[:-2], *input.shape[-2:]
-    left, right = (prims.full((*batch, side, side), 0, input.dtype, input.device) for side in (rows, columns))
-    return results.svd((left, svdvals(input), prims.column_major(right)))
+    zeros = [prims.full((*batch, side, side), 0, input.dtype, input.device) for side in (rows, columns)]
+    return results.svd((zeros[0], svdvals(input), zeros[1]))
 
 
 # inverses of what has none, ranks

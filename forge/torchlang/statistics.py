@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy, check
+from forge.ir.pytree import tensors
 from forge.prims.core import check_dim, known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.special import lerp
@@ -140,7 +141,9 @@ def histogramdd(
     """
     check_tensor("histogramdd", input=input)
     range = None if range is None else tuple(range)
-    return torch.return_types.histogramdd(prims.histogramdd(input, bins, range, weight, density))
+    counts, edges = prims.histogramdd(input, bins, range, weight, density)
+    given = tuple(bins) if isinstance(bins, Sequence) else ()
+    return torch.return_types.histogramdd((counts, given if tensors(given) else edges))
 
 
 # segments

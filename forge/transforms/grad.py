@@ -43,13 +43,17 @@ class RuleRun:
 class Joint:
     """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
 
-    `active` names the values through which gradients flow.
+    `active` names the values through which gradients flow, `parted` those of calls that are taken apart, and what is
+    computed from these: their strides may be others than those of the calls' own results.
     """
 
-    def __init__(self, forward: Trace, runs: list[RuleRun], active: set[str]) -> None:
+    def __init__(
+        self, forward: Trace, runs: list[RuleRun], active: set[str], parted: Collection[str] = frozenset()
+    ) -> None:
         self.forward = forward
         self.runs = runs
         self.active = active
+        self.parted = parted
 
 
 def differentiate(
@@ -63,11 +67,18 @@ def differentiate(
     Raises NotImplementedError naming a prim that has no rule.
     """
     new = trace.derive("forward")
-    walker = _Forward(new, set(wanted), choose, again)
+    walker, parted = _Forward(new, set(wanted), choose, again), set()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
-            new.bound_symbols.extend(walker.visit(bound))
-    return Joint(new, walker.runs, walker.active)
+            calls = walker.visit(bound)
+            new.bound_symbols.extend(calls)
+            if not _stays_whole(bound, calls) or not parted.isdisjoint(bound.inputs):
+                parted.update(bound.outputs)
+    return Joint(new, walker.runs, walker.active, parted)
+
+
+def _stays_whole(bound: BoundSymbol, calls: Sequence[BoundSymbol]) -> bool:
+    return len(calls) == 1 and (calls[0] is bound or Tag.ATOMIC in calls[0].tags)
 
 
 class _Forward:
@@ -175,7 +186,7 @@ def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collectio
         kept.puts = [put for put in run.puts if put[1].name not in dropped]
         if kept.puts:
             runs.append(kept)
-    return Joint(joint.forward, runs, joint.active)
+    return Joint(joint.forward, runs, joint.active, joint.parted)
 
 
 def backward(joint: Joint, seeds: dict[str, TensorProxy], wanted: Sequence[Proxy]) -> Trace:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree
 
 import forge
 
@@ -54,6 +55,28 @@ def test_what_torch_has_no_derivative_of_raises_in_the_backward_and_only_there(n
         with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
             result.sum().backward()
     assert a.grad is None and b.grad is None
+
+
+TAKEN_APART = {
+    "linalg.solve": lambda a, b: torch.linalg.solve(a, b),
+    "a view of linalg.solve": lambda a, b: torch.linalg.solve(a, b)[1:],
+    "linalg.norm": lambda a, b: torch.linalg.norm(a.expand(3, 3, 3), ord="nuc", dim=(1, 2), keepdim=True),
+    "renorm": lambda a, b: torch.renorm(b.t(), 2, 0, 1.0),
+    "svd": lambda a, b: torch.svd(a, compute_uv=False),
+    "several": lambda a, b: (torch.linalg.solve(a, b), b * 2, torch.orgqr(a, a[0])),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN_APART)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_that_need_a_gradient_have_the_strides_of_eagers(name, dynamic):
+    function = TAKEN_APART[name]
+    given = [torch.randn(3, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)]
+    for executors in (["torch"], ["inductor", "torch"]):
+        jitted = forge.jit(function, fullgraph=True, executors=executors, dynamic=dynamic)
+        ours, eager = (_pytree.tree_leaves(run(*given)) for run in (jitted, function))
+        torch.testing.assert_close(ours, eager)
+        assert [each.stride() for each in ours] == [each.stride() for each in eager]
 
 
 def test_no_grad_around_the_call_records_nothing():
