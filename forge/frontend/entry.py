@@ -34,7 +34,7 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters
-from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
+from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental import _config as shapes_config
 from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
@@ -335,18 +335,21 @@ def _of_backend(failure: BackendCompilerFailed) -> Exception:
     return inner.reason if isinstance(inner, Refused) else inner
 
 
+_OTHER_DEVICES = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())  # torch 2.12 and later have it
+
+
 def _as_torch_raises(failure: TorchRuntimeError | Unsupported) -> Exception:
     """What torch, or Python, raised while Dynamo ran a call on fake tensors, with the user's line and the call as a
     note, where there is such an error: Dynamo's own says it in twenty lines. A graph break is Dynamo's."""
     cause: BaseException | None = failure
-    while cause is not None and not isinstance(cause, FakeTensorDeviceMismatchError):
+    while cause is not None and not isinstance(cause, _OTHER_DEVICES):
         if type(cause).__module__ == "builtins":
             break
         cause = cause.__cause__ or cause.__context__
     is_break = isinstance(failure, Unsupported) and getattr(failure, "gb_type", None) not in _WRONG_CALLS
     if not isinstance(cause, Exception) or is_break:
         return failure
-    if isinstance(cause, FakeTensorDeviceMismatchError):
+    if isinstance(cause, _OTHER_DEVICES):
         cause = RuntimeError(str(cause))
     for note in filter(None, (_place(failure), _call_in_words(str(failure)))):
         cause.add_note(note)
