@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from forge.executors.executor import FusionExecutor
-from forge.ir import BoundSymbol, Tag
+from forge.ir import BoundSymbol, NumberProxy, Tag
+from forge.ir.pytree import names, proxies, tensors
 
 BARRIERS = frozenset({Tag.EFFECT})
 ORDERED = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.SYNCHRONIZING})
@@ -61,11 +62,22 @@ class Region:
 
 def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | Region"]:
     """The program's cuts and regions in an order in which they can run; views are in none of them."""
+    _read_lengths(nodes)
     makers = _link(nodes)
     _count_cuts(nodes, makers)
     _move_leaves(nodes)
     _move_late(nodes, set(outputs))
     return _plan(nodes)
+
+
+def _read_lengths(nodes: Sequence[Node]) -> None:
+    """A call reads the numbers, made before it, of which its tensors' lengths are made: a region is given them."""
+    made: set[str] = set()
+    for node in nodes:
+        if made:
+            shapes = [x.shape for x in tensors((node.bound.args, node.bound.kwargs, node.bound.output))]
+            node.reads += [name for name in dict.fromkeys(names(shapes)) if name in made and name not in node.reads]
+        made.update(each.name for each in proxies(node.bound.output) if isinstance(each, NumberProxy))
 
 
 def _link(nodes: Sequence[Node]) -> dict[str, Node]:

@@ -290,12 +290,30 @@ class _Interpreter:
     def item(self, x: TensorProxy, example: Any) -> Any:
         if not isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return example
-        number = NumberProxy(str(example.node.expr), example)
+        self.number(prims.item, (self.trace.memory.read(x),), example)
+        return example
+
+    def number(self, symbol: Symbol, args: tuple, value: Any) -> None:
+        """Records the reading of a number that is known when the program runs."""
+        number = NumberProxy(str(value.node.expr), value)
         if number.name not in self.numbers:
             self.numbers.add(number.name)
             self.trace.names.add(number.name)
-            self.trace.record(BoundSymbol(prims.item, (self.trace.memory.read(x),), {}, number))
-        return example
+            self.trace.record(BoundSymbol(symbol, args, {}, number))
+
+    def read_lengths(self, name: str, output: Any, example: Any) -> None:
+        """What the values that a call was given decide of how long its results are: numbers that the results tell."""
+        unread = {*map(str, free_unbacked_symbols(_real_tensors(example)))} - set(self.trace.names)
+        for made, fake in zip(leaves(output), leaves(example), strict=True):
+            for dim, count in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
+                if str(count) in unread:
+                    unread.discard(str(count))
+                    self.number(prims.length, (made, dim), count)
+        if unread:
+            raise Unsupported(
+                f"how long the result of {name} is depends on the values that it is given",
+                "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
+            )
 
     def counted(self, given: list[Pair], arguments: Any) -> Any:
         """The arguments with a number where an integer in a 0-d tensor was read as one."""
@@ -356,12 +374,6 @@ class _Interpreter:
         Raises Unsupported where the values that it is given decide how long its result is."""
         if self.native:
             raise Unsupported(f"torchlang does not have {name}")
-        for symbol in free_unbacked_symbols([leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]):
-            if str(symbol) not in self.trace.names:
-                raise Unsupported(
-                    f"how long the result of {name} is depends on the values that it is given",
-                    "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
-                )
         grad_mode.note(self.trace)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast_mode.is_enabled() else name)
         if autocast_mode.is_enabled():
@@ -373,6 +385,7 @@ class _Interpreter:
             symbol = opaque_symbol(function, name, lambda: fresh(example), tags=tags)
             output = symbol(*read_args, **read_kwargs)
             self.reinterpret(symbol, output, example, args, kwargs)
+            self.read_lengths(name, output, example)
             return output
         flat = list(leaves((args, kwargs)))
         changed = [flat[i] for i in found.changed]

@@ -14,7 +14,7 @@ import torch
 from forge import prims
 from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, current_trace, recording
 from forge.ir.memory import Memory, Storage
-from forge.ir.pytree import names, proxies, rename, tree_map
+from forge.ir.pytree import leaves, names, proxies, rename, tree_map
 from forge.ir.source import Source
 from forge.ir.symbol import substitute
 
@@ -81,7 +81,9 @@ class _Finisher:
         self.value_of: dict[int, TensorProxy] = {}
         self.taken: set[str] = set(self.inputs) | set(trace.constants)
         self.written = {storage.root.name for storage in memory.written}
-        self.items = {bound.output.name: bound for bound in trace.bound_symbols if bound.symbol is prims.item}
+        self.items = {
+            bound.output.name: bound for bound in trace.bound_symbols if bound.symbol in (prims.item, prims.length)
+        }
 
     def value(self, storage: Storage) -> TensorProxy:
         """The storage's final value, as a value of the trace that nothing else shares."""
@@ -95,14 +97,18 @@ class _Finisher:
             self.values.append(known)
         return known
 
+    def numbers(self, of: Any) -> list[BoundSymbol]:
+        """The readings of the numbers that what is in a nest is made of, as the epilogue can do them."""
+        return [self.read(self.items[name]) for name in dict.fromkeys(names(of)) if name in self.items]
+
     def read(self, item: BoundSymbol) -> BoundSymbol:
         """A number's reading from a tensor, as the epilogue can do it: from an input that stays, or a value."""
-        (tensor,) = item.args
+        tensor, *rest = item.args
         if tensor.name not in self.inputs or tensor.name in self.written:
             tensor = prims.clone(tensor) if tensor.name in self.taken else tensor
             self.taken.add(tensor.name)
             self.values.append(tensor)
-        return BoundSymbol(item.symbol, (tensor,), {}, item.output)
+        return BoundSymbol(item.symbol, (tensor, *rest), {}, item.output)
 
 
 def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
@@ -115,6 +121,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
         written = [storage for storage in memory.written if storage.root.name in inputs]
         writes = [(storage, finisher.value(storage)) for storage in written]
         plan = tree_map(lambda leaf: _Planned(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
+        numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _Planned)])
     trace.output = tuple(finisher.values)
     mutated = [inputs[storage.root.name] for storage in written]
     simple = (
@@ -125,7 +132,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
     )
     if simple and [each.base.name for each in plan] == [value.name for value in finisher.values]:
         return Program(trace, None, mutated, grad=grad)
-    return Program(trace, _epilogue(trace, finisher, writes, plan, grad), mutated, grad=grad)
+    return Program(trace, _epilogue(trace, finisher, writes, plan, numbers, grad), mutated, grad=grad)
 
 
 class _Planned:
@@ -136,7 +143,6 @@ class _Planned:
         storage = ref.storage
         self.chain = ref.chain
         needed = [tensor.name for step in self.chain for tensor in step.tensors]
-        lengths = dict.fromkeys(name for step in self.chain for name in names((step.args, step.kwargs)))
         self.elsewhere = storage.root.name in finisher.memory.elsewhere
         self.from_input = storage.root.name in finisher.inputs and finisher.inputs.issuperset(needed)
         if self.from_input:
@@ -146,7 +152,7 @@ class _Planned:
             finisher.values.append(self.base)
         else:
             self.base = finisher.value(storage)
-        self.items = [finisher.read(finisher.items[name]) for name in lengths if self.chain and name in finisher.items]
+        self.items = finisher.numbers([(step.args, step.kwargs) for step in self.chain])
 
     @property
     def is_value(self) -> bool:
@@ -194,11 +200,18 @@ class _Epilogue:
 
 
 def _epilogue(
-    trace: Trace, finisher: _Finisher, writes: list[tuple[Storage, TensorProxy]], plan: Any, grad: bool
+    trace: Trace,
+    finisher: _Finisher,
+    writes: list[tuple[Storage, TensorProxy]],
+    plan: Any,
+    numbers: list[BoundSymbol],
+    grad: bool,
 ) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
     with recording(epilogue), epilogue.tagged({Tag.SINGLE}):
         writer = _Epilogue(grad, finisher.memory.inference)
+        for number in numbers:
+            epilogue.record(number)
         for storage, value in writes:
             writer.write(storage, value)
         epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _Planned) else leaf, plan)

@@ -11,6 +11,7 @@ from forge.ir.state import state
 Dim = int | torch.SymInt
 Number = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
 NUMBER_TYPES = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+GUESS = 128  # a length that values decide
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 INT_TYPES = (int, torch.SymInt)
 
@@ -36,8 +37,13 @@ def short_dtype(dtype: torch.dtype) -> str:
 
 
 def hint_of(length: Dim) -> int:
-    """A length; of a symbolic one, what it was when the program was recorded."""
-    return length.node.hint if isinstance(length, SYMBOLIC_TYPES) else length
+    """A length; of a symbolic one, what it was when the program was recorded, or a guess where values decide it."""
+    if not isinstance(length, SYMBOLIC_TYPES):
+        return length
+    if length.node.hint is not None:
+        return length.node.hint
+    expression = length.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, GUESS)))
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[Dim, ...] | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true, statically_known_true
 
 from forge.ir import NUMBER_TYPES, Dim, Symbol, Tag, TensorProxy, check, current_trace
 
@@ -62,8 +62,11 @@ def check_dims(op: str, dims: Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two lengths are equal; a symbolic one is guarded on only when the answer is not known."""
-    return a is b or bool(a == b)
+    """Whether two lengths are equal; a symbolic one is guarded on only when the answer is not known.
+
+    Where values decide it, they are taken to be equal, which what runs checks; a length is not taken to be 1.
+    """
+    return a is b or (guard_or_false if isinstance(b, int) and b == 1 else guard_or_true)(a == b)
 
 
 def known(condition: Any) -> bool:

@@ -134,3 +134,14 @@ def _item_meta(x: TensorProxy) -> NumberProxy:
 
 
 item = make_prim("item", "item", meta=_item_meta, tags=[Tag.SYNCHRONIZING])
+
+
+def _length_meta(x: TensorProxy, dim: int) -> NumberProxy:
+    """How long a tensor is along a dim, where values decided that. Source: torch.Tensor.size.
+
+    Its symbol is Dynamo's, as item's.
+    """
+    raise NotImplementedError("length: a length that values decide has no symbol while tracing; use forge.jit")
+
+
+length = make_prim("length", "length", meta=_length_meta, tags=[Tag.SYNCHRONIZING])

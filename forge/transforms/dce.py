@@ -2,19 +2,24 @@
 
 from collections.abc import Iterable
 
-from forge.ir import BoundSymbol, Tag, Trace
+from forge.ir import BoundSymbol, NumberProxy, Tag, Trace
+from forge.ir.pytree import names, tensors
 
 KEPT = frozenset({Tag.EFFECT, Tag.RANDOM})
 
 
 def live_calls(calls: list[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
-    """The calls that `needed` names depend on, and those with effects, in order."""
+    """The calls that `needed` names depend on, and those with effects, in order. A number that a call reads from a
+    tensor is needed where a length is made of it: a backward may ask for that."""
     wanted = set(needed)
+    numbers = {bound.output.name for bound in calls if isinstance(bound.output, NumberProxy)}
     kept = []
     for bound in reversed(calls):
         if not wanted.isdisjoint(bound.outputs) or not KEPT.isdisjoint(bound.all_tags):
             kept.append(bound)
             wanted.update(bound.inputs)
+            if numbers:
+                wanted.update(numbers.intersection(names([x.shape for x in tensors(bound.output)])))
     kept.reverse()
     return kept
 

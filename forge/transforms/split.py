@@ -124,7 +124,8 @@ def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Se
     not saved. The inputs `mutated` are written to after the forward: what the
     backward reads of their memory is saved as a copy. The values `also` are saved in any case.
     """
-    lengths = {proxy.name for proxy in forward.inputs if isinstance(proxy, NumberProxy)}
+    made = (bound.output for bound in forward.bound_symbols)
+    lengths = {proxy.name for proxy in (*forward.inputs, *made) if isinstance(proxy, NumberProxy)}
     more = [proxy.name for proxy in also]
     wanted = {*free_names(backward, lengths), *more, *forward.output_names}
     calls = unfold(forward.bound_symbols, wanted)

@@ -8,6 +8,7 @@ import torch
 from support import rounded
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import forge
 from forge.records import record_of
@@ -209,18 +210,43 @@ LENGTHS_FROM_VALUES: dict[str, Callable] = {
     "a mask": lambda x, y: (x[x > 0] * 2).expand_as(y[y > 0]) * y[y > 0],
     "nonzero": lambda x, y: (x.nonzero() * 2).sum() + y,
     "a length from a mask": lambda x, y: torch.arange(x[x > 0].shape[0]).expand_as(y[y > 0]) * y[y > 0],
+    "a length that only the backward needs": lambda x, y: (x[x > 0] ** 2).sum() + y,
+    "views": lambda x, y: (x[x > 0][1:], y[y > 0].view(-1, 1).t()),
+    "joined": lambda x, y: torch.cat([x[x > 0], y]).relu(),
+    "masked_select": lambda x, y: torch.masked_select(x, y > 0).sin() * y.sum(),
+    "repeat_interleave": lambda x, y: torch.repeat_interleave(x, y.long().abs() + 1),
+    "index_put": lambda x, y: x.index_put((y.nonzero()[:, 0],), torch.ones(())),
+    "unique": lambda x, y: torch.unique(x.detach().round(), return_counts=True)[1] * y.sum(),
+    "a number": lambda x, y: (x + y, x[x > 0].shape[0] + 1),
 }
 
 
-@pytest.mark.filterwarnings("ignore:forge. a graph runs in eager")
+@pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]], ids=lambda names: names[0])
 @pytest.mark.parametrize("name", LENGTHS_FROM_VALUES)
-def test_a_length_that_values_decide_runs_in_eager_and_says_so(name: str) -> None:
+def test_a_length_that_values_decide_is_a_number_of_the_program(name: str, executors: list[str]) -> None:
     function = LENGTHS_FROM_VALUES[name]
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        jitted = forge.jit(function)
-        for count in (3, 2, 4):
-            x = torch.tensor([1.0] * count + [-1.0] * (5 - count))
-            torch.testing.assert_close(jitted(x, x.flip(0)), function(x, x.flip(0)))
+    jitted = forge.jit(function, fullgraph=True, executors=executors)
+    for count in (3, 2, 4):
+        found = []
+        for run in (jitted, function):
+            x = torch.tensor([1.0] * count + [-1.0] * (5 - count), requires_grad=True)
+            y = x.detach().flip(0).requires_grad_()
+            results = run(x, y)
+            flowing = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
+            gradients = torch.autograd.grad([each.sum() for each in flowing], (x, y), allow_unused=True)
+            found.append((results, gradients))
+        torch.testing.assert_close(*found)
+    assert forge.explain(jitted).graphs == 1 and not forge.explain(jitted).eager
+
+
+@pytest.mark.filterwarnings("ignore:forge. a graph runs in eager")
+def test_a_length_that_cannot_be_read_of_a_result_runs_in_eager_and_says_so() -> None:
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.tensor_split(x * 2, torch.tensor([1, 3]))
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        jitted = forge.jit(parts)
+        torch.testing.assert_close(jitted(torch.arange(5.0)), parts(torch.arange(5.0)))
         assert all("depends on the values" in reason for reason in forge.explain(jitted).eager)
         assert forge.explain(jitted).eager
 

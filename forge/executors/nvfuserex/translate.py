@@ -102,8 +102,6 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
     if proxy.device.type != device and proxy.ndim:
         raise Untranslatable(f"it reads {proxy}, and nvFuser computes on {device}")
     sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, proxy.strides))
-    if None in (*sizes, *strides):
-        raise Untranslatable(f"only values decide how long {proxy} is")
     contiguity, order = library.compute_tensor_descriptor(sizes, strides)
     if any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *proxy.strides)):
         _check_for_all_sizes(proxy, order)

@@ -14,7 +14,14 @@ def with_data(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new
 
 
-run_prims({prims.copy_: torch.Tensor.copy_, prims.item: torch.Tensor.item, prims.alias: torch.ops.aten.alias.default})
+run_prims(
+    {
+        prims.copy_: torch.Tensor.copy_,
+        prims.item: torch.Tensor.item,
+        prims.length: torch.Tensor.size,
+        prims.alias: torch.ops.aten.alias.default,
+    }
+)
 
 
 @run_prim(prims.copy_data_)
