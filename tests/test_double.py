@@ -22,10 +22,6 @@ EAGER_IS_WRONG = ("embedding", "nn.functional.embedding")  # scale_grad_by_freq 
 
 # what forge says has no second gradient
 REFUSED = {
-    "nn.functional.grid_sample": "prims.grid_sampler_backward has no gradient rule",
-    "grid_sampler": "prims.grid_sampler_backward has no gradient rule",
-    "grid_sampler_2d": "prims.grid_sampler_backward has no gradient rule",
-    "grid_sampler_3d": "prims.grid_sampler_backward has no gradient rule",
     "nn.functional.scaled_dot_product_attention": "draws random numbers",
     "nn.functional.embedding": "no second gradient with scale_grad_by_freq",
     "embedding": "no second gradient with scale_grad_by_freq",

@@ -9,7 +9,7 @@ from forge.clang.core import broadcast_shapes, clangop, convert, expand_to
 from forge.clang.elementwise import abs, conj, sgn, sqrt, squared_size, where
 from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
-from forge.ir import Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Number, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
 
 
 @clangop()
@@ -108,6 +108,9 @@ def _norm_of(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool) 
 def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
     out = vector_norm(x, ord, dims, keepdim)
     g, norm = get_grad(out), out
+    if ord == 0:  # as torch has it
+        end_grad(x)
+        return out
     if not keepdim and dims:
         g, norm = keep_dims(g, x, dims), keep_dims(norm, x, dims)
     put_grad(x, _norm_slope(x, ord, dims, norm, g))
@@ -116,7 +119,7 @@ def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdi
 
 def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
     """torch's gradient of a norm: 0 where the norm is 0 and has no slope."""
-    if ord == 0 or prims.known(x.numel() == 0):
+    if prims.known(x.numel() == 0):
         return x * 0
     if not dims or ord == 1:
         return sgn(x) * g

@@ -45,13 +45,16 @@ def _reconcile(
     same = [handle for handle, fake in given if fake is example]
     allocates = isinstance(output, TensorProxy) and _allocates(call)
     if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
-        return output if any(output is handle for handle in same) else same[0]
+        given_back = output if any(output is handle for handle in same) else same[0]
+        return prims.clone(given_back) if allocates else given_back
     there = places.get(_place(example))
     shared = None if allocates else there
     known = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in given)
     if itself:
-        return output if there is None else memory.another(output, _alias_step())
+        if there is None:
+            return prims.clone(output) if allocates else output
+        return memory.another(output, _alias_step())
     if shared is None:
         if known is not None and known.chain:
             memory.refs[output.name] = Ref.own(output)
@@ -82,13 +85,17 @@ def _allocates(call: str) -> bool:
     packet = getattr(torch.ops.aten, name, None)
     if not call.startswith("torch.") or not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
-    overloads = [overload] if overload else [each for each in packet.overloads() if not each.endswith("out")]
-    return not any(_may_alias(getattr(packet, each)) for each in overloads)
+    names = [overload] if overload else [each for each in packet.overloads() if not each.endswith("out")]
+    overloads = [each for each in (getattr(packet, name) for name in names) if _has_kernel(each)]
+    return bool(overloads) and not any(map(_may_alias, overloads))
+
+
+def _has_kernel(overload: torch._ops.OpOverload) -> bool:
+    """Else it is TorchScript's, of numbers and lists."""
+    return torch._C._dispatch_has_kernel(overload.name())
 
 
 def _may_alias(overload: torch._ops.OpOverload) -> bool:
-    if not torch._C._dispatch_has_kernel(overload.name()):  # TorchScript's, of numbers and lists
-        return False
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
     return composite or any(each.alias_info is not None for each in overload._schema.returns)
 

@@ -1,7 +1,7 @@
 """What a program is: symbols, proxies, traces, printing. Imports nothing else of forge."""
 
 from forge.ir.checks import check
-from forge.ir.grad_rules import get_grad, needs_grad, put_grad, register_grad
+from forge.ir.grad_rules import end_grad, get_grad, needs_grad, put_grad, register_grad
 from forge.ir.proxies import (
     INT_TYPES,
     NUMBER_TYPES,
@@ -36,6 +36,7 @@ __all__ = [
     "check",
     "current_trace",
     "differentiable",
+    "end_grad",
     "get_grad",
     "needs_grad",
     "put_grad",

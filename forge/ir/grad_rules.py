@@ -41,13 +41,14 @@ def grad_rule(symbol: Symbol) -> Callable | None:
 class RuleCall:
     """What one run of a rule asked for and gave: `gets` pairs an output with the stand-in for its gradient; `puts` are
     an argument, a gradient, and the outputs without whose gradients it is none. `before` is how many calls it had
-    recorded when it first asked for one."""
+    recorded when it first asked for one. `ends`: it said that an argument has no gradient, None."""
 
-    __slots__ = ("active", "before", "gets", "puts")
+    __slots__ = ("active", "before", "ends", "gets", "puts")
 
     def __init__(self, active: Callable[[TensorProxy], bool]) -> None:
         self.active = active
         self.before: int | None = None
+        self.ends = False
         self.gets: list[tuple[TensorProxy, TensorProxy]] = []
         self.puts: list[tuple[TensorProxy, TensorProxy, tuple[TensorProxy, ...]]] = []
 
@@ -94,6 +95,13 @@ def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorPro
     call = _rule_call("put_grad")
     if gradient is not None and isinstance(argument, TensorProxy) and call.active(argument):
         call.puts.append((argument, gradient, of))
+
+
+def end_grad(argument: Any) -> None:
+    """Says that an argument's gradient is None, though the outputs whose gradients the rule asked for have a history:
+    torch's x.norm(0)."""
+    call = _rule_call("end_grad")
+    call.ends = call.ends or (isinstance(argument, TensorProxy) and call.active(argument))
 
 
 def needs_grad(argument: Any) -> bool:

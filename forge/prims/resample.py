@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from forge.ir import Dim, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Dim, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
 
 Lengths = tuple[Dim, ...]
@@ -149,6 +149,9 @@ def _pad_edges_grad(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
 # grids
 
 
+_NEAREST = 1
+
+
 def _grid_sampler_meta(
     x: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> TensorProxy:
@@ -207,6 +210,38 @@ def _grid_sampler_backward_meta(
 
 
 grid_sampler_backward = make_prim("grid_sampler_backward", "grid_sampler_backward", meta=_grid_sampler_backward_meta)
+
+
+def _grid_sampler_double_backward_meta(
+    of_x: TensorProxy | None, of_grid: TensorProxy, g: TensorProxy, x: TensorProxy, grid: TensorProxy, *how: object
+) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """The gradients of g, x and grid from those of grid_sampler_backward's results; how: its other arguments.
+
+    Source: the derivative of aten.grid_sampler_2d_backward.
+    """
+    check_tensor("prims.grid_sampler_double_backward", of_grid=of_grid, g=g, x=x, grid=grid)
+    return like(g), like(x), like(grid)
+
+
+grid_sampler_double_backward = make_prim(
+    "grid_sampler_double_backward", "grid_sampler_double_backward", meta=_grid_sampler_double_backward_meta
+)
+
+
+@register_grad(grid_sampler_backward)
+def _grid_sampler_backward_grad(
+    g: TensorProxy, x: TensorProxy, grid: TensorProxy, *how: object
+) -> tuple[TensorProxy | None, TensorProxy]:
+    of_x, of_grid = grid_sampler_backward(g, x, grid, *how)
+    incoming = (None if of_x is None else get_grad(of_x), get_grad(of_grid))
+    of_g, of_x_again, of_grid_again = grid_sampler_double_backward(*incoming, g, x, grid, *how)
+    put_grad(g, of_g)
+    put_grad(grid, of_grid_again)
+    if how[0] == _NEAREST:
+        end_grad(x)
+    else:
+        put_grad(x, of_x_again, of=(of_grid,))
+    return of_x, of_grid
 
 
 @register_grad(grid_sampler)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import TensorProxy, check
+from forge.ir import TensorProxy, check, end_grad, get_grad, put_grad, register_grad
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import check_tensor
 
@@ -275,3 +275,17 @@ def ormqr(
     if left:
         return input3 - V @ (T @ (prims.mH(V) @ input3))
     return input3 - ((input3 @ V) @ T) @ prims.mH(V)
+
+
+@register_grad(ormqr)
+def _ormqr_grad(
+    input: TensorProxy, input2: TensorProxy, input3: TensorProxy, left: bool = True, transpose: bool = False
+) -> TensorProxy:
+    """Where a tensor is empty, torch gives none of the reflections a gradient."""
+    if not any(prims.known(x.numel() == 0) for x in (input, input2, input3)):
+        return NotImplemented
+    out = ormqr(input, input2, input3, left, transpose)
+    put_grad(input3, ormqr(input, input2, get_grad(out), left, not transpose))
+    end_grad(input)
+    end_grad(input2)
+    return out

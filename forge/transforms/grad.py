@@ -143,8 +143,9 @@ class _Forward:
             self.trace.names.discard(new.name)
             new.name = old.name
         forward, backward = _divide(recorded, {proxy.name for proxy in made}, call.before)
-        if call.puts:
+        if call.puts or call.ends:
             self.active.update(output.name for output, _ in call.gets)
+        if call.puts:
             self.runs.append(RuleRun(call, backward))
         if len(forward) == 1 and forward[0].symbol is bound.symbol:
             return [bound]

@@ -56,6 +56,18 @@ def returns_a_chain_of_views(x):
     return x.t()[1:].unsqueeze(0)
 
 
+@program((4, 3), dtype=torch.int64)
+def returns_rounded_integers_and_changes_them(x):
+    y = x.ceil()
+    y.add_(1)
+    return x.round(), torch.trunc(x), y
+
+
+@program((4, 3))
+def returns_its_input_from_its_device(x):
+    return x.cpu()
+
+
 @program((4, 3))
 def returns_an_element(x):
     return x[2, 1]

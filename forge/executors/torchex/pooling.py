@@ -2,6 +2,7 @@
 two, the first of length 1."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -175,6 +176,20 @@ def grid_sampler_backward(g: torch.Tensor, x: torch.Tensor, *how: object) -> tup
     """By rank."""
     operator = aten.grid_sampler_2d_backward if x.ndim == 4 else aten.grid_sampler_3d_backward
     return operator(g, x, *how)
+
+
+@run_prim(prims.grid_sampler_double_backward)
+def grid_sampler_double_backward(
+    of_x: torch.Tensor | None, of_grid: torch.Tensor, *given: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By torch's autograd, of its own operator."""
+    tensors, how = given[:3], given[3:]
+
+    def backward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(each for each in grid_sampler_backward(*tensors, *how) if each is not None)
+
+    incoming = tuple(each for each in (of_x, of_grid) if each is not None)
+    return torch.autograd.functional.vjp(backward, tensors, incoming)[1]
 
 
 run_prims(
