@@ -44,9 +44,11 @@ class ErrorSample:
 class Directive:
     """An exception to a test, with its reason: kind is "xfail" (strict), "tolerance" or "skip".
 
-    "skip" is for what torch itself does not survive: a device that is stopped fails every test after it.
-    test: the test function's name ("test_strided[offset]": of that layout alone, in a skip), or None for all.
+    "skip" is for what torch itself does not run: it lacks the kernel, what it gives is not defined, or its kernel stops
+    the device, which fails every test after it.
+    test: the test function's name ("test_strided[offset]": of that layout alone), or None for all.
     executors ("torch", "torch-prims"), devices ("cpu", "cuda"), dtypes: where it applies; None is everywhere.
+    before: the first version of torch where it applies no more.
     tolerance: (rtol, atol) of a tolerance.
     """
 
@@ -56,6 +58,7 @@ class Directive:
     executors: Sequence[str] | None = None
     devices: Sequence[str] | None = None
     dtypes: Sequence[torch.dtype] | None = None
+    before: str | None = None
     tolerance: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -68,15 +71,23 @@ class Directive:
             if isinstance(value, str) or (value is not None and not isinstance(value, (tuple, list))):
                 raise TypeError(f"Directive: {name} is {value!r}, but must be a tuple")
 
-    def applies(self, test: str, executor: str, device: str, dtype: torch.dtype) -> bool:
-        """Whether it is about this instance of a test."""
+    def applies(self, test: str, executor: str | None, device: str, dtype: torch.dtype | None) -> bool:
+        """Whether it is about this instance of a test; a test of all executors or dtypes has None."""
         return (
             self.test in (None, test)
             and (self.executors is None or executor in self.executors)
             and (self.devices is None or device in self.devices)
             and (self.dtypes is None or dtype in self.dtypes)
+            and (self.before is None or torch.__version__ < self.before)
         )
 
+
+NO_COMPLEX_ON_A_GPU = Directive(
+    "skip",
+    "torch has a kernel for complex numbers on a CPU alone",
+    devices=("cuda",),
+    dtypes=(torch.complex64, torch.complex128),
+)
 
 SampleGenerator = Callable[["OpInfo", torch.device, torch.dtype], Iterator[Sample]]
 ErrorGenerator = Callable[["OpInfo", torch.device], Iterator[ErrorSample]]

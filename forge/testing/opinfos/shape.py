@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import ALL, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
+from forge.testing.opinfo import ALL, Directive, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
 from forge.testing.opinfos.cases import cases, errors, method, of_input, register_computed
 
 DIM = "out of range"
@@ -248,6 +248,14 @@ _register(
     errors(
         (lambda make: sample(make(4), 0, make.places(1, 2), 2), RuntimeError, "0-dim integral Tensor"),
         (lambda make: sample(make(4), 0, make.mask(), 2), RuntimeError, "0-dim integral Tensor"),
+    ),
+    directives=(
+        Directive(
+            "xfail",
+            "Dynamo of torch 2.11 loses the symbol that it makes for the start: PendingUnbackedSymbolNotFound",
+            test="test_jit",
+            before="2.12",
+        ),
     ),
 )
 _register(
