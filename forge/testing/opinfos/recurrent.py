@@ -27,7 +27,6 @@ _OTHER_NUMBERS = tuple(
         test=test,
         executors=("torch-prims",),
         devices=("cuda",),
-        dtypes=_REAL,
     )
     for test in ("test_consistency", "test_gradient", "test_strided[offset]")  # cuDNN refuses the other layouts
 )
@@ -106,8 +105,8 @@ for _kind in _GATES:
             getattr(torch, _kind),
             calls(_call(_kind, layers=2, dropout=0.5)),
             errors(*_mistakes(_kind)),
-            dtypes=_DTYPES[_kind],
-            directives=(*_DIRECTIVES[_kind], *_OTHER_NUMBERS),
+            dtypes=_REAL,
+            directives=_OTHER_NUMBERS,
         )
     )
 
