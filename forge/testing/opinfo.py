@@ -48,7 +48,6 @@ class Directive:
     the device, which fails every test after it.
     test: the test function's name ("test_strided[offset]": of that layout alone), or None for all.
     executors ("torch", "torch-prims"), devices ("cpu", "cuda"), dtypes: where it applies; None is everywhere.
-    before: the first version of torch where it applies no more.
     tolerance: (rtol, atol) of a tolerance.
     """
 
@@ -58,7 +57,6 @@ class Directive:
     executors: Sequence[str] | None = None
     devices: Sequence[str] | None = None
     dtypes: Sequence[torch.dtype] | None = None
-    before: str | None = None
     tolerance: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +76,6 @@ class Directive:
             and (self.executors is None or executor in self.executors)
             and (self.devices is None or device in self.devices)
             and (self.dtypes is None or dtype in self.dtypes)
-            and (self.before is None or torch.__version__ < self.before)
         )
 
 

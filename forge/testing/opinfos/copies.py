@@ -6,7 +6,8 @@ import torch
 
 import forge.testing.opinfos.joining
 import forge.testing.opinfos.shape  # noqa: F401  its OpInfos are taken below, and those of joining
-from forge.testing.opinfo import ALL, Directive, OpInfo, all_opinfos, register_opinfo, sample
+from forge.ir.versions import TORCH
+from forge.testing.opinfo import ALL, OpInfo, all_opinfos, register_opinfo, sample
 from forge.testing.opinfos.cases import cases, errors, method, no_tensor, of_input
 
 _VIEWS = {
@@ -33,7 +34,6 @@ for _name, _view in _VIEWS.items():
 
 # torch's gradient of narrow_copy is wrong for a start counted from the end
 _narrows = cases(lambda make: sample(make(4, 3), 0, 1, 2), lambda make: sample(make(3, 4).t(), -1, 0, 2))
-_NO_DERIVATIVE = Directive("xfail", "torch 2.11 has no derivative of narrow_copy", test="test_gradient", before="2.12")
 for _name, _op in {"narrow_copy": torch.narrow_copy, "Tensor.narrow_copy": method("narrow_copy")}.items():
     register_opinfo(
         replace(
@@ -43,7 +43,7 @@ for _name, _op in {"narrow_copy": torch.narrow_copy, "Tensor.narrow_copy": metho
             samples=_narrows,
             symbols=("torch.narrow_copy",),
             dtypes=_WITH_COMPLEX,
-            directives=(_NO_DERIVATIVE,),
+            gradient=TORCH >= (2, 12),  # torch's derivative came then
         )
     )
 register_opinfo(
