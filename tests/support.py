@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -140,11 +141,16 @@ def tolerance(info: OpInfo, test: str, executor: str, device: str, dtype: torch.
     return None
 
 
-def skip_what_stops_torch(info: OpInfo, test: str, executor: str, device: str, dtype: torch.dtype) -> None:
-    """Skips with the reason of the op's own directive."""
-    for directive in info.directives:
-        if directive.kind == "skip" and directive.applies(test, executor, device, dtype):
-            pytest.skip(directive.reason)
+def directive_marks(
+    info: OpInfo, test: str, executor: str | None, device: str, dtype: torch.dtype | None
+) -> list[pytest.MarkDecorator]:
+    """The marks of the op's own directives: what is not run, and what must fail, each with its reason."""
+    made = {"skip": pytest.mark.skip, "xfail": partial(pytest.mark.xfail, strict=True)}
+    return [
+        made[directive.kind](reason=directive.reason)
+        for directive in info.directives
+        if directive.kind in made and directive.applies(test, executor, device, dtype)
+    ]
 
 
 def assert_same(actual: Any, expected: Any, *, within: tuple[float, float] | None = None, stride: bool = False) -> None:

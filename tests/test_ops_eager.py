@@ -16,6 +16,7 @@ from support import (
     assert_same,
     chosen_opinfos,
     copy_of,
+    directive_marks,
     gives_unspecified_values,
     main_dtype,
     samples,
@@ -46,13 +47,9 @@ def _instances(config: pytest.Config) -> Iterator[Any]:
         for turn, mode in enumerate(MODES):
             usual = mode == "grad" or (position + turn) % EVERY == 0
             for every in (False, True):
-                marks = [pytest.mark.slow] if every or not usual else []
-                marks += [
-                    pytest.mark.xfail(strict=True, reason=directive.reason)
-                    for directive in info.directives
-                    if directive.kind == "xfail"
-                    and directive.applies(f"test_a_caller_sees_eagers[{mode}]", "torch", "cpu", main_dtype(info))
-                ]
+                slow = [pytest.mark.slow] if every or not usual else []
+                test = f"test_a_caller_sees_eagers[{mode}]"
+                marks = [*directive_marks(info, test, "torch", "cpu", main_dtype(info)), *slow]
                 yield pytest.param(
                     info, mode, every, marks=marks, id=f"{info.name}-{mode}-{'every sample' if every else 'one sample'}"
                 )

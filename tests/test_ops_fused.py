@@ -15,6 +15,7 @@ from support import (
     around,
     assert_same_flow,
     chosen_opinfos,
+    directive_marks,
     gives_unspecified_values,
     samples,
     short,
@@ -50,7 +51,8 @@ def _instances(config: pytest.Config) -> Iterator[Any]:
         for turn, dtype in enumerate(dtypes):
             for device in DEVICES:
                 usual = turn == 0 and position % EVERY == 0 and device == "cpu"
-                marks = [] if usual else [pytest.mark.slow]
+                slow = [] if usual else [pytest.mark.slow]
+                marks = [*directive_marks(info, "test_fused", "torch", device, dtype), *slow]
                 yield pytest.param(info, device, dtype, marks=marks, id=f"{info.name}-inductor-{device}-{short(dtype)}")
 
 

@@ -18,6 +18,7 @@ from support import (
     assert_same_flow,
     chosen_opinfos,
     copy_of,
+    directive_marks,
     gives_unspecified_values,
     samples,
     short,
@@ -48,7 +49,8 @@ def _instances(config: pytest.Config, every: int) -> Iterator[Any]:
         for turn, dtype in enumerate(dtypes):
             for name, device in AVAILABLE.items():
                 usual = turn == 0 and position % every == 0 and device == "cpu"
-                marks = [] if usual else [pytest.mark.slow]
+                slow = [] if usual else [pytest.mark.slow]
+                marks = [*directive_marks(info, "test_fused", "torch", device, dtype), *slow]
                 yield pytest.param(
                     info, name, device, dtype, marks=marks, id=f"{info.name}-{name}-{device}-{short(dtype)}"
                 )

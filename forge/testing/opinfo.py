@@ -44,8 +44,9 @@ class ErrorSample:
 class Directive:
     """An exception to a test, with its reason: kind is "xfail" (strict), "tolerance" or "skip".
 
-    "skip" is for what torch itself does not survive: a device that is stopped fails every test after it.
-    test: the test function's name ("test_strided[offset]": of that layout alone, in a skip), or None for all.
+    "skip" is for what torch itself does not run: it lacks the kernel, what it gives is not defined, or its kernel stops
+    the device, which fails every test after it.
+    test: the test function's name ("test_strided[offset]": of that layout alone), or None for all.
     executors ("torch", "torch-prims"), devices ("cpu", "cuda"), dtypes: where it applies; None is everywhere.
     tolerance: (rtol, atol) of a tolerance.
     """
@@ -68,8 +69,8 @@ class Directive:
             if isinstance(value, str) or (value is not None and not isinstance(value, (tuple, list))):
                 raise TypeError(f"Directive: {name} is {value!r}, but must be a tuple")
 
-    def applies(self, test: str, executor: str, device: str, dtype: torch.dtype) -> bool:
-        """Whether it is about this instance of a test."""
+    def applies(self, test: str, executor: str | None, device: str, dtype: torch.dtype | None) -> bool:
+        """Whether it is about this instance of a test; a test of all executors or dtypes has None."""
         return (
             self.test in (None, test)
             and (self.executors is None or executor in self.executors)
@@ -77,6 +78,13 @@ class Directive:
             and (self.dtypes is None or dtype in self.dtypes)
         )
 
+
+NO_COMPLEX_ON_A_GPU = Directive(
+    "skip",
+    "torch has a kernel for complex numbers on a CPU alone",
+    devices=("cuda",),
+    dtypes=(torch.complex64, torch.complex128),
+)
 
 SampleGenerator = Callable[["OpInfo", torch.device, torch.dtype], Iterator[Sample]]
 ErrorGenerator = Callable[["OpInfo", torch.device], Iterator[ErrorSample]]

@@ -275,8 +275,9 @@ def linspace(
     """`steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
     check_supported("linspace", layout=layout, requires_grad=requires_grad)
     dtype = dtype or _spaced_dtype(start, end)
-    start, end = _bounds("linspace", dtype, start, end)
-    return clang.linspace(start, end, steps, dtype, canonical_device(device))
+    device = canonical_device(device)
+    start, end = _bounds("linspace", dtype, device, start, end)
+    return clang.linspace(start, end, steps, dtype, device)
 
 
 def _spaced_dtype(start: Number | TensorProxy, end: Number | TensorProxy) -> torch.dtype:
@@ -287,8 +288,11 @@ def _spaced_dtype(start: Number | TensorProxy, end: Number | TensorProxy) -> tor
     return torch.promote_types(default, torch.complex32) if numbers or tensors else default
 
 
-def _bounds(op: str, dtype: torch.dtype, *bounds: Number | TensorProxy) -> list[Number | TensorProxy]:
-    """Numbers as they are, 0-d tensors in a dtype that is computed in; they have no gradient, as in torch."""
+def _bounds(
+    op: str, dtype: torch.dtype, device: torch.device, *bounds: Number | TensorProxy
+) -> list[Number | TensorProxy]:
+    """Numbers as they are, 0-d tensors of any device on this one, in a dtype that is computed in; they have no
+    gradient, as in torch."""
     wide = dtype if clang.category(dtype) > 1 else torch.float64
     for bound in bounds:
         check(
@@ -296,7 +300,12 @@ def _bounds(op: str, dtype: torch.dtype, *bounds: Number | TensorProxy) -> list[
             lambda bound=bound: f"{op} only supports 0-dimensional start and end tensors, but got {bound}",
             RuntimeError,
         )
-    return [clang.convert(prims.detach(each), wide) if isinstance(each, TensorProxy) else each for each in bounds]
+    return [_bound(each, wide, device) if isinstance(each, TensorProxy) else each for each in bounds]
+
+
+def _bound(bound: TensorProxy, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+    bound = prims.detach(bound)
+    return clang.convert(bound if bound.device == device else prims.device_put(bound, device), dtype)
 
 
 @torchsymbol(torch.logspace, factory=True)
@@ -316,8 +325,9 @@ def logspace(
     check_supported("logspace", layout=layout, requires_grad=requires_grad)
     dtype = dtype or _spaced_dtype(start, end)
     wide = dtype if clang.category(dtype) > 1 else torch.float64
-    start, end = _bounds("logspace", dtype, start, end)
-    exponents = clang.linspace(start, end, steps, wide, canonical_device(device))
+    device = canonical_device(device)
+    start, end = _bounds("logspace", dtype, device, start, end)
+    exponents = clang.linspace(start, end, steps, wide, device)
     return clang.convert(clang.pow(base, exponents), dtype)
 
 

@@ -69,7 +69,7 @@ def _layer_norm_grad(
 run_torchlang(torchlang.layer_norm, grad_transform=_layer_norm_grad)
 
 
-# rms_norm: its backward kernel is a GPU's only
+# rms_norm: its backward kernel is a GPU's only, and for real numbers
 
 
 def _fused_rms_norm_meta(
@@ -90,7 +90,8 @@ fused_rms_norm_backward = torchex.register_operator(
 def _rms_norm_grad(
     input: TensorProxy, normalized_shape: Sequence[Dim], weight: Parameter = None, eps: float | None = None
 ) -> TensorProxy:
-    if not input.is_cuda or (weight is not None and weight.dtype != input.dtype):
+    mixed = weight is not None and weight.dtype != input.dtype
+    if not input.is_cuda or input.dtype.is_complex or mixed:
         return rms_norm_grad(input, normalized_shape, weight, eps)
     out, rstd = fused_rms_norm(input, normalized_shape, weight, eps)
     mask = _wanted(input, weight)

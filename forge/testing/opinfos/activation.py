@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from forge.testing.opinfo import (
     FLOATS,
     INTEGERS,
+    NO_COMPLEX_ON_A_GPU,
     Directive,
     ErrorGenerator,
     ErrorSample,
@@ -204,7 +205,12 @@ for _name, _options in {
     _operator = getattr(aten, _name).default
     register_opinfo(
         OpInfo(
-            f"aten.{_name}", _operator, _backward(*_options), _backward_errors(*_options), gradient=_name not in _ONCE
+            f"aten.{_name}",
+            _operator,
+            _backward(*_options),
+            _backward_errors(*_options),
+            gradient=_name not in _ONCE,
+            directives=(NO_COMPLEX_ON_A_GPU,) if _name == "silu_backward" else (),
         )
     )
 

@@ -6,6 +6,7 @@ import torch
 
 import forge.testing.opinfos.joining
 import forge.testing.opinfos.shape  # noqa: F401  its OpInfos are taken below, and those of joining
+from forge.ir.versions import TORCH
 from forge.testing.opinfo import ALL, OpInfo, all_opinfos, register_opinfo, sample
 from forge.testing.opinfos.cases import cases, errors, method, no_tensor, of_input
 
@@ -36,7 +37,13 @@ _narrows = cases(lambda make: sample(make(4, 3), 0, 1, 2), lambda make: sample(m
 for _name, _op in {"narrow_copy": torch.narrow_copy, "Tensor.narrow_copy": method("narrow_copy")}.items():
     register_opinfo(
         replace(
-            _known["narrow"], name=_name, op=_op, samples=_narrows, symbols=("torch.narrow_copy",), dtypes=_WITH_COMPLEX
+            _known["narrow"],
+            name=_name,
+            op=_op,
+            samples=_narrows,
+            symbols=("torch.narrow_copy",),
+            dtypes=_WITH_COMPLEX,
+            gradient=TORCH >= (2, 12),  # torch's derivative came then
         )
     )
 register_opinfo(

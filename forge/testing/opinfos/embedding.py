@@ -6,7 +6,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
+from forge.testing.opinfo import (
+    NO_COMPLEX_ON_A_GPU,
+    ErrorGenerator,
+    OpInfo,
+    SampleGenerator,
+    register_opinfo,
+    sample,
+)
 from forge.testing.opinfos.cases import cases, errors
 
 
@@ -62,6 +69,7 @@ _register(
     dtypes=(torch.float32, torch.float64, torch.complex64),
     gradient=False,
     symbols=("torch.ops.aten.embedding_renorm.default",),
+    directives=(NO_COMPLEX_ON_A_GPU,),
 )
 _register(
     "embedding",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import sample
+from forge.testing.opinfo import Directive, sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, SOLVED, hermitian, register, regular, singular
 from forge.testing.opinfos.specs import given, t, wrong
 
@@ -49,7 +49,13 @@ register("linalg.eigh.sizes", sizes_of_eigh, _HERMITIAN, (FLAT, OBLONG), symbols
 register("linalg.eigvalsh", torch.linalg.eigvalsh, _HERMITIAN, (FLAT, OBLONG, _LETTER))
 _GENERAL = (sample(regular(3, 3)), sample(regular(2, 4, 4)), sample(regular(3, 3, swapped=True)), sample(t(0, 0)))
 register("linalg.eig", sizes_of_eig, _GENERAL, (FLAT, OBLONG), symbols=("torch.linalg.eig",))
-register("linalg.eigvals", torch.linalg.eigvals, _GENERAL, (FLAT, OBLONG))
+_OVERWRITTEN = Directive(
+    "skip",
+    "torch's kernel for a GPU overwrites a column-major argument, and not in the same way from call to call",
+    test="test_inputs_unchanged",
+    devices=("cuda",),
+)
+register("linalg.eigvals", torch.linalg.eigvals, _GENERAL, (FLAT, OBLONG), directives=(_OVERWRITTEN,))
 
 _SHAPES = (
     sample(regular(3, 3)),

@@ -149,12 +149,16 @@ def _normed(
     momentum: float,
     eps: float,
 ) -> Triple:
-    """(batch_norm, the batch's mean, its 1 / sqrt(variance + eps)); the last two are empty but in training."""
+    """(batch_norm, the mean, 1 / sqrt(variance + eps)): the batch's in training; else the last two are empty on a CPU,
+    and made of the running statistics on a GPU."""
     if training:
         return batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps)[:3]
     out = batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     dtype = statistics_dtype(input, weight, bias, running_mean, running_var)
-    return out, *(prims.full((0,), 0, dtype, input.device) for _ in range(2))
+    if input.device.type == "cpu":
+        return out, *(prims.full((0,), 0, dtype, input.device) for _ in range(2))
+    rstd = clang.rsqrt(clang.convert(running_var, dtype) + eps)
+    return out, *(_statistic(each, (input.shape[1],), dtype) for each in (running_mean, rstd))
 
 
 native_batch_norm = torchsymbol(torch.native_batch_norm, aten.native_batch_norm.default, handler=_handle)(_normed)
