@@ -44,7 +44,7 @@ class Joint:
     """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
 
     `active` names the values through which gradients flow, `parted` those of calls that are taken apart, and what is
-    computed from these: their strides may be others than those of the calls' own results.
+    computed from these, whose strides are known: they may be others than those of the calls' own results.
     """
 
     def __init__(
@@ -67,12 +67,14 @@ def differentiate(
     Raises NotImplementedError naming a prim that has no rule.
     """
     new = trace.derive("forward")
-    walker, parted = _Forward(new, set(wanted), choose, again), set()
+    walker, parted, unknown = _Forward(new, set(wanted), choose, again), set(), set()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             calls = walker.visit(bound)
             new.bound_symbols.extend(calls)
-            if not _stays_whole(bound, calls) or not parted.isdisjoint(bound.inputs):
+            if all(out.strides is None for out in tensors(bound.output)) or not unknown.isdisjoint(bound.inputs):
+                unknown.update(bound.outputs)
+            elif not _stays_whole(bound, calls) or not parted.isdisjoint(bound.inputs):
                 parted.update(bound.outputs)
     return Joint(new, walker.runs, walker.active, parted)
 
