@@ -68,6 +68,27 @@ _WRONG = frozenset(
         aten.scalar_tensor,  # a whole number's dtype
     }
 )
+# an index out of range: torch raises; Inductor's loops on a CPU end the process, or wrap it
+_INDEXED = frozenset(
+    {
+        aten.embedding,
+        aten.gather,
+        aten.index,
+        aten.index_add,
+        aten.index_copy,
+        aten.index_fill,
+        aten.index_put,
+        aten.index_reduce,
+        aten.index_select,
+        aten.nll_loss_forward,
+        aten.nll_loss2d_forward,
+        aten.put,
+        aten.scatter,
+        aten.scatter_add,
+        aten.scatter_reduce,
+        aten.take,
+    }
+)
 # strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time
 _SETTINGS = {
     name: False for name in ("size_asserts", "alignment_asserts", "graph_partition") if hasattr(inductor_config, name)
@@ -89,9 +110,15 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
     for operator in operators:
         if not (_is_function(operator) if whole else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
+        if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
+            return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
             return decline(f"{operator} of integers raises where it divides by zero")
     return True
+
+
+def _is_on_cpu(bound: BoundSymbol) -> bool:
+    return any(proxy.device.type == "cpu" for proxy in tensors(bound.output))
 
 
 def _may_divide_by_zero(bound: BoundSymbol) -> bool:

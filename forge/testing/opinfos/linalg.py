@@ -275,14 +275,6 @@ _register(
     torch.linalg.vector_norm,
     (sample(t(5), 0), sample(t(), 0), sample(t(3, 4), 0, 1)),
     (_NOT_FLOAT,),
-    directives=tuple(
-        Directive(
-            "xfail",
-            "the gradient of a norm that counts is zeros in forge; torch gives None though it says that there is one",
-            test=test,
-        )
-        for test in ("test_gradient", "test_half_gradient", "test_jit")
-    ),
 )
 _MATRIX_ORDERS = ("fro", 1, -1, math.inf, -math.inf, "nuc", 2, -2)
 _register(

@@ -113,5 +113,8 @@ def one_hot(tensor: TensorProxy, num_classes: int = -1) -> TensorProxy:
         NotImplementedError,
     )
     check(num_classes > 0, lambda: f"one_hot: Class values must be non-negative, got {num_classes}", RuntimeError)
+    if tensor.device.type == "cpu":  # a GPU is not waited for, as in torch
+        prims.require(clang.all(tensor >= 0), "Class values must be non-negative.", "RuntimeError")
+        prims.require(clang.all(tensor < num_classes), "Class values must be smaller than num_classes.", "RuntimeError")
     classes = prims.iota(num_classes, 0, 1, torch.int64, tensor.device)
     return clang.convert(clang.unsqueeze(tensor, -1) == classes, torch.int64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import forge
 from forge.executors.inductorex import lower, waits
@@ -174,6 +175,49 @@ def test_a_conversion_there_and_back_rounds(program: Callable) -> None:
     x = torch.linspace(0.1, 1.3, 8)
     found = forge.jit(program, executors=EXECUTORS)(x)
     torch.testing.assert_close(found, program(x), rtol=0, atol=0)
+
+
+def _assigned(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    y = x.cos()
+    y[i[0]] = x.sin()
+    return y.exp() + 1
+
+
+INDEXED: dict[str, Callable] = {
+    "gather": lambda x, i: torch.gather(x.sin() * 2, 1, i).cos() + 1,
+    "take_along_dim": lambda x, i: torch.take_along_dim(x.cos(), i, 1).cos() + 1,
+    "take": lambda x, i: torch.take(x.cos(), i).cos() + 1,
+    "index": lambda x, i: x.sin()[i].exp() + 1,
+    "assigned": _assigned,
+    "index_select": lambda x, i: torch.index_select(x.sin(), 0, i[0]).cos() + 1,
+    "index_add": lambda x, i: x.cos().index_add(0, i[0], x.exp()).cos() + 1,
+    "index_copy": lambda x, i: x.cos().index_copy(0, i[0], x.exp()).cos() + 1,
+    "index_fill": lambda x, i: x.cos().index_fill(0, i[0], 3.0).cos() + 1,
+    "index_put": lambda x, i: x.cos().index_put((i[0],), x.exp(), accumulate=True).cos() + 1,
+    "scatter": lambda x, i: torch.zeros(64, 64).scatter(1, i, x.exp()).cos() + 1,
+    "scatter_add": lambda x, i: torch.zeros(64, 64).scatter_add(1, i, x.exp()).cos() + 1,
+    "embedding": lambda x, i: F.embedding(i, x.cos() * 2).sin() + 1,
+    "nll_loss": lambda x, i: F.nll_loss(x.log_softmax(-1) * 2, i[0]) + 1,
+    "cross_entropy": lambda x, i: F.cross_entropy(x * 2, i[0]) + 1,
+    "one_hot": lambda x, i: (F.one_hot(i, 64) * x[:, :, None]).cos() + 1,
+}
+
+
+@pytest.mark.parametrize("index", [64, -1, -65])
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_out_of_range_is_refused_as_torch_does(name: str, index: int) -> None:
+    """Inductor's loops would end the process where threads share them, or count from the back."""
+    x, i = torch.randn(64, 64, generator=torch.manual_seed(0)), torch.arange(64).repeat(64, 1)
+    jitted = forge.jit(INDEXED[name], executors=["inductor", "torch"])
+    torch.testing.assert_close(jitted(x, i), INDEXED[name](x, i))
+    i[0, 3] = index
+    try:
+        expected = INDEXED[name](x, i)
+    except (IndexError, RuntimeError) as error:
+        with pytest.raises(type(error)):
+            jitted(x, i)
+    else:
+        torch.testing.assert_close(jitted(x, i), expected)
 
 
 def test_infinities_are_divided_as_torch_does() -> None:
