@@ -83,7 +83,8 @@ def _allocates(call: str) -> bool:
     operator = call.removeprefix("torch.ops.aten.")
     name, _, overload = operator.partition(".") if operator != call else (call.rpartition(".")[2], "", "")
     packet = getattr(torch.ops.aten, name, None)
-    if not call.startswith("torch.") or not isinstance(packet, torch._ops.OpOverloadPacket):
+    is_functional = call.startswith("torch.nn.functional.")  # whose function may work in place
+    if not call.startswith("torch.") or is_functional or not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
     names = [overload] if overload else [each for each in packet.overloads() if not each.endswith("out")]
     overloads = [each for each in (getattr(packet, name) for name in names) if _has_kernel(each)]

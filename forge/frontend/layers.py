@@ -114,7 +114,7 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
     if executor is None or not executor.offered(module.value):
         return call()
     nodes = tx.output.current_tracer.graph.nodes
-    last = next(reversed(nodes), None)
+    last = next(iter(reversed(nodes)), None)
     result = call()
     name = _name_of(module)
     try:

@@ -123,6 +123,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
         plan = tree_map(lambda leaf: _Planned(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
         numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _Planned)])
     trace.output = tuple(finisher.values)
+    _check_names(trace)
     mutated = [inputs[storage.root.name] for storage in written]
     simple = (
         not writes
@@ -133,6 +134,16 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
     if simple and [each.base.name for each in plan] == [value.name for value in finisher.values]:
         return Program(trace, None, mutated, grad=grad)
     return Program(trace, _epilogue(trace, finisher, writes, plan, numbers, grad), mutated, grad=grad)
+
+
+def _check_names(trace: Trace) -> None:
+    """Raises Unsupported where a call reads a length that no input and no call before it gives."""
+    known = {*trace.input_names, *trace.constants}
+    for bound in trace.bound_symbols:
+        for name in bound.inputs:
+            if name not in known:
+                raise Unsupported(f"{bound.symbol.id} reads the length {name}, which is known to no input")
+        known.update(bound.outputs)
 
 
 class _Planned:

@@ -315,7 +315,6 @@ def test_a_function_marked_once_differentiable() -> None:
 @pytest.mark.parametrize(
     ("function", "named"),
     [
-        (lambda x: F.grid_sample(x[None, None], x[None, :, None, :2]), "grid_sampler_backward"),
         (lambda x: F.embedding(torch.tensor([0, 1, 1]), x, scale_grad_by_freq=True), "scale_grad_by_freq"),
         (lambda x: torch._standard_gamma(x.abs() + 1), "gamma.* draws random numbers"),
         (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5), "draws random numbers"),
