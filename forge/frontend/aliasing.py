@@ -22,9 +22,9 @@ Pair = tuple[TensorProxy, torch.Tensor]
 def reconcile(memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str) -> Any:
     """The output of a call, with `memory` as the fake tensors have it.
 
-    given: the handles that the call was given, with their fake tensors; example: the fake tensors of its output. A
-    handle of the output that is one of the arguments, where torch returns another tensor that shows it, becomes a
-    handle of its own.
+    given: the handles that the call was given, with their fake tensors; example: the fake tensors of its output; call:
+    its name, "" where it writes to its out=. A handle of the output that is one of the arguments, where torch returns
+    another tensor that shows it, becomes a handle of its own.
     """
     if not given:
         return output

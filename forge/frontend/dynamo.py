@@ -277,7 +277,8 @@ class _Interpreter:
         self.read_offset(given, example)
         if target in _DATA and isinstance(output, TensorProxy):
             self.trace.memory.ref(output).chain[-1].versioned = False
-        output = _without_gradients(reconcile(self.trace.memory, given, output, example, name), example)
+        made = name if kwargs.get("out") is None else ""
+        output = _without_gradients(reconcile(self.trace.memory, given, output, example, made), example)
         self.note(node, output, example)
         return output
 

@@ -63,6 +63,13 @@ def returns_rounded_integers_and_changes_them(x):
     return x.round(), torch.trunc(x), y
 
 
+@program((4, 3), (4, 3))
+def returns_what_it_wrote_to_out(x, out):
+    y = torch.ceil(x, out=out)
+    y.add_(1)
+    return torch.add(x, x, out=x), y, out
+
+
 @program((4, 3))
 def returns_its_input_from_its_device(x):
     return x.cpu()
