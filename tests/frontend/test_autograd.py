@@ -276,6 +276,48 @@ def test_a_users_autograd_function_runs_its_own_backward():
     torch.testing.assert_close(ours, eager)
 
 
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 2
+
+
+class _TwiceByThree(_Twice):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 3
+
+
+class _Thrice(_Twice):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+def _hooked(x: torch.Tensor, factor: float) -> torch.Tensor:
+    y = x.view(3)
+    y.register_hook(lambda g: g * factor)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (_Twice.apply, _TwiceByThree.apply),
+        (_Twice.apply, _Thrice.apply),
+        (lambda x: _hooked(x, 2.0), lambda x: _hooked(x, 3.0)),
+    ],
+    ids=["backward", "forward", "hook"],
+)
+def test_two_functions_or_hooks_of_one_value_are_two(first, second):
+    ours, eager = both(lambda x: (first(x) * 5).sum() + (second(x) * 7).sum(), torch.randn(3, requires_grad=True))
+    torch.testing.assert_close(ours, eager)
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda a, b: a / b / b, lambda a, b: (a / b / b).sin() * b, lambda a, b: (a.exp() / b / b).relu() / a],
