@@ -6,7 +6,7 @@ import torch
 
 from forge import prims
 from forge.clang.core import broadcast_shapes, clangop, convert, expand_to
-from forge.clang.elementwise import abs, conj, sgn, sqrt, squared_size, where
+from forge.clang.elementwise import abs, conj, isnan, sgn, sqrt, squared_size, where
 from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
 from forge.ir import Number, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
@@ -121,13 +121,13 @@ def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: Tensor
     """torch's gradient of a norm: 0 where the norm is 0 and has no slope."""
     if prims.known(x.numel() == 0):
         return x * 0
-    if not dims or ord == 1:
+    if ord == 1:
         return sgn(x) * g
     if ord == 2:
         return x * where(norm == 0, 0, g / norm)
     if math.isinf(ord):
-        winners = (abs(x) == norm).to(norm.dtype)
-        return sgn(x) * (winners * (g / winners.sum(dims, True)))
+        winners = ((abs(x) == norm) | isnan(x)).to(norm.dtype)
+        return sgn(x) * (winners * (g / (winners.sum(dims, True) if dims else winners)))
     if ord < 1:
         return where(x == 0, 0, sgn(x) * abs(x) ** (ord - 1)) * (g * norm ** (1 - ord))
     scaled = sgn(x) * abs(x) ** (ord - 1) if ord < 2 else x * abs(x) ** (ord - 2)

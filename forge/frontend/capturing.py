@@ -33,11 +33,13 @@ from torch._dynamo.variables import (
     UserMethodVariable,
     lists,
 )
+from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable
 from torch._dynamo.variables.script_object import TorchScriptObjectVariable
 from torch.autograd.function import FunctionCtx
 
 from forge.executors.hubex.layers import LayerExecutor
+from forge.frontend.functions import wrong_gradients
 from forge.frontend.layers import captured_call, replacing
 from forge.frontend.replaced import Replaced
 from forge.frontend.stand_ins import STAND_INS
@@ -80,8 +82,37 @@ def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dic
         _applying.pop()
 
 
+def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
+    """What a backward gives is matched with the inputs of the forward. Dynamo would leave out what it has no input for,
+    and compare no shapes: a wrong backward runs in eager, where torch says so."""
+    *_, found, _, _, given = args
+    inputs = [_example(each) for each in given]
+    needs = [isinstance(each, torch.Tensor) and each.requires_grad for each in inputs]
+    gradients = tuple(map(_example, found.items)) if isinstance(found, lists.TupleVariable) else _example(found)
+    problem = wrong_gradients(_applying[-1].__name__, inputs, needs, gradients)
+    if problem is not None:
+        unimplemented(
+            gb_type=WRONG_BACKWARD,
+            context=f"{_applying[-1].__name__}.apply",
+            explanation=problem,
+            hints=[],
+            from_exc=RuntimeError(problem),
+        )
+    return _rewires.original(self, *args)
+
+
+def _example(variable: Any) -> Any:
+    """What Dynamo takes a variable for: a fake tensor, None, or anything else."""
+    if variable.is_tensor():
+        return variable.as_proxy().node.meta["example_value"]
+    return variable.as_python_constant() if variable.is_python_constant() else variable
+
+
+WRONG_BACKWARD = "wrong gradients of a torch.autograd.Function"
 _applying: list[type] = []  # the Functions whose bodies Dynamo captures now: one frame at a time
 _applies = Replaced(AutogradFunctionVariable, "call_apply", _call_apply)
+_REWIRE = "rewire_bwd_graph_outputs"
+_rewires = Replaced(AutogradFunctionApplyVariable, _REWIRE, _rewire)
 _materializes = Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
 _marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
 
@@ -315,6 +346,7 @@ _EVERYWHERE = (
     _logs,
     _materializes,
     _applies,
+    _rewires,
     _calls_methods,
     _gets_attributes,
     _calls_torch,

@@ -601,13 +601,25 @@ def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule)
 
     def rule(x: TensorProxy) -> TensorProxy:
         out = prims.alias(x)
-        run = run_alone(lambda g: interpreter.inline(hook, (g,)), (get_grad(out),), lambda result: ())
-        put_grad(x, run.result[0] if isinstance(run.result, tuple) else run.result)
+        given = get_grad(out)
+        run = run_alone(lambda g: interpreter.inline(hook, (g,)), (given,), lambda result: ())
+        found = run.result[0] if isinstance(run.result, tuple) else run.result
+        put_grad(x, _changed(given, found))
         return out
 
     output = Symbol("register_hook", "torch.Tensor.register_hook", body=body, rule=rule)(memory.read(x))
     memory.share(output, x, "register_hook")
     return output
+
+
+def _changed(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
+    """What a hook makes of a gradient: None leaves it. Raises Unsupported for one that autograd does not take."""
+    if found is None:
+        return given
+    alike = (found.ndim, found.dtype, found.device) == (given.ndim, given.dtype, given.device)
+    if not alike or any(prims.known(a != b) for a, b in zip(found.shape, given.shape, strict=True)):
+        raise Unsupported("a hook changes the shape, dtype or device of a gradient")
+    return found
 
 
 def _enter_dual_level(interpreter: _Interpreter) -> None:

@@ -42,7 +42,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 from forge import logs
 from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.ambient import transforms_restored, unconverted
-from forge.frontend.capturing import captured
+from forge.frontend.capturing import WRONG_BACKWARD, captured
 from forge.frontend.program import Refused
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import call_with_room, paused_gc
@@ -57,7 +57,11 @@ _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
 _PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
 _LONGEST = 100  # characters of a guard that are told
-_WRONG_CALLS = "failed to bind arguments when attempting to inline", "TypeError when making fake tensor call"
+_WRONG_CALLS = (
+    "failed to bind arguments when attempting to inline",
+    "TypeError when making fake tensor call",
+    WRONG_BACKWARD,
+)
 _BOUND = re.compile(r"func='(\w+)' (.+?):(\d+);")
 _CALLED = re.compile(r"(?:call_function|TypeError) <(?:built-in )?(?:function|method) ([\w.]+)|call_method (\w+)")
 _SHAPE = re.compile(r"size=\(([^)]*)\)")

@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import _SingleLevelFunction, once_differentiable
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
 from forge.frontend.program import Unsupported
 from forge.frontend.replaced import Replaced
-from forge.ir import Symbol, Tag, TensorProxy, current_trace, get_grad, put_grad, speaking
+from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, end_grad, get_grad, needs_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.torchlang import autocast_mode, grad_mode
+from forge.transforms.grad import sums_to
 
 _NAME = "torch.autograd.Function.apply"
 _OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward_idx"})
@@ -116,7 +117,10 @@ class FunctionCall:
         if any(position >= len(gradients) for position in run.written):
             raise Unsupported("the backward of a torch.autograd.Function changes a tensor that it did not make")
         for argument, gradient in zip(inputs, run.result, strict=True):
-            put_grad(argument, gradient)
+            if gradient is None:
+                end_grad(argument)
+            else:
+                put_grad(argument, gradient)
         return outputs, written
 
     def _gradient(self, index: int, output: Any) -> Any:
@@ -148,6 +152,50 @@ class FunctionCall:
                 memory.share(output, everything[position], _NAME)
             handles.append(output)
         return tuple(handles)
+
+
+# what a backward may return
+
+
+def wrong_gradients(name: str, inputs: Sequence[Any], needs: Sequence[bool], found: Any) -> str | None:
+    """What torch says of the result of a backward of a Function with these inputs, tensors and others; None: it takes
+    it. `needs`: which inputs need a gradient."""
+    found = found if isinstance(found, tuple) else (found,)
+    surplus = any(each is not None for each in found[len(inputs) :])
+    if len(found) < len(inputs) or surplus:
+        expected = f"(expected {len(inputs)}, got {len(found)})"
+        return f"function {name}Backward returned an incorrect number of gradients {expected}"
+    index = -1  # among the tensors
+    for position, (given, gradient) in enumerate(zip(inputs, found, strict=False)):
+        index += _is_tensor(given)
+        if gradient is None:
+            continue
+        if not _is_tensor(given):
+            return (
+                f"function {name}Backward returned a gradient different than None at position {position + 1}, but the "
+                "corresponding forward input was not a Variable"
+            )
+        if not _is_tensor(gradient):
+            return f"expected Variable or None (got {type(gradient).__name__})"
+        problem = _mismatch(given, gradient) if needs[position] else None
+        if problem is not None:
+            return f"Function {name}Backward returned an invalid gradient at index {index} - {problem}"
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, (TensorProxy, torch.Tensor))
+
+
+def _mismatch(given: Any, gradient: Any) -> str | None:
+    """Why autograd does not take a gradient of a tensor."""
+    if not sums_to(gradient.shape, given.shape):
+        return f"got {list(gradient.shape)} but expected shape compatible with {list(given.shape)}"
+    if gradient.dtype.is_complex and not given.dtype.is_complex:
+        return f"got {gradient.dtype} but expected a real dtype, as of the input, {given.dtype}"
+    if gradient.device != given.device and gradient.ndim:
+        return f"expected device {given.device} but got {gradient.device}"
+    return None
 
 
 def _outer_mode(graph: GraphModule) -> list[Node]:
@@ -260,7 +308,9 @@ def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
     def backward(ctx: Context, gradients: tuple) -> Sequence[Any]:
         with traced_directly():
             found = function.backward(ctx, *gradients)
-        return found if isinstance(found, tuple) else (found,)
+        problem = wrong_gradients(function.__name__, args, [needs_grad(each) for each in args], found)
+        check(problem is None, lambda: problem, RuntimeError)
+        return (found if isinstance(found, tuple) else (found,))[: len(args)]
 
     once = getattr(function.backward, "__code__", None) is _ONCE
     outputs = FunctionCall(forward, backward, once=once).record(args)
@@ -277,12 +327,13 @@ def _is_differentiable(proxy: TensorProxy) -> bool:
 
 @classmethod
 def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    """What Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
     if any(isinstance(each, TensorProxy) for each in args):
         return from_class(function, args)
-    return _recorded.original.__func__(function, *args, **kwargs)
+    return super(_SingleLevelFunction, function).apply(*args, **kwargs)
 
 
-_recorded = Replaced(torch.autograd.Function, "apply", _apply_or_record)
+_recorded = Replaced(_SingleLevelFunction, "apply", _apply_or_record)
 
 
 @contextmanager

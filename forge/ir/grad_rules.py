@@ -89,8 +89,9 @@ def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorPro
 
     of: outputs without whose gradients this one is not given, where one of zeros would not be zeros (0 / 0).
 
-    As in torch's autograd engine, a gradient that is broadcast against the argument is summed to its shape and one of
-    another dtype is converted. An argument that is no tensor, or needs no gradient, takes none.
+    As in torch's autograd engine, a gradient of a shape that the argument expands to is summed to the argument's; one
+    of any other shape is an error; one of another dtype is converted. An argument that is no tensor, or needs no
+    gradient, takes none.
     """
     call = _rule_call("put_grad")
     if gradient is not None and isinstance(argument, TensorProxy) and call.active(argument):

@@ -51,8 +51,9 @@ class Symbol:
     """Something a trace can call.
 
     `meta` maps input metadata to output metadata (prims and executors' operators); `body` is written in other symbols
-    (composites). A symbol has exactly one of the two. `id` is unique and is the key of every table about symbols;
-    `name` is the last part of it. `rule` is the gradient rule of a symbol made for one call; others are registered
+    (composites). A symbol has exactly one of the two. `id` is the key of every table about symbols; `name` is the last
+    part of it. Symbols that are made for one call, a user's torch.autograd.Function say, share an id: what two calls
+    compute is told by the symbols themselves. `rule` is the gradient rule of such a symbol; others are registered
     (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op` writes its results
     to and that become the call's output, whatever it returns.
     """

@@ -325,8 +325,8 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
     expm1: lambda g, x, out: g * (out + 1),
     i0: lambda g, x, out: g * i1(x),
     i0e: lambda g, x, out: g * (i1e(x) - sign(x) * out),
-    i1: lambda g, x, out: g * _i1_slope(x, out, i0(x)),
-    i1e: lambda g, x, out: g * (_i1_slope(x, out, i0e(x)) - sign(x) * out),
+    i1: lambda g, x, out: g * _i1_slope(x, lambda over_x: i0(x) - out * over_x),
+    i1e: lambda g, x, out: g * _i1_slope(x, lambda over_x: i0e(x) - out * (sign(x) + over_x)),
     lgamma: lambda g, x, out: g * digamma(x),
     log: lambda g, x, out: g / x,
     log10: lambda g, x, out: g / (x * _LN10),
@@ -346,10 +346,11 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
 }
 
 
-def _i1_slope(x: TensorProxy, out: TensorProxy, i0_of_x: TensorProxy) -> TensorProxy:
-    """i0(x) - i1(x) / x, which is 1/2 at 0."""
-    at_zero = x == 0
-    return at_zero.where(0.5, i0_of_x - out / at_zero.where(1, x))
+def _i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> TensorProxy:
+    """The slope as a function of 1 / x, which is 1/2 about 0; torch takes nan for 0."""
+    tiny = torch.finfo(x.dtype).eps
+    is_large = abs(x) > tiny
+    return is_large.where(slope(reciprocal(is_large.where(x, tiny))), 0.5)
 
 
 def conjugate(value: TensorOrNumber) -> TensorOrNumber:
@@ -567,6 +568,19 @@ def _extremum_derivative(loses: Callable) -> BinaryDerivative:
     return derivative
 
 
+def _over_square(x: TensorOrNumber, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+    """x / (a^2 + b^2), 0 where that is 0."""
+    square = a * a + b * b
+    at_zero = square == 0
+    return at_zero.where(0, x / at_zero.where(1, square))
+
+
+def _ratio(out: TensorProxy, a: TensorOrNumber) -> TensorProxy:
+    """out / a, 0 where a is 0."""
+    at_zero = a == 0
+    return at_zero.where(0, out / at_zero.where(1, a))
+
+
 def _igamma_slope(a: TensorOrNumber, b: TensorProxy) -> TensorProxy:
     log_gamma = a.lgamma() if isinstance(a, TensorProxy) else math.lgamma(a)
     return ((a - 1) * b.log() - b - log_gamma).exp()
@@ -584,13 +598,13 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     pow: _pow_derivative,
     maximum: _extremum_derivative(lambda x, y: x < y),
     minimum: _extremum_derivative(lambda x, y: x > y),
-    atan2: lambda a, b, out, g: (lambda: g * (b / (a * a + b * b)), lambda: g * (-a / (a * a + b * b))),
+    atan2: lambda a, b, out, g: (lambda: g * _over_square(b, a, b), lambda: g * -_over_square(a, a, b)),
     hypot: lambda a, b, out, g: (lambda: g * (a / out), lambda: g * (b / out)),
     fmod: lambda a, b, out, g: (lambda: g, lambda: -(g * (a / b).trunc())),
     remainder: lambda a, b, out, g: (lambda: g, lambda: -(g * (a // b))),
     floor_divide: lambda a, b, out, g: (lambda: zeros_like(g), lambda: zeros_like(g)),
-    copysign: lambda a, b, out, g: (lambda: g * (out.sign() * a.sign()), lambda: zeros_like(g)),
-    nextafter: lambda a, b, out, g: (lambda: g, lambda: zeros_like(g)),
+    copysign: lambda a, b, out, g: (lambda: g * _ratio(out, a), lambda: zeros_like(g)),
+    nextafter: lambda a, b, out, g: (lambda: (a == b).where(0, g), lambda: zeros_like(g)),
     heaviside: lambda a, b, out, g: (None, None),
     igamma: lambda a, b, out, g: (None, lambda: g * _igamma_slope(a, b)),
     igammac: lambda a, b, out, g: (None, lambda: -(g * _igamma_slope(a, b))),

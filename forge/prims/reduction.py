@@ -1,5 +1,7 @@
 """Reduction and scan prims. Dims are counted from the front and are removed, unless the name says otherwise."""
 
+import math
+
 import torch
 
 from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, put_grad, register_grad
@@ -229,21 +231,36 @@ def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
 
 @register_grad(prod)
 def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """Each element's gradient is the product of the others: no division, which zeros forbid."""
+    """As torch's: the product is divided by each element; where there is a zero anywhere, the others are multiplied."""
     out = prod(x, dims)
     g = get_grad(out)
     if not dims:
         put_grad(x, g)
-    elif not known(x.numel() == 0):
-        kept = [dim for dim in range(x.ndim) if dim not in dims]
-        rows = x.permute((*kept, *dims))
-        flat = reshape(rows, (*out.shape, x.numel() // out.numel())) if len(dims) > 1 else rows
-        others = reshape(_product_before(flat, False) * _product_before(flat, True), rows.shape)
-        back = sorted(range(x.ndim), key=[*kept, *dims].__getitem__)
-        put_grad(x, conjugate(others.permute(back)) * restore_dims(g, x, dims))
-    else:
-        put_grad(x, restore_dims(g, x, dims))
+        return out
+    g = restore_dims(g, x, dims)
+    if known(x.numel() == 0):
+        put_grad(x, g)
+        return out
+    everything, zero = tuple(range(x.ndim)), x == 0
+    has_zero = restore_dims(any(zero, everything), x, everything)
+    quotient = restore_dims(out, x, dims) / has_zero.where(1, x)
+    others = _products_of_others(has_zero.where(x, 1), dims)
+    gradient = conjugate(has_zero.where(others, quotient)) * g
+    if len(dims) == x.ndim:  # no element has a slope where there are two zeros, whatever the others are
+        zeros = sum(zero.to(torch.int64), everything)
+        gradient = restore_dims(zeros > 1, x, everything).where(0, gradient)
+    put_grad(x, gradient)
     return out
+
+
+def _products_of_others(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
+    """For each element, the product of the other ones over `dims`, without division."""
+    kept = [dim for dim in range(x.ndim) if dim not in dims]
+    rows = x.permute((*kept, *dims))
+    count = math.prod(x.shape[dim] for dim in dims)
+    flat = reshape(rows, (*[x.shape[dim] for dim in kept], count)) if len(dims) > 1 else rows
+    others = reshape(_product_before(flat, False) * _product_before(flat, True), rows.shape)
+    return others.permute(sorted(range(x.ndim), key=[*kept, *dims].__getitem__))
 
 
 def _register_extremum(prim: Symbol) -> None:
@@ -352,6 +369,9 @@ def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
     """In logarithms; positive and negative gradients apart where they are real."""
     out = logcumsumexp(x, dim)
     g = get_grad(out)
+    if not x.ndim:
+        put_grad(x, g)
+        return out
     if x.dtype.is_complex:
         put_grad(x, conjugate((_reversed_scan(logcumsumexp, conjugate(g).log() - out, dim) + x).exp()))
         return out

@@ -278,9 +278,18 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
         RuntimeError,
     )
     if clang.category(clang.compute_dtype(input, other)) > 1:
-        return clang.trunc(clang.div(input, other))
+        return _div_trunc(input, other)
     floored = clang.floor_divide(input, other)  # exact, which a division of floats is not
     return floored + clang.convert((floored < 0) & (floored * other != input), floored.dtype)
+
+
+def _truncated(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
+    """trunc(input / other), of which the gradients are 0 also where other is."""
+    return clang.trunc(clang.div(input, other))
+
+
+_div_trunc = Symbol("div_trunc", "torchlang.div_trunc", body=_truncated)
+prims.binary_rule(_div_trunc, lambda input, other, out, g: (lambda: prims.zeros_like(g), lambda: prims.zeros_like(g)))
 
 
 def _divide(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:

@@ -67,6 +67,33 @@ nansum = _summing("nansum")
 nanmean = _summing("nanmean")
 
 
+def _register_without_nan(symbol: Symbol) -> None:
+    """As torch's: the gradient times 0 where the input is nan, which is nan of an infinite one."""
+
+    @register_grad(symbol)
+    def rule(
+        input: TensorProxy,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        axis: Dims = None,
+        keepdims: bool = False,
+    ) -> TensorProxy:
+        out = symbol(input, dim, keepdim, dtype=dtype, axis=axis, keepdims=keepdims)
+        dims = clang.canonical_dims(symbol.name, axis if dim is None else dim, input.ndim)
+        is_number, kept = clang.logical_not(clang.isnan(input)), keepdim or keepdims
+        g = get_grad(out)
+        if symbol is nanmean:
+            g = g / clang.sum(is_number, dims, kept)
+        put_grad(input, clang.spread(clang.convert(g, input.dtype), input, dims, kept) * is_number)
+        return out
+
+
+_register_without_nan(nansum)
+_register_without_nan(nanmean)
+
+
 @named("prod")
 def prod(
     input: TensorProxy,
@@ -280,6 +307,23 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
 
 max = _extremum("max", prims.max_dim, clang.amax, clang.maximum)
 min = _extremum("min", prims.min_dim, clang.amin, clang.minimum)
+
+
+def _register_over_all(symbol: Symbol) -> None:
+    """Of all elements, those that are the extremum share its gradient; nan is one where it is the result."""
+
+    @register_grad(symbol)
+    def rule(input: TensorProxy, *others: Any, **options: Any) -> TensorProxy:
+        if others or options:
+            return NotImplemented
+        out = symbol(input)
+        winners = (input == out) | (clang.isnan(input) & clang.isnan(out))
+        put_grad(input, clang.where(winners, get_grad(out) / clang.sum(winners), 0))
+        return out
+
+
+_register_over_all(max)
+_register_over_all(min)
 
 
 @named("aminmax")

@@ -118,9 +118,10 @@ def sinc(input: TensorProxy) -> TensorProxy:
 @register_grad(sinc)
 def _sinc_grad(input: TensorProxy) -> TensorProxy:
     out = sinc(input)
-    x = input * math.pi
-    slope = (x * clang.cos(x) - clang.sin(x)) / (x * input)
-    put_grad(input, clang.where(clang.eq(x, 0), 0.0, get_grad(out) * clang.conj(slope)))
+    x, square = input * math.pi, input * input * math.pi
+    at_zero = clang.eq(square, 0)  # so it is of what is tiny
+    slope = (x * clang.cos(x) - clang.sin(x)) / clang.where(at_zero, 1, square)
+    put_grad(input, clang.where(at_zero, 0.0, get_grad(out) * clang.conj(slope)))
     return out
 
 
@@ -237,6 +238,30 @@ def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, v
     )
     quotient = tensor1 / tensor2
     return input + (quotient if isinstance(value, int) and value == 1 else quotient * value)
+
+
+@register_grad(addcmul)
+def _addcmul_grad(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
+    out = addcmul(input, tensor1, tensor2, value=value)
+    g = get_grad(out)
+    put_grad(input, g)
+    if needs_grad(tensor1):
+        put_grad(tensor1, g * clang.conj(tensor2 * value))
+    if needs_grad(tensor2):
+        put_grad(tensor2, g * clang.conj(tensor1 * value))
+    return out
+
+
+@register_grad(addcdiv)
+def _addcdiv_grad(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
+    out = addcdiv(input, tensor1, tensor2, value=value)
+    g = get_grad(out)
+    put_grad(input, g)
+    if needs_grad(tensor1):
+        put_grad(tensor1, g * clang.conj(value / tensor2))
+    if needs_grad(tensor2):
+        put_grad(tensor2, -g * clang.conj(tensor1 * value / (tensor2 * tensor2)))
+    return out
 
 
 @named("lerp")

@@ -26,7 +26,7 @@ def call_key(bound: BoundSymbol) -> tuple | None:
         return None
     while len(bound.subsymbols) == 1 and bound.subsymbols[0].output is bound.output and not grad_rule(bound.symbol):
         bound = bound.subsymbols[0]
-    return bound.symbol.id, argument_key(bound.args), argument_key(bound.kwargs), bound.tags & MEANINGFUL
+    return bound.symbol, argument_key(bound.args), argument_key(bound.kwargs), bound.tags & MEANINGFUL
 
 
 def argument_key(value: Any) -> Any:

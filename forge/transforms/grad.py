@@ -11,7 +11,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from forge import clang, prims
-from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace, check, differentiable, recording
+from forge.ir import BoundSymbol, Dim, Proxy, Tag, TensorProxy, Trace, check, differentiable, recording
 from forge.ir.grad_rules import RuleCall, grad_rule, run_rule
 from forge.ir.pytree import tensors
 from forge.ir.symbol import substitute
@@ -133,6 +133,15 @@ class _Forward:
             output = run_rule(rule, call, bound.args, bound.kwargs)
         if output is NotImplemented:
             return None
+        for argument, gradient, _ in call.puts:
+            check(
+                sums_to(gradient.shape, argument.shape),
+                lambda argument=argument, gradient=gradient: (
+                    f"a gradient rule of {bound.symbol.id} gives {_named(argument, bound)}, which is {argument}, a "
+                    f"gradient of another shape: {gradient}"
+                ),
+                RuntimeError,
+            )
         made, kept = tensors(output), tensors(bound.output)
         check(
             len(made) == len(kept),
@@ -152,6 +161,19 @@ class _Forward:
         if len(forward) == 1 and forward[0].symbol is bound.symbol:
             return [bound]
         return [bound.replace(subsymbols=forward)] if bound.symbol.body is not None else forward
+
+
+def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
+    """Whether autograd sums a gradient of the one shape to the other."""
+    extra = len(gradient) - len(shape)
+    pairs = zip(shape, gradient[max(extra, 0) :], strict=False)
+    return extra >= 0 and all(prims.same(length, own) or prims.same(length, 1) for length, own in pairs)
+
+
+def _named(argument: TensorProxy, bound: BoundSymbol) -> str:
+    """An argument of a call as the user knows it: by its place, or its name."""
+    places = [f"argument {i}" for i, each in enumerate(bound.args) if argument in tensors(each)]
+    return next(iter([*places, *[name for name, each in bound.kwargs.items() if argument in tensors(each)]]), "a value")
 
 
 def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:

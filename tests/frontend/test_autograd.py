@@ -276,6 +276,154 @@ def test_a_users_autograd_function_runs_its_own_backward():
     torch.testing.assert_close(ours, eager)
 
 
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 2
+
+
+class _TwiceByThree(_Twice):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 3
+
+
+class _Thrice(_Twice):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+def _hooked(x: torch.Tensor, factor: float) -> torch.Tensor:
+    y = x.view(3)
+    y.register_hook(lambda g: g * factor)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (_Twice.apply, _TwiceByThree.apply),
+        (_Twice.apply, _Thrice.apply),
+        (lambda x: _hooked(x, 2.0), lambda x: _hooked(x, 3.0)),
+    ],
+    ids=["backward", "forward", "hook"],
+)
+def test_two_functions_or_hooks_of_one_value_are_two(first, second):
+    ours, eager = both(lambda x: (first(x) * 5).sum() + (second(x) * 7).sum(), torch.randn(3, requires_grad=True))
+    torch.testing.assert_close(ours, eager)
+
+
+def _with_backward(backward: Callable, forward: Callable = lambda ctx, x: x * 2) -> Callable:
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Mine", (torch.autograd.Function,), methods).apply
+
+
+def _of_one(backward: Callable) -> list[Callable]:
+    """Of an input of the program, and of a value in it."""
+    apply = _with_backward(backward)
+    return [lambda x: apply(x), lambda x: apply(x.exp())]
+
+
+def _of_two(backward: Callable, other: Any = None) -> list[Callable]:
+    apply = _with_backward(backward, lambda ctx, x, y: x * y)
+    return [lambda x: apply(x, x.exp() if other is None else other)]
+
+
+WRONG = {
+    "smaller": _of_one(lambda ctx, g: g.sum(0)),
+    "smaller with its dims": _of_one(lambda ctx, g: g.sum(0, keepdim=True)),
+    "of no dims": _of_one(lambda ctx, g: g.sum()),
+    "larger": _of_one(lambda ctx, g: g.repeat(2, 1)),
+    "transposed": _of_one(lambda ctx, g: g.t()),
+    "another device": _of_one(lambda ctx, g: g.to("meta")),
+    "complex": _of_one(lambda ctx, g: g * 1j),
+    "a number": _of_one(lambda ctx, g: 2.0),
+    "once": _of_one(torch.autograd.function.once_differentiable(lambda ctx, g: g.sum(0))),
+    "a list": _of_one(lambda ctx, g: [g]),
+    "too many": _of_one(lambda ctx, g: (g, g)),
+    "too few": _of_two(lambda ctx, g: g),
+    "too few, none": _of_two(lambda ctx, g: None),
+    "too few for a number": _of_two(lambda ctx, g: g, 2),
+    "of a number": _of_two(lambda ctx, g: (g, g), 2),
+}
+
+
+def _outcome(function: Callable) -> Any:
+    """The result's requires_grad and the gradient, or what is raised."""
+    torch._dynamo.reset()
+    x = torch.ones(2, 3, requires_grad=True)
+    try:
+        out = function(x)
+        out.sum().backward()
+    except Exception as error:
+        return type(error), str(error)
+    return out.requires_grad, None if x.grad is None else x.grad.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_backward_is_the_error_that_it_is_in_eager(name, options):
+    for function in WRONG[name]:
+        expected = _outcome(function)
+        assert issubclass(expected[0], RuntimeError)
+        assert _outcome(forge.jit(function, **options)) == expected
+
+
+@pytest.mark.parametrize("name", ["smaller", "larger", "too many", "too few"])
+def test_a_wrong_backward_is_that_error_when_one_graph_is_asked_for_and_in_forge_grad(name):
+    for function in WRONG[name]:
+        expected = _outcome(function)
+        assert _outcome(forge.jit(function, fullgraph=True)) == expected
+        with pytest.raises(RuntimeError) as raised:
+            forge.grad(lambda x, function=function: function(x).sum())(torch.ones(2, 3))
+        assert (RuntimeError, str(raised.value)) == expected
+
+
+UNUSUAL = {
+    "none": _of_one(lambda ctx, g: None),
+    "none of one": _of_two(lambda ctx, g: (g, None)),
+    "none of two": _of_two(lambda ctx, g: (None, None)),
+    "none of a number": _of_two(lambda ctx, g: (g, None), 2),
+    "more that are none": _of_one(lambda ctx, g: (g, None, None)),
+    "summed": _of_one(lambda ctx, g: g.repeat(4, 1, 1)),
+    "another dtype": _of_one(lambda ctx, g: g.double()),
+    "whole numbers": _of_one(lambda ctx, g: g.long()),
+    "wrong, of what needs none": _of_two(lambda ctx, g: (g, g.sum()), torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_autograd_takes_of_a_backward(name):
+    for function in UNUSUAL[name]:
+        assert _outcome(forge.jit(function, fullgraph=True)) == _outcome(function)
+
+
+def _with_hook(hook: Callable) -> Callable:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        y.register_hook(hook)
+        return y * 2
+
+    return function
+
+
+def test_a_hook_that_gives_none_leaves_the_gradient():
+    function = _with_hook(lambda g: None)
+    assert _outcome(forge.jit(function, fullgraph=True)) == _outcome(function)
+
+
+@pytest.mark.parametrize("hook", [lambda g: g.sum(0), lambda g: g.repeat(2, 1, 1), lambda g: g.double()])
+def test_a_hook_that_changes_what_a_gradient_is_raises_as_in_eager(hook):
+    kind, text = _outcome(_with_hook(hook))
+    assert kind is RuntimeError
+    assert _outcome(forge.jit(_with_hook(hook))) == (kind, text.replace("<lambda>", "hook"))
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda a, b: a / b / b, lambda a, b: (a / b / b).sin() * b, lambda a, b: (a.exp() / b / b).relu() / a],
@@ -317,3 +465,10 @@ def test_a_function_right_after_a_region_without_gradients_has_its_own(call: Cal
     given = [torch.randn(3, requires_grad=True) for _ in range(2)]
     found = [torch.autograd.grad(each(*given).sum(), given) for each in (forge.jit(f, executors=["torch"]), f)]
     torch.testing.assert_close(*found)
+
+
+def test_the_apply_of_a_function_that_was_taken_before_has_its_own_backward_in_forge_grad():
+    apply = _Product.apply
+    x, y = torch.randn(3), torch.randn(3)
+    found = forge.grad(lambda x: (_with_backward(lambda ctx, g: g * 7)(x) + apply(x, y)).sum())(x)
+    torch.testing.assert_close(found, 7 + y)

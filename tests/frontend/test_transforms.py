@@ -248,6 +248,38 @@ def test_a_transform_is_recorded(name: str, dynamic: bool) -> None:
     assert not forge.explain(jitted).eager
 
 
+def pushed(function: Callable) -> Callable:
+    return lambda x: sum(func.jvp(function, (x,), (x,)))
+
+
+TWO_OF_A_KIND = {
+    "vmap": [torch.vmap(lambda row: row.exp().sum()), torch.vmap(lambda row: row.sin().sum())],
+    "in_dims": [torch.vmap(lambda row: row.cumsum(0)), torch.vmap(lambda row: row.cumsum(0), 1, 1)],
+    "grad": [func.grad(lambda y: y.exp().sum()), func.grad(lambda y: y.sin().sum())],
+    "aux": [lambda x: func.grad(lambda y: (cube(y), y.cos()), has_aux=True)(x)[1], func.grad(cube)],
+    "jvp": [pushed(torch.exp), pushed(torch.sin)],
+    "grad and jvp": [func.grad(lambda y: y.exp().sum()), pushed(torch.exp)],
+    "vjp": [lambda x: sum(func.vjp(lambda y: (y.exp(), y.sin()), x)[0]), lambda x: func.vjp(torch.sin, x)[0]],
+    "jacrev": [func.jacrev(torch.exp), func.jacrev(torch.sin)],
+    "jacfwd and hessian": [func.jacfwd(lambda y: y.exp().sum()), func.hessian(lambda y: y.sin().sum())],
+}
+
+
+@pytest.mark.parametrize("name", TWO_OF_A_KIND)
+def test_two_transforms_of_one_input_are_two(name: str) -> None:
+    """Also where what they give is read on the way, and where gradients flow through both."""
+    first, second = TWO_OF_A_KIND[name]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (first(x) * 2).sum() + (second(x) * 3).sin().sum()
+
+    jitted, given = forge.jit(function), torch.linspace(0.2, 1.4, 9, dtype=torch.float64).view(3, 3)
+    torch.testing.assert_close(jitted(given), function(given))
+    gradients = [torch.autograd.grad(each(x := given.clone().requires_grad_()), x)[0] for each in (jitted, function)]
+    torch.testing.assert_close(*gradients)
+    assert not forge.explain(jitted).eager
+
+
 def network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Dropout(0.0), nn.Linear(64, 3)

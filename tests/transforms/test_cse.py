@@ -79,6 +79,16 @@ def test_a_composite_that_only_forwards_has_the_key_of_its_call() -> None:
     assert len(keys) == 1
 
 
+def test_symbols_made_for_one_call_are_different_though_they_have_one_id() -> None:
+    """Of each torch.autograd.Function and of each transform of torch.func, calls have the same id."""
+    first, second = [
+        Symbol("call", "test.cse_made_for_one_call", body=lambda x, body=body: body(body(x)))
+        for body in (prims.exp, prims.sin)
+    ]
+    assert count(merged(lambda x: first(x) * second(x), torch.ones(2))) == 3
+    assert count(merged(lambda x: first(x) * first(x), torch.ones(2))) == 2
+
+
 def test_keyword_order_and_containers_do_not_matter() -> None:
     call = Symbol("call", "test.cse_kwargs", meta=lambda x, **kwargs: like(x))
     trace = merged(

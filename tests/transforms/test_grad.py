@@ -292,3 +292,51 @@ def test_a_second_backward_differentiates_the_first() -> None:
     (gradient,) = torch.autograd.grad(Direct(torch.exp, ["torch"])(x).sum(), x, create_graph=True)
     gradient.sum().backward()
     torch.testing.assert_close(x.grad, x.detach().exp())
+
+
+# shapes
+
+
+def _scaled(x: TensorProxy, how: Callable) -> TensorProxy:
+    out = prims.mul(x, x)
+    put_grad(x, how(get_grad(out)))
+    return out
+
+
+WRONG_SHAPES = {
+    "smaller": lambda g: g.sum(0),
+    "smaller with its dims": lambda g: g.sum(0, keepdim=True),
+    "of no dims": lambda g: g.sum(),
+    "larger": lambda g: clang.cat([g, g], 0),
+    "transposed": lambda g: g.transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SHAPES)
+def test_a_rules_gradient_of_a_wrong_shape_is_an_error_that_names_it(name: str) -> None:
+    own = Symbol(
+        "own", "test.grad_wrong", body=lambda x: prims.mul(x, x), rule=lambda x: _scaled(x, WRONG_SHAPES[name])
+    )
+    with pytest.raises(RuntimeError, match=r"gradient rule of test\.grad_wrong gives argument 0, .* f64\[2, 3\] "):
+        gradients(own, leaf(2, 3))
+
+
+def test_so_is_that_of_an_executors_rule() -> None:
+    executor = OperatorExecutor("short")
+    executor.register_implementation(
+        prims.exp, torch.exp, grad_transform=lambda x: _scaled(x, lambda g: prims.sum(g, (0,)))
+    )
+    jitted = forge.jit(lambda x: torch.exp(x * 2), executors=[executor, "torch"])
+    with pytest.raises(RuntimeError, match=r"gradient rule of .*exp gives argument 0, .*f64\[2, 3\].*f64\[3\]"):
+        jitted(leaf(2, 3))
+
+
+def test_a_rules_gradient_that_the_argument_expands_to_is_summed() -> None:
+    own = Symbol(
+        "own",
+        "test.grad_expanded",
+        body=lambda x: prims.mul(x, x),
+        rule=lambda x: _scaled(x, lambda g: prims.broadcast_in_dim(g, (4, 2, 3), (1, 2))),
+    )
+    (found,) = gradients(own, leaf(2, 3))
+    torch.testing.assert_close(found, torch.full((2, 3), 4.0, dtype=torch.float64))

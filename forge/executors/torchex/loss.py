@@ -68,7 +68,7 @@ def _smooth_l1_loss_grad(
     reduction: str = "mean",
     beta: float = 1.0,
 ) -> TensorProxy:
-    if input.is_complex() or target.is_complex():  # it is l1_loss then
+    if beta == 0 or input.is_complex() or target.is_complex():  # it is l1_loss then
         return NotImplemented
     out = torchlang.smooth_l1_loss(input, target, size_average, reduce, reduction, beta)
     _put_pair(smooth_l1_loss_backward, out, input, target, reduction, beta)

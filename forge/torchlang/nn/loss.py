@@ -132,8 +132,9 @@ def huber_loss(
     x, y = _pair("huber_loss", input, target)
     prims.check_dtype("huber_loss", x, prims.REAL)
     distance = clang.abs(x - y)
-    near, far = distance * distance * 0.5, (distance - 0.5 * delta) * delta
-    loss = clang.where(distance <= delta, near, far)
+    is_far = distance > delta
+    near = clang.where(is_far, 0, distance)  # of an infinite one, the gradient would be nan
+    loss = clang.where(is_far, (distance - 0.5 * delta) * delta, near * near * 0.5)
     if weight is None or reduction != "mean":
         return _weighted("huber_loss", loss, weight, input, reduction)
     return clang.mean(_weighted("huber_loss", loss, weight, input, "none"))

@@ -11,6 +11,7 @@ from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, regist
 from forge.ir.memory import Memory
 from forge.prims.core import check_dim, check_tensor, known, same
 from forge.torchlang.core import torchsymbol, write
+from forge.torchlang.limits import clamp_min
 from forge.torchlang.linalg import check_one_dtype
 from forge.torchlang.shape import row_major
 
@@ -467,7 +468,7 @@ def normalize(input: TensorProxy, p: float = 2.0, dim: int | Sequence[int] = 1, 
     check_tensor("normalize", input=input)
     dims = clang.canonical_dims("normalize", dim, input.ndim)
     norm = clang.vector_norm(input, p, dims, True)
-    return input / clang.where(norm >= eps, norm, eps)
+    return input / clamp_min(norm, eps)
 
 
 @torchsymbol(F.local_response_norm)

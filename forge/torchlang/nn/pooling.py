@@ -217,7 +217,9 @@ def _lp_pool_of(count: int, function: Callable) -> Symbol:
         sizes = per_dim(op, "kernel_size", kernel_size, count)
         padding = (0,) * count
         means = prims.avg_pool(input**norm_type, sizes, _stride(op, stride, sizes), padding, ceil_mode, True, None)
-        sums = clang.sign(means) * clang.maximum(clang.abs(means), 0) * math.prod(sizes)
+        size = clang.abs(means)
+        size = clang.where(size <= 0, 0, size)  # as of torch's relu, its gradient is 0 there, whatever arrives
+        sums = clang.sign(means) * size * math.prod(sizes)
         return sums ** (1.0 / norm_type)
 
     body.__name__ = op
