@@ -24,6 +24,7 @@ from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.structure import key_of, settings
 from forge.ir.undecided import for_all_sizes
 from forge.prims.library import quiet
+from forge.transforms.dce import live_calls
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
@@ -330,15 +331,29 @@ RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op
 
 def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:
     """A claimed trace whose outputs `wanted` have the strides that were noted of them when the program was recorded."""
-    known = {} if layouts is None else layouts.values
+    given = set(trace.input_names)
+    noted = [x for x in tensors(trace.output) if x.name in wanted and x.strides is not None]
+    noted = [x for x in noted if given.issuperset(names(x.strides))]
+    if not noted:
+        return trace
+    found = _found(trace, [x.name for x in noted], layouts)
     calls, made = [], {}
-    for proxy in tensors(trace.output):
-        strides, there = proxy.strides, known.get(proxy.name)
-        if proxy.name not in wanted or strides is None or not set(names(strides)).issubset(trace.input_names):
-            continue
-        if isinstance(there, Layout) and there.strides == strides and proxy.name not in layouts.uncertain:
+    for proxy in noted:
+        there = found.values.get(proxy.name)
+        if isinstance(there, Layout) and there.strides == proxy.strides and proxy.name not in found.uncertain:
             continue
         made[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
-        calls.append(BoundSymbol(RESTRIDED, (proxy, strides), {}, new))
+        calls.append(BoundSymbol(RESTRIDED, (proxy, proxy.strides), {}, new))
     output = tree_map(lambda leaf: made.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, trace.output)
     return trace.derive(trace.stage, [*trace.bound_symbols, *calls], output=output) if calls else trace
+
+
+def _found(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
+    """The layouts of a claimed trace's values: those found while its regions were, or else found now."""
+    if layouts is not None and layouts.values.keys() >= set(wanted):
+        return layouts
+    layouts = Layouts(trace.inputs)
+    layouts.add_constants(trace.constants)
+    for call in live_calls(trace.bound_symbols, wanted):
+        layouts.run(call)
+    return layouts
