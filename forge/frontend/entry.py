@@ -47,7 +47,7 @@ from forge.frontend.program import Refused
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import call_with_room, paused_gc
 from forge.ir.locks import free_after_fork
-from forge.ir.printing import counted
+from forge.ir.printing import counted, note_place
 from forge.ir.source import Source
 from forge.prims.library import quiet
 
@@ -308,6 +308,9 @@ def enter(
                 raise _of_backend(failure) from None
             except (TorchRuntimeError, Unsupported) as failure:
                 raise _as_torch_raises(failure) from None
+            except Exception as failure:
+                note_place(failure)
+                raise
             finally:
                 if history.unsaid:
                     history.tell()
@@ -321,6 +324,9 @@ def enter(
             raise _of_backend(failure) from None
         except (TorchRuntimeError, Unsupported) as failure:
             raise _as_torch_raises(failure) from None
+        except Exception as failure:
+            note_place(failure)
+            raise
         finally:
             set_eval_frame(before)
             if history.unsaid:

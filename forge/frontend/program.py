@@ -208,12 +208,15 @@ def _epilogue(
     grad: bool,
 ) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
+    sources = {name: bound.source for bound in trace.bound_symbols for name in bound.outputs}
     with recording(epilogue), epilogue.tagged({Tag.SINGLE}):
         writer = _Epilogue(grad, finisher.memory.inference)
         for number in numbers:
             epilogue.record(number)
         for storage, value in writes:
+            epilogue.source = sources.get(value.name)
             writer.write(storage, value)
+        epilogue.source = None
         epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _Planned) else leaf, plan)
         writer.set_grad(torch.is_grad_enabled())
     return epilogue
