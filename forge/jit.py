@@ -32,17 +32,14 @@ from forge.frontend.entry import enter, must_be_one_graph
 from forge.frontend.higher_order import runnable
 from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
-from forge.frontend.program import Refused, Unsupported
+from forge.frontend.program import Refused, StrictError, Unsupported
 from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
+from forge.ir.source import warn
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 
 NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"
-
-
-class StrictError(RuntimeError):
-    """forge.jit(strict=True) met a torch function that torchlang does not have."""
 
 
 @uncaptured
@@ -153,6 +150,7 @@ def jit(
     )
     record = Record(name_of(target), _parameters(target))
     record.again = functools.partial(rejit, target)
+    record.history.strict = options.strict
     backend = _Backend(options, record)
     compiled = enter(
         _entry(target),
@@ -248,7 +246,11 @@ def compile_graph(
     except Unsupported as reason:
         if must_be_one_graph():
             raise _refused_by_fullgraph(reason, record) from None
-        return _in_eager(graph, str(reason), record)
+        if options.strict:
+            raise StrictError(
+                f"forge.jit(strict=True): forge cannot compile a graph: {reason}; {reason.advice}"
+            ) from None
+        return _in_eager(graph, reason, record)
     except Refused as refused:
         if options.strict:
             raise refused.reason from None
@@ -340,7 +342,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     try:
         return compile_graph(graph, example_inputs, options=Options(**wanted), record=record)
     except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
-        return _in_eager(graph, str(reason), record)
+        return _in_eager(graph, reason, record)
 
 
 def _refused_by_fullgraph(reason: Unsupported, record: Record) -> Unsupported:
@@ -350,10 +352,10 @@ def _refused_by_fullgraph(reason: Unsupported, record: Record) -> Unsupported:
     )
 
 
-def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
-    warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
+def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | Refused, record: Record) -> Callable:
+    warn(f"a graph runs in eager: {reason}", reason.source)
     call = _calling(runnable(graph))  # Dynamo keeps another object in the place of graph.forward
-    record.add(call, reason)
+    record.add(call, str(reason))
     return call
 
 

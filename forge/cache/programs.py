@@ -51,7 +51,9 @@ def dump(
     functions = dict(zip(_PARTS, _generated(recipe), strict=True))
     entry.data = {
         "functions": {
-            part: _text_and_table(entry, each.trace, executors, graph) for part, each in functions.items() if each is not None
+            part: _text_and_table(entry, each.trace, executors, graph)
+            for part, each in functions.items()
+            if each is not None
         },
         "grad": recipe.grad,
         "sets_mode": recipe.sets_mode,

@@ -19,6 +19,10 @@ from forge.ir.source import Source
 from forge.ir.symbol import substitute
 
 
+class StrictError(RuntimeError):
+    """forge.jit(strict=True) met a torch function that torchlang does not have, or what forge cannot compile."""
+
+
 class Unsupported(NotImplementedError):
     """A program that forge cannot compile, with the reason; it runs in eager.
 
@@ -47,6 +51,7 @@ class Refused(Exception):
         line = source.line if source is not None else None
         super().__init__(f"{reason} ({line})" if line else str(reason))
         self.reason = reason
+        self.source = source
         if line:
             reason.add_note(f"at {line}")
 
