@@ -122,7 +122,7 @@ def test_an_operator_that_overwrites_its_argument_undeclared_is_named(training: 
     )
     with pytest.raises(forge.CheckError, match=f"{message}.*mutates_args") as caught:
         jitted(torch.ones(2, requires_grad=training))
-    torch.testing.assert_close(caught.value.actual, caught.value.expected + 1)
+    assert caught.value.actual.tolist() == [value + 1 for value in caught.value.expected.tolist()]
 
 
 def test_what_a_kernel_says_that_it_overwrites_is_let_be() -> None:
