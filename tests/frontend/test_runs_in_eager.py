@@ -160,6 +160,12 @@ def test_strict_leaves_errors_of_the_program_their_types_and_what_is_compiled_al
     torch.testing.assert_close(forge.jit(breaks, strict=True)(x), x.sin().cos())
 
 
+def test_strict_refuses_a_function_that_dynamo_gives_up_on_beside_what_is_compiled() -> None:
+    function = lambda x: loops(x.cos())
+    with pytest.raises(forge.StrictError, match=r"a function runs in eager: loops .*User-inserted graph break"):
+        forge.jit(function, strict=True)(torch.ones(2))
+
+
 @pytest.mark.filterwarnings("ignore:forge")
 def test_strict_refuses_a_frame_of_which_dynamo_compiles_no_more() -> None:
     function = lambda x, n: x * n
