@@ -44,7 +44,7 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     Gradients are those of the sum of all results, of inputs and of a module's parameters that require them. A module is
     copied for each run. Raises TypeError for what was not made by forge.jit.
     """
-    again = record_of(jitted).again
+    again = record_of(jitted, "forge.bisect").again
     target, options = again.args[0], again.keywords
     bisected = _Bisected(target, args, kwargs)
     executors = list(resolve_executors(options["executors"]))

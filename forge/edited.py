@@ -23,8 +23,8 @@ def edited(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trac
     The file's name has the program's and a hash of what forge generated, so that an edited file does not stand for
     another program. Raises EditError, and OSError where the file cannot be read or written.
     """
-    lines, names = trace.python_source()
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:10]
+    code = trace.python_source()
+    digest = hashlib.sha256("\n".join(code.lines).encode()).hexdigest()[:10]
     path = Path(folder) / f"{trace.name}-{digest}.py"
     text, scope = trace.as_file()
     if not path.exists():
@@ -32,7 +32,7 @@ def edited(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trac
         path.write_text(_HEAD + text)
     content = path.read_text()
     if content == _HEAD + text:
-        return compile_function(trace.name, lines, names), trace
+        return compile_function(trace.name, code), trace
     try:
         exec(compile(content, str(path), "exec"), scope)
     except Exception as error:

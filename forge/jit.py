@@ -32,22 +32,19 @@ from forge.frontend.entry import enter, must_be_one_graph
 from forge.frontend.higher_order import runnable
 from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
-from forge.frontend.program import Refused, Unsupported
+from forge.frontend.program import Refused, StrictError, Unsupported
 from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
+from forge.ir.source import warn
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 
 NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"
 
 
-class StrictError(RuntimeError):
-    """forge.jit(strict=True) met a torch function that torchlang does not have."""
-
-
 @uncaptured
 def jit(
-    target: Callable | torch.nn.Module | None = None,
+    target: Callable | torch.nn.Module = ...,
     *,
     executors: Sequence[str | Executor] | None = None,
     transforms: Sequence[Transform] = (),
@@ -98,7 +95,9 @@ def jit(
     edit: a folder: each program that runs is written there as Python, and what a file says after it was edited runs in
         the place of what forge generates, in this process or a later one, as long as that is the same. Nothing is then
         kept on disk besides.
-    strict: refuse a torch function that torchlang does not have, instead of running it as an opaque call.
+    strict: refuse, with forge.StrictError, a torch function that torchlang does not have, instead of running it as an
+        opaque call; and what would run in eager with a warning: a graph that forge cannot compile, a function that
+        Dynamo gives up on or compiles nothing of. A graph break between two graphs is for `fullgraph`.
     fullgraph: refuse graph breaks, as torch.compile does, and a graph that forge cannot compile, which else runs in
         eager.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.
@@ -130,7 +129,7 @@ def jit(
         fullgraph=fullgraph,
         dynamic=dynamic,
     )
-    if target is None:
+    if target is ...:
         return rejit
     _check_target(target)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
@@ -153,6 +152,7 @@ def jit(
     )
     record = Record(name_of(target), _parameters(target))
     record.again = functools.partial(rejit, target)
+    record.history.strict = options.strict
     backend = _Backend(options, record)
     compiled = enter(
         _entry(target),
@@ -179,9 +179,20 @@ def _check_target(target: Any) -> None:
     check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
 
 
+# What torch.compile has options for that are named otherwise here (docs/coming-from.md).
+_OF_TORCH_COMPILE = {
+    "mode": 'cuda_graphs=True is its "reduce-overhead", select="measured" its "max-autotune"',
+    "backend": 'executors= says who runs calls; torch.compile(model, backend="forge") takes forge as the backend',
+    "options": 'they are arguments of forge.jit; torch.compile(model, backend="forge", options={...}) takes them so',
+    "disable": "a function that is not given to forge.jit runs in eager",
+}
+
+
 def _check_options(caller: str, given: Iterable[str], known: list[str]) -> None:
     for name in given:
-        check(name in known, lambda name=name: f"{caller}: {unknown('option', name, known)}", TypeError)
+        named = _OF_TORCH_COMPILE.get(name)
+        what = unknown("option", name, known) if named is None else f"{name!r} is an option of torch.compile; {named}"
+        check(name in known, lambda what=what: f"{caller}: {what}", TypeError)
 
 
 class _Backend:
@@ -248,7 +259,11 @@ def compile_graph(
     except Unsupported as reason:
         if must_be_one_graph():
             raise _refused_by_fullgraph(reason, record) from None
-        return _in_eager(graph, str(reason), record)
+        if options.strict:
+            raise StrictError(
+                f"forge.jit(strict=True): forge cannot compile a graph: {reason}; {reason.advice}"
+            ) from None
+        return _in_eager(graph, reason, record)
     except Refused as refused:
         if options.strict:
             raise refused.reason from None
@@ -340,7 +355,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     try:
         return compile_graph(graph, example_inputs, options=Options(**wanted), record=record)
     except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
-        return _in_eager(graph, str(reason), record)
+        return _in_eager(graph, reason, record)
 
 
 def _refused_by_fullgraph(reason: Unsupported, record: Record) -> Unsupported:
@@ -350,19 +365,35 @@ def _refused_by_fullgraph(reason: Unsupported, record: Record) -> Unsupported:
     )
 
 
-def _in_eager(graph: torch.fx.GraphModule, reason: str, record: Record) -> Callable:
-    warnings.warn(f"forge: a graph runs in eager: {reason}", stacklevel=2)
+def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | Refused, record: Record) -> Callable:
+    warn(f"a graph runs in eager: {reason}", reason.source)
     call = _calling(runnable(graph))  # Dynamo keeps another object in the place of graph.forward
-    record.add(call, reason)
+    record.add(call, str(reason))
     return call
 
 
 def _strict_message(names: list[str]) -> str:
     listed = ", ".join(dict.fromkeys(names))
+    own = all(map(_is_users, names))
+    advice = "say what it means (docs/ops-of-your-own.md)" if own else _ADD_A_SYMBOL
     return (
-        f"forge.jit(strict=True): torchlang does not have {listed}; add a @torchsymbol in forge/torchlang "
-        "(docs/adding-an-op.md), or jit without strict to run it as an opaque call"
+        f"forge.jit(strict=True): torchlang does not have {listed}; {advice}, or jit without strict to run it as an "
+        "opaque call"
     )
+
+
+_ADD_A_SYMBOL = "add a @torchsymbol in forge/torchlang (docs/adding-an-op.md)"
+_OPERATORS = "torch.ops."
+
+
+def _is_users(name: str) -> bool:
+    """Whether what a graph calls is an operator or a function of the user's, rather than torch's."""
+    if name.startswith(_OPERATORS):
+        return name.removeprefix(_OPERATORS).partition(".")[0] not in _TORCHS_OWN
+    return not name.startswith("torch.")
+
+
+_TORCHS_OWN = frozenset({"aten", "prim", "prims", "higher_order", "inductor", "quantized", "_c10d_functional"})
 
 
 # Where forge is installed, torch registers it by its entry point, and refuses a name that is registered twice.
@@ -375,16 +406,16 @@ def last_traces(jitted: Any) -> list[Trace]:
 
     Of a large program the last one, with a warning; all of them under FORGE_KEEP_STAGES=1.
     """
-    return _stages(jitted, "traces")
+    return _stages(jitted, "last_traces", "traces")
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
     """Every stage of the last backward that was compiled of the last graph. Of a large program as last_traces."""
-    return _stages(jitted, "backward_traces")
+    return _stages(jitted, "last_backward_traces", "backward_traces")
 
 
-def _stages(jitted: Any, which: str) -> list[Trace]:
-    latest = record_of(jitted).latest
+def _stages(jitted: Any, caller: str, which: str) -> list[Trace]:
+    latest = record_of(jitted, f"forge.{caller}").latest
     if latest is not None and latest.shortened:
         warnings.warn(f"forge: {NOT_KEPT}", stacklevel=3)
     return list(getattr(latest, which)) if latest else []
@@ -396,7 +427,7 @@ def refold(jitted: Any) -> None:
 
     Raises TypeError for what was not made by forge.jit.
     """
-    for compiled in record_of(jitted).compiled:
+    for compiled in record_of(jitted, "forge.refold").compiled:
         folded = compiled.folded()
         if folded is not None:
             folded.forget()
@@ -410,7 +441,8 @@ def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
     by forge.jit.
     """
     until = time.monotonic() + (math.inf if timeout is None else timeout)
-    waiting = [growing for compiled in record_of(jitted).compiled if (growing := compiled.growing()) is not None]
+    known = record_of(jitted, "forge.finish_compiling").compiled
+    waiting = [growing for compiled in known if (growing := compiled.growing()) is not None]
     while waiting := [growing for growing in waiting if not growing.advance()]:
         if time.monotonic() >= until:
             return False

@@ -76,10 +76,11 @@ def record_of_torch_compile() -> Record:
     return record
 
 
-def record_of(jitted: Any) -> Record:
-    """What a jitted function or module compiled so far. Raises TypeError for something else."""
+def record_of(jitted: Any, caller: str = "forge") -> Record:
+    """What a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
+    else."""
     found = _own_record(jitted)
-    check(found is not None, lambda: f"{_described(jitted)} was not made by forge.jit", TypeError)
+    check(found is not None, lambda: f"{caller}: {_described(jitted)} was not made by forge.jit", TypeError)
     return found
 
 

@@ -71,7 +71,7 @@ def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
     warning and the head of the script name them. Raises TypeError for what was not made by forge.jit; ValueError where
     there is no such graph, or where its program cannot be written: what it calls, or is given, is not torch's.
     """
-    record = record_of(jitted)
+    record = record_of(jitted, "forge.repro")
     compiled = record.compiled
     check(bool(compiled), lambda: f"forge.repro: {record.name} has compiled nothing yet: call it first")
     check(

@@ -81,7 +81,15 @@ def wrong(x):
 
 def on_value(x):
     return x.exp() if x.sum() > 0 else x.sin()
+
+
+def layer():
+    return nn.Linear(3, 3)
 '''
+LAYER = (  # a layer of torch's that the user's code makes
+    "forge: programs:layer raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 3x3) "
+    f"(programs.py:{PROGRAMS[: PROGRAMS.index('def layer')].count(chr(10)) + 1})\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +190,9 @@ def test_a_file_that_is_called_like_a_module_is_loaded_all_the_same(folder: Path
         (["./programs:f"], 1, "forge: ./programs:f: './programs' is no name of a module; a file's ends with .py\n"),
         (["programs.py"], 1, "forge: programs.py: NAME is missing; it has Group, Net, closure"),
         (["programs:mke"], 1, "forge: programs:mke: unknown name 'mke'; did you mean 'make'? known: Group, Net"),
+        (["torch:nosuch"], 1, "forge: torch:nosuch: unknown name 'nosuch'; did you mean 'cosh'?\n"),
+        (["torch:"], 1, "forge: torch:: NAME is missing; it has "),
+        (["programs:layer", "-i", "float32[2,4]"], 1, LAYER),
         (["programs:number"], 1, "forge: programs:number: is 3, but must be a module, a function, or a function that"),
         (["programs:raises"], 1, "forge: programs:raises raised RuntimeError: no weights (programs.py:46)\n"),
         (["programs:leaves"], 1, "forge: programs:leaves raised SystemExit: bye (programs.py:50)\n"),
@@ -335,6 +346,8 @@ def test_a_model_or_a_field_that_is_unknown_is_told_with_the_near_ones() -> None
         load("lama")
     with pytest.raises(TargetError, match=r"--set: unknown field of LlamaConfig 'num_layer'.* did you mean"):
         load("llama", num_layer=1)
+    with pytest.raises(TargetError, match=r"error for field 'num_hidden_layers': TypeError: .* expected int, got str"):
+        load("llama", num_hidden_layers="x")
 
 
 def test_without_transformers_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

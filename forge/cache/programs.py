@@ -25,7 +25,7 @@ from forge.frontend.recipe import Generated, Recipe, Training, assemble, finishe
 from forge.ir import Trace
 from forge.ir.bounded import Bounded
 from forge.ir.locks import new_lock
-from forge.ir.printing import compile_function
+from forge.ir.printing import Code, compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.transforms.split import Saved
@@ -51,7 +51,9 @@ def dump(
     functions = dict(zip(_PARTS, _generated(recipe), strict=True))
     entry.data = {
         "functions": {
-            part: _text_and_table(entry, each.trace, executors) for part, each in functions.items() if each is not None
+            part: _text_and_table(entry, each.trace, executors, graph)
+            for part, each in functions.items()
+            if each is not None
         },
         "grad": recipe.grad,
         "sets_mode": recipe.sets_mode,
@@ -76,15 +78,23 @@ def _generated(recipe: Recipe) -> tuple[Generated | None, ...]:
     return (recipe.forward, training and training.backward, training and training.epilogue)
 
 
-def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor]) -> dict[str, Any]:
+def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor], graph: Described) -> dict[str, Any]:
     regions = {
         id(bound.symbol.op): bound.symbol.executor
         for bound in trace.bound_symbols
         if isinstance(bound.symbol.executor, FusionExecutor)
     }
     writer = Writer(entry, executors, regions)
-    lines, scope = trace.python_source()
-    return {"name": trace.name, "lines": lines, "table": {name: writer.describe(each) for name, each in scope.items()}}
+    code = trace.python_source()
+    return {
+        "name": trace.name,
+        "lines": code.lines,
+        "table": {name: writer.describe(each) for name, each in code.scope.items()},
+        "sources": [
+            [line, [graph.lines[each] for each in sources if each in graph.lines]]
+            for line, sources in code.sources.items()
+        ],
+    }
 
 
 def _training_data(training: Training | None) -> dict[str, Any] | None:
@@ -119,8 +129,8 @@ def load(
     names is not here."""
     data = entry.data
     reader = Reader(entry, options.executors, _load_region)
-    made = {part: _function(reader, **each) for part, each in data["functions"].items()}
     program = Loaded(entry, graph, compile)
+    made = {part: _function(reader, program.lines, **each) for part, each in data["functions"].items()}
     recipe = Recipe(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
         training = _training(made, program, **data["training"])
@@ -136,8 +146,12 @@ def load(
     return program
 
 
-def _function(reader: Reader, name: str, lines: list[str], table: dict[str, list]) -> Generated:
-    return Generated(compile_function(name, lines, {key: reader.find(each) for key, each in table.items()}))
+def _function(
+    reader: Reader, places: dict[int, Source], name: str, lines: list[str], table: dict[str, list], sources: list[list]
+) -> Generated:
+    scope = {key: reader.find(each) for key, each in table.items()}
+    code = Code(lines, scope, {line: [places[number] for number in numbers] for line, numbers in sources})
+    return Generated(compile_function(name, code))
 
 
 def _training(

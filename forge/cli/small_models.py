@@ -70,7 +70,7 @@ def _classes(name: str, library: ModuleType) -> tuple[type, type]:
     if isinstance(found, type) and issubclass(found, library.PreTrainedModel):
         return found.config_class, found
     if not (isinstance(found, type) and hasattr(found, "model_type")):
-        known = unknown("model type of transformers", name, types.keys()).partition(" known:")[0].rstrip(";")
+        known = unknown("model type of transformers", name, types.keys())
         raise TargetError(f"{known}; a target is module:name, file.py:name, or a model type such as llama")
     mappings = importlib.import_module("transformers.models.auto.modeling_auto")
     for head in HEADS:

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from forge.ir.checks import in_one_line
 from forge.model_bench import Case
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_LISTED = 100  # names that are told of a module's
 INPUTS = "forge_inputs"  # a function of the target's module that gives the arguments of a call
 _LIBRARIES = tuple(f"{Path(file).parents[up]}/" for file, up in ((torch.__file__, 0), (__file__, 2)))
 
@@ -34,7 +36,7 @@ def blamed(what: str) -> Iterator[None]:
     except TargetError:
         raise
     except (Exception, SystemExit) as error:
-        raise TargetError(f"{what} raised {in_one_line(error)}{_place(error)}") from error
+        raise TargetError(f"{what} raised {in_one_line(error)}{_place(error) or _definition(what)}") from error
 
 
 def _place(error: BaseException) -> str:
@@ -42,6 +44,20 @@ def _place(error: BaseException) -> str:
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARIES)]
     known = [each for each in frames if Path(each.filename).exists() and "importlib" not in each.filename]
     return f" ({Path(known[-1].filename).name}:{known[-1].lineno})" if known else ""
+
+
+def _definition(target: str) -> str:
+    """Where what a target names is defined, if that is in the user's code: of a module of torch's that the user's code
+    makes, no line runs."""
+    place, _, name = target.rpartition(":")
+    path = str(Path(place).resolve())
+    files = (each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == path)
+    try:
+        found = operator.attrgetter(name)(sys.modules.get(place) or next(files, None))
+        file, (_, line) = inspect.getsourcefile(found), inspect.getsourcelines(found)
+    except (AttributeError, TypeError, OSError):  # nothing of that name, or no function or class
+        return ""
+    return "" if file.startswith(_LIBRARIES) else f" ({Path(file).name}:{line})"
 
 
 def load(
@@ -107,7 +123,8 @@ def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Input
     for part in name.split("."):
         if not hasattr(found, part):
             known = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
-            what = unknown("name", part, known) if part else f"NAME is missing; it has {', '.join(sorted(known))}"
+            listed = ", ".join(sorted(known)) if len(known) <= _LISTED else f"{len(known)} names"
+            what = unknown("name", part, known) if part else f"NAME is missing; it has {listed}"
             raise TargetError(f"{target}: {what}")
         found = getattr(found, part)
     if not callable(found):

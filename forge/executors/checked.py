@@ -60,13 +60,14 @@ class Checked:
 
     def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None:
         """reference: a trace of the same inputs, whose values of the same names are what is wanted."""
-        self._claims = {name: made for made in claims for name in made.outputs}
+        self._claims = _by_output(claims)
         self._phase = phase
         self._within = tolerance_of(reference)
         self._expected: dict[str, torch.Tensor] = {}
         self._given: list[torch.Tensor | None] = []  # copies of what the call that runs was given
-        by_torch, _ = claim(dce(reference), [torchex])
-        self._reference = _noting(by_torch, self._keep).python_callable()
+        by_torch, made = claim(dce(reference), [torchex])
+        self._claims_by_torch = _by_output(made)
+        self._reference = _noting(by_torch, self._keep, self._before_opaque).python_callable()
         self._boxed = by_torch.boxed
         self._to_write_to = {
             name for bound in claimed.bound_symbols if Tag.UNINITIALIZED in bound.all_tags for name in bound.outputs
@@ -87,7 +88,14 @@ class Checked:
 
         return run
 
+    def _before_opaque(self, bound: BoundSymbol) -> Note | None:
+        """Of the reference's calls, those of functions that may be the user's are not known to leave what they are
+        given: all that reads it later would be compared with something else than eager gives."""
+        return self._before(bound) if Tag.OPAQUE in bound.all_tags else None
+
     def _keep(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
+        if self._given:
+            self._check_given(bound, values[outputs:], self._claims_by_torch)
         for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
             if value is not None:
                 self._expected[proxy.name] = value.detach()
@@ -102,7 +110,9 @@ class Checked:
 
         return keep, _tensors((bound.args, bound.kwargs))
 
-    def _check_given(self, bound: BoundSymbol, values: Sequence[torch.Tensor | None]) -> None:
+    def _check_given(
+        self, bound: BoundSymbol, values: Sequence[torch.Tensor | None], claims: Mapping[str, Claim]
+    ) -> None:
         """Raises CheckError where a call has overwritten what it was given."""
         given, self._given = self._given, []
         for proxy, value, before in zip(_tensors((bound.args, bound.kwargs)), values, given, strict=False):
@@ -110,10 +120,12 @@ class Checked:
                 continue
             reason = differs(value, before, within=0, around=0)
             if reason is not None:
-                raise self._overwritten(bound, proxy, reason, given, value, before)
+                made = next((claims[name] for name in bound.outputs if name in claims), None)
+                raise self._overwritten(_Told(bound, made), bound, proxy, reason, given, value, before)
 
     def _overwritten(
         self,
+        call: "_Told",
         bound: BoundSymbol,
         proxy: TensorProxy,
         reason: str,
@@ -121,11 +133,9 @@ class Checked:
         actual: torch.Tensor,
         before: torch.Tensor,
     ) -> CheckError:
-        made = next((self._claims[name] for name in bound.outputs if name in self._claims), None)
-        call = _Told(bound, made)
         return CheckError(
             f"{self._phase}: {call} overwrites its argument {_parameter(bound, proxy.name)}, {proxy.name}: {reason}; "
-            "an implementation may not change what it is given: let it copy that first",
+            f"an implementation may not change what it is given: {_advice(bound)}",
             operation=call.operation,
             executor=call.executor,
             inputs=_by_name(bound, given),
@@ -134,7 +144,7 @@ class Checked:
         )
 
     def _compare(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
-        self._check_given(bound, values[outputs:])
+        self._check_given(bound, values[outputs:], self._claims)
         for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
             if value is None:  # attention's own notes, which this kernel of it does not make
                 continue
@@ -180,6 +190,10 @@ class _Told:
         return f"{self.operation} by {self.executor}{self._region}{self._place}"
 
 
+def _by_output(claims: Iterable[Claim]) -> dict[str, Claim]:
+    return {name: made for made in claims for name in made.outputs}
+
+
 def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
     """What a call was given, by the names in the program."""
     proxies = _tensors((bound.args, bound.kwargs))
@@ -188,11 +202,22 @@ def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[s
 
 def _parameter(bound: BoundSymbol, name: str) -> str:
     """What the function that runs a call names the argument in which it gets the value `name`."""
+    op = bound.symbol.op
     try:
-        named = inspect.signature(bound.symbol.op).bind(*bound.args, **bound.kwargs).arguments
+        if isinstance(op, torch._ops.OpOverload):
+            known = [argument.name for argument in op._schema.arguments]
+            named = {**dict(zip(known, bound.args, strict=False)), **bound.kwargs}
+        else:
+            named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
     except (TypeError, ValueError):  # a function without a signature
         named = {**{str(place): value for place, value in enumerate(bound.args)}, **bound.kwargs}
     return next((each for each, value in named.items() if name in names([value])), name)
+
+
+def _advice(bound: BoundSymbol) -> str:
+    if isinstance(bound.symbol.op, torch._ops.OpOverload):
+        return "declare it in the operator's mutates_args (or schema), or let it copy that first"
+    return "let it copy that first"
 
 
 def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:

@@ -356,13 +356,14 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     """Executors by name or object, in order; for None the available ones of the default order, or of those that
     FORGE_EXECUTORS names ("hub,torch").
 
-    Raises ValueError for an unknown name (with the near ones), TypeError for something else.
+    Raises ValueError for an unknown name (with the near ones) or where there are none, TypeError for something else.
     """
     if executors is None:
         named = os.environ.get("FORGE_EXECUTORS")
         order = [name.strip() for name in named.split(",")] if named else _default_order
         return [executor for executor in map(_known_as, order) if executor.is_available()]
     check_list(executors, "forge.jit: executors", "names or executors")
+    check(bool(executors), lambda: 'forge.jit: executors is empty; executors=["torch"] runs all by torch alone')
     return [_resolve(executor) for executor in executors]
 
 
@@ -393,9 +394,13 @@ def _resolve(executor: str | Executor) -> Executor:
     return executor
 
 
+_LISTED = 100  # names that are told of what is known
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """'unknown executor 'trch'; did you mean 'torch'? known: …'."""
+    """'unknown executor 'trch'; did you mean 'torch'? known: …', without the known ones where those are many."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3)
     hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return f"unknown {kind} {name!r};{hint} known: {', '.join(names)}"
+    listed = f" known: {', '.join(names)}" if len(names) <= _LISTED else ""
+    return f"unknown {kind} {name!r};{hint}{listed}".rstrip(";")

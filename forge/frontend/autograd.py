@@ -13,7 +13,7 @@ from forge.frontend.ambient import unconverted
 from forge.ir import check
 from forge.ir.bounded import Bounded
 from forge.ir.locks import new_lock
-from forge.ir.printing import qualified_name
+from forge.ir.printing import note_place, qualified_name
 from forge.ir.undecided import for_sizes
 from forge.torchlang import autocast_mode
 from forge.torchlang.opaque import OpaqueGraph, Unreached
@@ -125,28 +125,32 @@ class Region:
             @staticmethod
             @unconverted
             def backward(ctx: Any, *gradients: Any) -> Any:
-                if autocast_mode.is_enabled():
-                    with autocast_mode.disabled():
-                        return ForgeFunction.backward(ctx, *gradients)
-                present = tuple([gradient is not None for gradient in gradients])
-                given = [gradient for gradient in gradients if gradient is not None]
-                if not given:
-                    return (None,) * ctx.count
-                if torch.is_grad_enabled():
-                    return ForgeFunction.backward_again(ctx, present, given)
-                if any(map(_is_graph, ctx.numbers)):
-                    return ForgeFunction.backward_with_graphs(ctx, present, given)
-                if any(map(is_batched, given)):
-                    function = batched.get(present, ctx.lengths if numbered else ())
-                else:
-                    function = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
-                boxed = [*ctx.saved_tensors, *ctx.numbers, *given]
-                ctx.maybe_clear_saved_tensors()
-                if not graph_is_kept():
-                    ctx.remembered = ctx.copies = None
-                del gradients, given
-                with torch.no_grad():
-                    return function(boxed)
+                try:
+                    if autocast_mode.is_enabled():
+                        with autocast_mode.disabled():
+                            return ForgeFunction.backward(ctx, *gradients)
+                    present = tuple([gradient is not None for gradient in gradients])
+                    given = [gradient for gradient in gradients if gradient is not None]
+                    if not given:
+                        return (None,) * ctx.count
+                    if torch.is_grad_enabled():
+                        return ForgeFunction.backward_again(ctx, present, given)
+                    if any(map(_is_graph, ctx.numbers)):
+                        return ForgeFunction.backward_with_graphs(ctx, present, given)
+                    if any(map(is_batched, given)):
+                        function = batched.get(present, ctx.lengths if numbered else ())
+                    else:
+                        function = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
+                    boxed = [*ctx.saved_tensors, *ctx.numbers, *given]
+                    ctx.maybe_clear_saved_tensors()
+                    if not graph_is_kept():
+                        ctx.remembered = ctx.copies = None
+                    del gradients, given
+                    with torch.no_grad():
+                        return function(boxed)
+                except Exception as failure:
+                    note_place(failure)
+                    raise
 
             @staticmethod
             def backward_with_graphs(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
@@ -244,8 +248,12 @@ class _Parts:
         """The gradients of the next part, which is computed now; None for each of `count` where there is none."""
         if torch.is_grad_enabled():  # they are there, with a history
             return next(self.left, (None,) * count)
-        with autocast_mode.disabled():
-            return next(self.left, (None,) * count)
+        try:
+            with autocast_mode.disabled():
+                return next(self.left, (None,) * count)
+        except Exception as failure:
+            note_place(failure)
+            raise
 
 
 class _Later(torch.autograd.Function):

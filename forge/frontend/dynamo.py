@@ -37,7 +37,7 @@ from forge.ir import (
 )
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.ir.source import Source
+from forge.ir.source import Source, text_of
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.torchlang.opaque import opaque_symbol
 
@@ -87,6 +87,7 @@ class _Interpreter:
         self.native = False  # whether opaque calls are refused
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
+        self.paths: dict[str, str] = {}  # of inputs that are parameters or buffers, in their modules
 
     @contextmanager
     def modes(self) -> Iterator[None]:
@@ -118,8 +119,15 @@ class _Interpreter:
                 reason.at(self.trace.source)
                 raise
             except (RuntimeError, TypeError, ValueError, LookupError) as reason:
+                self.name_weights(reason)
                 raise Refused(reason, self.trace.source) from reason
         raise AssertionError("a graph without an output")
+
+    def name_weights(self, error: Exception) -> None:
+        """What the error says of inputs that are parameters or buffers, it says of their paths in the module."""
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            named = lambda found: self.paths.get(found[0], found[0])
+            error.args = (_METADATA_OF.sub(named, error.args[0]),)
 
     def run_region(self, region: higher_order.Region) -> None:
         """Nodes that only make sense together: the operators that torch runs for them, else one opaque call."""
@@ -152,6 +160,7 @@ class _Interpreter:
         inner.native = native
         inner.skipped = skipped
         inner.trace, inner.regions, inner.held = current_trace(), self.regions, self.held
+        inner.paths = self.paths
         if inner.trace is self.trace:  # else a gradient rule runs it once more
             inner.opaque_calls, inner.numbers = self.opaque_calls, self.numbers
         given = iter(args)
@@ -181,7 +190,7 @@ class _Interpreter:
         if isinstance(value, torch.Tensor):
             if value.layout != torch.strided or value.is_quantized or value.is_nested:
                 raise Unsupported(f"input {name} is {value.layout}, quantized or nested")
-            self.weigh(node)
+            self.weigh(node, name)
             return self.trace.add_input(_tensor_proxy(name, value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             symbol = str(value.node.expr)
@@ -191,11 +200,14 @@ class _Interpreter:
             return value
         raise Unsupported(f"input {name} is a {type(value).__name__}")
 
-    def weigh(self, node: Node) -> None:
+    def weigh(self, node: Node, name: str) -> None:
         """Notes that the next input is a parameter or buffer of a module, where it is one."""
         given = node.meta.get("grapharg")
         if not isinstance(getattr(given and given.source, "base", None), UnspecializedParamBufferSource):
             return
+        path = Source(owner=text_of(given.source)).module
+        if path:
+            self.paths[name] = path
         value = given.example
         versioned = isinstance(value, torch.Tensor) and not value.is_inference()
         listed = self.weights if versioned and not is_traceable_wrapper_subclass(value) else self.unversioned
@@ -533,6 +545,7 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
 # names
 
 _AUTOMATIC = re.compile(r"(getitem|add|sub|mul|truediv|t|to|view|iadd|imul|neg|matmul|call|float|contiguous)(_\d+)?")
+_METADATA_OF = re.compile(r"\w+(?=: \w+\[)")  # the name of a tensor in front of `: f32[2, 3]`
 _POSITIONAL = re.compile(r"_?l_args_(\d+)(?=_)")
 _NOISE = re.compile(r"^_?l_(self_)?|(^|_)(module|modules|parameters|buffers|kwargs|args)_(?=.)")
 

@@ -12,11 +12,10 @@ import functools
 import inspect
 import os
 import re
-import sys
-import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -33,7 +32,7 @@ from torch._dynamo.exc import (
     Unsupported,
 )
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental import _config as shapes_config
@@ -43,12 +42,12 @@ from forge import logs
 from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.ambient import transforms_restored, unconverted
 from forge.frontend.capturing import WRONG_BACKWARD, captured
-from forge.frontend.program import Refused
+from forge.frontend.program import Refused, StrictError
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import call_with_room, paused_gc
 from forge.ir.locks import free_after_fork
-from forge.ir.printing import counted
-from forge.ir.source import Source
+from forge.ir.printing import counted, note_place
+from forge.ir.source import Source, warn
 from forge.prims.library import quiet
 
 free_after_fork(compile_lock)
@@ -63,10 +62,16 @@ _WRONG_CALLS = (
     WRONG_BACKWARD,
 )
 _BOUND = re.compile(r"func='(\w+)' (.+?):(\d+);")
-_CALLED = re.compile(r"(?:call_function|TypeError) <(?:built-in )?(?:function|method) ([\w.]+)|call_method (\w+)")
+_CALLED = re.compile(
+    r"(?:call_function|TypeError) <(?:built-in )?(?:function|method) ([\w.]+)|call_(?:function|method) ([\w.]+)"
+)
+_NO_FAKE = "no fake impl"  # what torch says of an operator for which none was registered
+_OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n(?: {{4,}}.*\n)*', re.MULTILINE)
 _SHAPE = re.compile(r"size=\(([^)]*)\)")
 _IN_LOOP = "graph break in loop"
-_EXPLANATION = "Explanation: "
+_EXPLANATIONS = "Explanation: ", "Developer debug context: "
+_UNSUPPORTED_OPERATOR = "Operator does not support running with fake tensors"
+_REGISTER = "; give it a fake by torch.library.register_fake"
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "allow_rnn": True,  # torch.lstm is a call as any other
@@ -87,8 +92,11 @@ class History:
 
     name: of what was jitted. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
     frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told. limits: why
-    Dynamo compiles no more of a frame. skipped: which functions run in eager, but for what they call, and why.
+    Dynamo compiles no more of a frame. skipped: which functions run in eager, but for what they call, and why. strict:
+    what forge would warn of is refused.
     """
+
+    strict = False
 
     def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
         self._name = name
@@ -101,6 +109,8 @@ class History:
         self.unsaid = False
         self._parameters = parameters
         self._failures: list[str] = []
+        self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
+        self._refused: dict[str, Refused] = {}  # of the running call, by line
         self._unimplemented: Counter[str] = Counter()  # what Dynamo counted before the frame
 
     @contextmanager
@@ -109,20 +119,24 @@ class History:
         self.captured = self.unsaid = True
         self._failures.clear()
         before, self._unimplemented = counters["graph_break"].copy(), counters["unimplemented"].copy()
+        known = len(graph_break_reasons)
         try:
             yield
         finally:
-            for reason in map(_reason, (counters["graph_break"] - before).elements()):
-                self.broken(reason)
+            sources = {each.reason: _source_of(each.user_stack) for each in graph_break_reasons[known:]}
+            for text in (counters["graph_break"] - before).elements():
+                self.broken(_reason(text), sources.get(text))
             if self._failures:
                 latest, *earlier = self._failures
                 more = f" (nor {counted(len(earlier), 'earlier graph')} fitted)" if earlier else ""
                 self.recompiles.append(f"{latest}{more}")
                 logs.capture.log(logs.DETAIL, "%s: recompile: %s%s", self._name, latest, more)
 
-    def broken(self, reason: str) -> None:
+    def broken(self, reason: str, source: Source | None = None) -> None:
         """A graph ends, or a frame runs in eager."""
         self.graph_breaks.append(reason)
+        if source is not None:
+            self._sources.setdefault(reason, source)
         logs.capture.log(logs.DETAIL, "%s: graph break: %s", self._name, reason)
 
     def guard_failed(self, failure: Any) -> None:
@@ -139,14 +153,22 @@ class History:
         if not reasons or line is None or generates:  # nothing of torch is in it, or it is torch's own
             return
         where = "a graph break in a loop: " if any(_IN_LOOP in reason for reason in reasons) else ""
-        self.skipped.append(f"{code.co_qualname} ({line}): {where}{_reason(reasons[0])}")
+        skipped = f"{code.co_qualname} ({line}): {where}{_reason(reasons[0])}"
+        self.skipped.append(skipped)
+        failed = next((each for each in reversed(get_compilation_metrics()) if each.co_name == code.co_name), None)
+        if failed is not None and failed.fail_user_frame_filename is not None:
+            self._sources[skipped] = Source.of_frames(
+                [(failed.fail_user_frame_filename, failed.fail_user_frame_lineno)]
+            )
+        if self.strict:
+            self._runs_in_eager(f"a function runs in eager: {skipped}", self._sources.get(skipped))
 
     def limited(self, dynamic: bool | None) -> None:
-        """Dynamo has compiled a frame as often as its settings let it: calls that fit none of its graphs run in eager.
-        The first such frame is told, and warned of."""
+        """Dynamo has compiled a frame as often as its settings let it: calls that fit none of its graphs run in eager,
+        or are refused under strict. The first such frame is told, and warned of."""
         latest = next(iter(self._failures), None)
         self._failures.clear()  # nothing is compiled again
-        if self.limits:
+        if self.limits and not self.strict:
             return
         limits = "accumulated_recompile_limit", "recompile_limit"
         said = "".join(counters["unimplemented"] - self._unimplemented)
@@ -157,17 +179,46 @@ class History:
             f"calls run in eager: Dynamo's recompile limit ({getattr(config, setting)}) is reached{guard}; "
             f"raise torch._dynamo.config.{setting}{advice}"
         )
-        warnings.warn(f"forge: {self._name}: {self.limits[0]}", stacklevel=4)
+        self._runs_in_eager(f"{self._name}: {self.limits[-1]}")
+
+    def refused(self, refused: Refused) -> None:
+        """A frame runs in eager, where torch most likely raises: until that is known, nothing is told."""
+        line = refused.source.line if refused.source is not None else None
+        self._refused.setdefault(line or str(refused), refused)
+
+    def blame(self, error: Exception) -> None:
+        """Adds notes to an error that came out of the running call: where in a compiled program, and what forge says of
+        calls that it refused before."""
+        note_place(error)
+        for refused in self._refused.values():
+            error.add_note(f"forge: a frame runs in eager: {refused}")
+        self._refused.clear()
 
     def tell(self) -> None:
-        """Warns that nothing was compiled, if that is so and was not said; not while an error of the program
-        says more."""
-        if sys.exc_info()[0] is not None:
-            return
+        """The running call has returned: warns of frames that ran in eager, and that nothing was compiled, if that is
+        so and was not said. Raises StrictError instead under strict."""
+        for refused in self._refused.values():
+            warn(f"a frame runs in eager: {refused}", refused.source)
+        told = bool(self._refused)
+        self._refused.clear()
+        reason = next((each[0] for each in (self.graph_breaks, self.skipped) if each), None)
+        if not told and not self.graphs and reason is not None:
+            self._runs_in_eager(
+                f"nothing of {self._name} was compiled, it runs in eager: {reason}", self._sources.get(reason)
+            )
+        self.unsaid = False  # what is refused stays refused
+
+    def gave_up(self, source: Source | None, reason: str) -> None:
+        """A frame runs in eager for a reason that is no graph break."""
+        self._runs_in_eager(f"a frame runs in eager: {reason}", source)
         self.unsaid = False
-        if not self.graphs and self.graph_breaks:
-            reason = self.graph_breaks[0]
-            warnings.warn(f"forge: nothing of {self._name} was compiled, it runs in eager: {reason}", stacklevel=4)
+
+    def _runs_in_eager(self, what: str, source: Source | None = None) -> None:
+        line = source.line if source is not None else None
+        what = f"{what} ({line})" if line is not None and f"({line})" not in what else what
+        if self.strict:
+            raise StrictError(f"forge.jit(strict=True): {what}")
+        warn(what, source)
 
     def _named(self, argument: re.Match[str]) -> str:
         position = int(argument[1])
@@ -175,10 +226,17 @@ class History:
 
 
 def _reason(text: str) -> str:
-    """What Dynamo says of a graph break, in one line: what it is, and its explanation."""
+    """What Dynamo says of a graph break, in one line: what it is, and its explanation, or else its context."""
     what, *others = [line.strip() for line in text.strip().splitlines()]
-    explanation = next((line.removeprefix(_EXPLANATION) for line in others if line.startswith(_EXPLANATION)), None)
-    return what if explanation is None else f"{what}: {explanation}"
+    said = (line.removeprefix(start) for start in _EXPLANATIONS for line in others if line.startswith(start))
+    explanation = next(filter(None, said), None)
+    advice = _REGISTER if what == _UNSUPPORTED_OPERATOR else ""
+    return (what if explanation is None else f"{what}: {explanation}") + advice
+
+
+def _source_of(stack: Iterable[Any]) -> Source:
+    """The place of frames as Dynamo has them."""
+    return Source.of_frames((frame.filename, frame.lineno) for frame in stack)
 
 
 def breaks_of_process() -> list[str]:
@@ -239,26 +297,24 @@ class _Configured:
                     self._history.skips(frame[0].f_code)
                 return returned
             except BackendCompilerFailed as failure:
-                if self._fullgraph or not isinstance(failure.inner_exception, Refused):
+                refused = failure.inner_exception
+                if self._fullgraph or not isinstance(refused, Refused):
                     raise
-                self._warn(failure.inner_exception)
-                return self._in_eager("a call is refused", failure.inner_exception.reason)
-            except (FailOnRecompileLimitHit, RecompileError):
+                self._history.refused(refused)
+                return self._in_eager(f"a call is refused: {in_one_line(refused.reason)}", refused.source)
+            except (FailOnRecompileLimitHit, RecompileError, StrictError):
                 raise
             except Exception as failure:  # of a call of the program, or of Dynamo's own
-                if self._fullgraph:
+                if self._fullgraph or (self._history.strict and _raises_in_eager(failure)):
                     raise
-                if isinstance(failure, InternalTorchDynamoError):
-                    self._warn(in_one_line(failure))
-                return self._in_eager("a call fails", failure)
+                reason, source = _in_words(failure), Source(str(failure))
+                if self._history.strict or isinstance(failure, InternalTorchDynamoError):
+                    self._history.gave_up(source, reason)
+                return self._in_eager(f"a call fails: {reason}", source)
 
-    def _warn(self, reason: Any) -> None:
-        warnings.warn(f"forge: a frame runs in eager: {reason}", stacklevel=3)
-        self._history.unsaid = False
-
-    def _in_eager(self, what: str, reason: Exception) -> ConvertFrameReturn:
+    def _in_eager(self, reason: str, source: Source | None) -> ConvertFrameReturn:
         """The frame runs in eager, where it raises what torch does, and the program may catch it."""
-        self._history.broken(f"{what}: {in_one_line(reason)}")
+        self._history.broken(reason, source)
         return _IN_EAGER
 
 
@@ -308,33 +364,41 @@ def enter(
         if eval_frame._stance is not plain or compiling() is not None:
             try:
                 result = compiled(*args, **kwargs)
-            except BackendCompilerFailed as failure:
-                raise _of_backend(failure) from None
-            except (TorchRuntimeError, Unsupported) as failure:
-                raise _as_torch_raises(failure) from None
-            finally:
-                if history.unsaid:
-                    history.tell()
+            except _DYNAMOS as failure:
+                raise _as_raised(failure) from None
+            except Exception as failure:
+                history.blame(failure)
+                raise
+            if history.unsaid:
+                history.tell()
             if eval_frame._stance == eval_frame.DynamoStance():
                 plain = eval_frame._stance
             return result
         before = set_eval_frame(callback)
         try:
-            return function(*args, **kwargs)
-        except BackendCompilerFailed as failure:
-            raise _of_backend(failure) from None
-        except (TorchRuntimeError, Unsupported) as failure:
-            raise _as_torch_raises(failure) from None
+            result = function(*args, **kwargs)
+        except _DYNAMOS as failure:
+            raise _as_raised(failure) from None
+        except Exception as failure:
+            history.blame(failure)
+            raise
         finally:
             set_eval_frame(before)
-            if history.unsaid:
-                history.tell()
+        if history.unsaid:
+            history.tell()
+        return result
 
     call._torchdynamo_inline = function
     return unconverted(call)
 
 
-def _of_backend(failure: BackendCompilerFailed) -> Exception:
+_DYNAMOS = (BackendCompilerFailed, TorchRuntimeError, Unsupported)
+
+
+def _as_raised(failure: Exception) -> Exception:
+    """What a call raises where Dynamo raised `failure`."""
+    if not isinstance(failure, BackendCompilerFailed):
+        return _as_torch_raises(failure)
     inner = failure.inner_exception
     return inner.reason if isinstance(inner, Refused) else inner
 
@@ -345,19 +409,39 @@ _OTHER_DEVICES = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())  # to
 def _as_torch_raises(failure: TorchRuntimeError | Unsupported) -> Exception:
     """What torch, or Python, raised while Dynamo ran a call on fake tensors, with the user's line and the call as a
     note, where there is such an error: Dynamo's own says it in twenty lines. A graph break is Dynamo's."""
-    cause: BaseException | None = failure
-    while cause is not None and not isinstance(cause, _OTHER_DEVICES):
-        if type(cause).__module__ == "builtins":
-            break
-        cause = cause.__cause__ or cause.__context__
+    cause = _cause(failure)
     is_break = isinstance(failure, Unsupported) and getattr(failure, "gb_type", None) not in _WRONG_CALLS
-    if not isinstance(cause, Exception) or is_break:
+    if cause is None or is_break:
+        failure.args = tuple(_OWN_FRAME.sub("", each) if isinstance(each, str) else each for each in failure.args)
         return failure
     if isinstance(cause, _OTHER_DEVICES):
         cause = RuntimeError(str(cause))
     for note in filter(None, (_place(failure), _call_in_words(str(failure)))):
         cause.add_note(note)
     return cause.with_traceback(None)
+
+
+def _cause(failure: Exception) -> Exception | None:
+    """What torch, or Python, raised while Dynamo ran a call on fake tensors."""
+    cause: BaseException | None = failure
+    while cause is not None and not isinstance(cause, _OTHER_DEVICES):
+        if type(cause).__module__ == "builtins":
+            break
+        cause = cause.__cause__ or cause.__context__
+    return cause if isinstance(cause, Exception) else None
+
+
+def _raises_in_eager(failure: Exception) -> bool:
+    """Whether a call that fails on fake tensors most likely fails on others: not for want of a fake alone."""
+    cause = _cause(failure) if isinstance(failure, (TorchRuntimeError, Unsupported)) else None
+    return cause is not None and _NO_FAKE not in str(cause)
+
+
+def _in_words(failure: Exception) -> str:
+    """Why Dynamo makes no graph of a frame, in one line: what torch or Python raised at which call."""
+    cause, call = _cause(failure), _call_in_words(str(failure))
+    said = in_one_line(failure if cause is None else cause)
+    return f"{said.rstrip('.')}, {call}" if call is not None else said
 
 
 def _place(failure: Exception) -> str | None:

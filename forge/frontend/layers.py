@@ -35,6 +35,7 @@ from forge.frontend.higher_order import writes
 from forge.ir import SYMBOLIC_TYPES, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors
+from forge.ir.source import text_of
 from forge.torchlang import autocast_mode
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -141,8 +142,7 @@ def _name_of(module: UnspecializedNNModuleVariable) -> str:
     kind, source = type(module.value).__name__, module.source
     if source is None:
         return kind
-    text = source.name() if callable(source.name) else source.name
-    path = ".".join(re.findall(r"_modules\['([^']+)'\]", text))
+    path = ".".join(re.findall(r"_modules\['([^']+)'\]", text_of(source)))
     return f"{path} ({kind})" if path else kind
 
 

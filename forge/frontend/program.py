@@ -19,6 +19,10 @@ from forge.ir.source import Source
 from forge.ir.symbol import substitute
 
 
+class StrictError(RuntimeError):
+    """forge.jit(strict=True) met a torch function that torchlang does not have, or what forge cannot compile."""
+
+
 class Unsupported(NotImplementedError):
     """A program that forge cannot compile, with the reason; it runs in eager.
 
@@ -47,6 +51,7 @@ class Refused(Exception):
         line = source.line if source is not None else None
         super().__init__(f"{reason} ({line})" if line else str(reason))
         self.reason = reason
+        self.source = source
         if line:
             reason.add_note(f"at {line}")
 
@@ -219,12 +224,15 @@ def _epilogue(
     grad: bool,
 ) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
+    sources = {name: bound.source for bound in trace.bound_symbols for name in bound.outputs}
     with recording(epilogue), epilogue.tagged({Tag.SINGLE}):
         writer = _Epilogue(grad, finisher.memory.inference)
         for number in numbers:
             epilogue.record(number)
         for storage, value in writes:
+            epilogue.source = sources.get(value.name)
             writer.write(storage, value)
+        epilogue.source = None
         epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _Planned) else leaf, plan)
         writer.set_grad(torch.is_grad_enabled())
     return epilogue

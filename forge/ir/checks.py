@@ -30,6 +30,8 @@ def check_flag(given: Any, what: str, wanted: Sequence[bool | None] = (True, Fal
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's type and the first line of what it says: what follows are frames of C++, or a compiler's output."""
+    """An error's type and the first line of what it says, with those that end in a colon the next one: what follows are
+    frames of C++, or a compiler's output."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return ": ".join([type(error).__name__, " ".join(lines[:count])]) if lines else type(error).__name__

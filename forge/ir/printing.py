@@ -11,15 +11,16 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from forge.ir import pytree
 from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
+from forge.ir.source import Source
 from forge.ir.symbol import BoundSymbol, Symbol
 
 DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
@@ -304,18 +305,66 @@ def _decomposition(bound: BoundSymbol, depth: int, writer: Writer, indent: str =
     return lines
 
 
+class Code(NamedTuple):
+    """The lines of a generated function, its globals, and where its calls stand in the user's program, by line: those
+    of a region are of several."""
+
+    lines: list[str]
+    scope: dict[str, Any]
+    sources: Mapping[int, Sequence[Source]]
+
+
 _compiled = count()
+_sources: dict[str, Mapping[int, Sequence[Source]]] = {}  # of the generated functions that live, by path
 
 
-def compile_function(name: str, lines: Sequence[str], scope: dict[str, Any]) -> Callable:
-    """The function that the lines define, with `scope` as its globals. Tracebacks quote it as long as it lives."""
-    text = "\n".join([*lines, ""])
+def compile_function(name: str, code: Code) -> Callable:
+    """The function that the code defines. Tracebacks quote it as long as it lives."""
+    text = "\n".join([*code.lines, ""])
     path = f"<forge {name} {next(_compiled)}>"
-    exec(compile(text, path, "exec"), scope)
-    function = scope[name]
+    exec(compile(text, path, "exec"), code.scope)
+    function = code.scope[name]
     linecache.cache[path] = (len(text), None, text.splitlines(True), path)
-    weakref.finalize(function, linecache.cache.pop, path, None).atexit = False
+    _sources[path] = code.sources
+    weakref.finalize(function, _forget, path).atexit = False
     return function
+
+
+def _forget(path: str) -> None:
+    linecache.cache.pop(path, None)
+    _sources.pop(path, None)
+
+
+def sources_of(bound: BoundSymbol) -> list[Source]:
+    """Where a call stands, or the calls of a region."""
+    return list(dict.fromkeys(each.source for each in (bound, *bound.subsymbols) if each.source is not None))
+
+
+_LONGEST_CALL = 100  # characters that are told
+_MOST_LINES = 8
+
+
+def note_place(error: BaseException) -> None:
+    """Adds a note to an error that came out of a generated function: the user's line, or those of a region's calls,
+    and the call as it is generated."""
+    path, number = None, 0
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename in _sources:
+            path, number = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
+    if path is None:
+        return
+    lines = list(dict.fromkeys(filter(None, (source.line for source in _sources[path].get(number, ())))))
+    if not lines:
+        return
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"one of {len(lines) - _MOST_LINES} other lines"]
+    call = linecache.getline(path, number).strip()
+    call = call if len(call) <= _LONGEST_CALL else f"{call[: _LONGEST_CALL - 1]}…"
+    note = "\nor ".join(["at " + lines[0], *lines[1:]]) + f", in {call}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -2,8 +2,11 @@
 
 import linecache
 import re
+import sys
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -18,7 +21,7 @@ _ROOT = re.compile(
     r"|G\['__import_[^']*'\]|L(?=\['\w+'\])|G(?=\['\w+'\]))"
 )
 _ON_STACK = re.compile(r"___stack\d")  # what a graph break left there, of which Dynamo has no other name
-_MEMBER = re.compile(r"(?:\._modules)?\['([^']+)'\]")
+_MEMBER = re.compile(r"(?:\._(?:modules|parameters|buffers))?\['([^']+)'\]")
 
 
 class Source(NamedTuple):
@@ -36,6 +39,11 @@ class Source(NamedTuple):
         """Of a node that Dynamo made."""
         modules = node.meta.get("nn_module_stack")
         return cls(node.meta.get("stack_trace"), next(reversed(modules.values()))[0] if modules else None)
+
+    @classmethod
+    def of_frames(cls, frames: Iterable[tuple[str, int]]) -> "Source":
+        """Of frames, the innermost one last: files and lines."""
+        return cls("\n".join(f'File "{path}", line {line}' for path, line in frames))
 
     @property
     def module(self) -> str | None:
@@ -67,3 +75,24 @@ class Source(NamedTuple):
             return None
         path, line = place
         return f"{Path(path).name}:{line}  {linecache.getline(path, line).strip()}".rstrip()
+
+
+def text_of(source: Any) -> str:
+    """What Dynamo calls the object that its source is of: L['module']._modules['0']."""
+    return source.name() if callable(source.name) else source.name  # older torch has a method
+
+
+_warned: dict = {}  # what Python notes of warnings that it has shown
+
+
+def warn(message: str, source: Source | None = None) -> None:
+    """Warns at the user's line: at `source`, or where the program called forge."""
+    path, line = (source.place if source is not None else None) or _caller()
+    warnings.warn_explicit(f"forge: {message}", UserWarning, path, line, registry=_warned)
+
+
+def _caller() -> tuple[str, int]:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

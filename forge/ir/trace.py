@@ -205,21 +205,22 @@ class Trace:
 
     def python_callable(self) -> Callable:
         """The program, compiled once. Every call must be an executor's (its symbol has an `op`)."""
-        lines, scope = self.python_source()
-        return printing.compile_function(self.name, lines, scope)
+        return printing.compile_function(self.name, self.python_source())
 
-    def python_source(self) -> tuple[list[str], dict[str, Any]]:
-        """The lines of the function that runs, and its globals."""
+    def python_source(self) -> printing.Code:
+        """The function that runs."""
         taken = {*self.input_names, *(name for bound in self.bound_symbols for name in bound.outputs)}
         writer = printing.Writer(flat=True, taken=taken)
         writer.globals.update(self._read_constants())
         signature, body = self._signature()
+        sources = {}
         for bound in self.bound_symbols:
             runs = bound.symbol.op is not None or bound.symbol in printing.STATEMENTS
             assert runs, f"{bound.symbol.id} was not claimed"
             body.append(f"    {writer.call(bound)}")
+            sources[len(body) + 1] = printing.sources_of(bound)  # the signature is above
         body.append(f"    return {writer.value(self.output)}")
-        return [f"def {self.name}({signature}):", *body], writer.globals
+        return printing.Code([f"def {self.name}({signature}):", *body], writer.globals, sources)
 
     def _signature(self) -> tuple[str, list[str]]:
         """The function's parameters, and the lines that unpack them where they come in one list."""

@@ -97,6 +97,34 @@ def test_a_kernel_that_overwrites_its_argument_is_named(training: bool) -> None:
     torch.testing.assert_close(error.inputs["linear"], error.expected)
 
 
+@torch.library.custom_op("forge_check::secretly", mutates_args=())
+def secretly(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+secretly.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("of_an_input", [False, True])
+def test_an_operator_that_overwrites_its_argument_undeclared_is_named(training: bool, of_an_input: bool) -> None:
+    """Not what gave the value that it overwrites, nor what reads it later."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x if of_an_input else x * 3
+        z = secretly(y)
+        return y * 5, z
+
+    jitted = forge.jit(program, check="eager")
+    message = (
+        r"forge_check\.secretly\.default .*test_check.py:\d+  z = secretly\(y\)\) overwrites its argument x, \w+: "
+    )
+    with pytest.raises(forge.CheckError, match=f"{message}.*mutates_args") as caught:
+        jitted(torch.ones(2, requires_grad=training))
+    assert caught.value.actual.tolist() == [value + 1 for value in caught.value.expected.tolist()]
+
+
 def test_what_a_kernel_says_that_it_overwrites_is_let_be() -> None:
     kernel = forge.kernel("torch.nn.functional.gelu", overwriting, mutates=["input"])
     net = Net().eval()

@@ -280,6 +280,59 @@ def test_a_kernel_takes_the_overload_that_it_implements(overloads):
     assert forge.explain(jitted).executors["scaled"] == 1
 
 
+@torch.library.custom_op("forge_jit::own", mutates_args=())
+def own(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+own.register_fake(torch.empty_like)
+
+
+def test_strict_says_of_a_users_own_operator_how_to_tell_forge_of_it():
+    with pytest.raises(
+        forge.StrictError, match=r"does not have .*forge_jit\.own.*; say .*docs/ops-of-your-own\.md"
+    ) as raised:
+        forge.jit(lambda x: own(x), strict=True)(torch.ones(2))
+    assert "@torchsymbol" not in str(raised.value)
+
+
+def test_where_there_is_nothing_to_jit_or_nobody_to_run_it_jit_says_so():
+    with pytest.raises(TypeError, match=r"forge\.jit: None is not a function or a module"):
+        forge.jit(None)
+    with pytest.raises(ValueError, match=r'executors is empty; executors=\["torch"\] runs all by torch alone'):
+        forge.jit(torch.sin, executors=[])
+    with pytest.raises(ValueError, match="executors is empty"):
+        forge.jit(executors=[])(torch.sin)
+    x = torch.ones(2)
+    torch.testing.assert_close(forge.jit()(torch.sin)(x), x.sin())
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"mode": "reduce-overhead"}, "'mode' is an option of torch.compile; cuda_graphs=True"),
+        ({"backend": "inductor"}, "'backend' is an option of torch.compile; executors="),
+        ({"options": {}}, "'options' is an option of torch.compile; they are arguments"),
+        ({"disable": True}, "'disable' is an option of torch.compile"),
+        ({"fullgrph": True}, "unknown option 'fullgrph'; did you mean 'fullgraph'"),
+    ],
+)
+def test_an_option_of_torch_compile_is_told_by_its_name_here(option, told):
+    with pytest.raises(TypeError, match=f"forge.jit: {told}"):
+        forge.jit(torch.sin, **option)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [forge.last_traces, forge.last_backward_traces, forge.refold, forge.finish_compiling, forge.bisect],
+)
+def test_what_forge_jit_did_not_make_is_refused_in_the_name_of_the_function(function):
+    with pytest.raises(TypeError, match=rf"forge\.{function.__name__}: 3 was not made by forge.jit"):
+        function(3)
+    with pytest.raises(TypeError, match=r"forge\.repro: 3 was not made by forge.jit"):
+        forge.repro(3, "repro.py")
+
+
 def test_strict_refuses_an_opaque_call_by_name():
     with pytest.raises(Exception, match=r"torchlang does not have torch\.fake_quantize\w+; add a @torchsymbol"):
         forge.jit(rounded, strict=True)(torch.eye(2))

@@ -1,6 +1,7 @@
 """The errors of torch for bad arguments come out of a jitted function with torch's own types."""
 
 import re
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -72,8 +73,13 @@ def test_what_torch_refuses_while_it_runs_is_caught_by_the_program(name: str, re
     assert any("is refused" in reason for reason in record_of(jitted).history.graph_breaks)
     with pytest.raises(Exception) as raised:
         REFUSED[name](x)
-    with pytest.raises(raised.type), pytest.warns(UserWarning, match="runs in eager"):
-        forge.jit(REFUSED[name])(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(raised.type) as ours_raised:  # one message: torch's, with forge's as a note
+            forge.jit(REFUSED[name])(x)
+    assert [note.partition(": ")[2].partition(":")[0] for note in ours_raised.value.__notes__] == [
+        "a frame runs in eager"
+    ]
     torch._dynamo.reset()
 
 
@@ -128,14 +134,45 @@ def test_under_fullgraph_a_wrong_call_is_one_error_with_the_op_and_the_users_lin
     assert re.search(told, "\n".join(lines)) and all("\n" not in line for line in lines)
 
 
-def test_a_refused_call_is_warned_of_with_its_line() -> None:
-    with pytest.warns(UserWarning, match=rf"must have the same dtype \({LINE}return F"), pytest.raises(RuntimeError):
-        forge.jit(other_dtype)(torch.ones(2, 3).double())
+def test_a_refused_call_that_torch_refuses_too_is_one_error_with_forges_line_and_the_weights_path() -> None:
+    linear = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    for function, told in (
+        (other_dtype, rf"weight is ones: f32\[2, 3\].* must have the same dtype \({LINE}return F"),
+        (linear, r"x: f64|input: f64.*weight is 0\.weight: f32\[4, 3\].* bias is 0\.bias: f32"),
+        (Outer(), rf"weight is inner\.0\.weight: f32\[4, 3\].*bias is inner\.0\.bias: .*\({LINE}return self\.inner"),
+    ):
+        with warnings.catch_warnings(), pytest.raises(RuntimeError) as raised:
+            warnings.simplefilter("error")
+            forge.jit(function)(torch.ones(2, 3).double())
+        (note,) = raised.value.__notes__
+        assert note.startswith("forge: a frame runs in eager: linear: ") and re.search(told, note)
 
 
-def test_a_graph_break_under_fullgraph_stays_dynamos() -> None:
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="Data-dependent branching"):
+@pytest.mark.filterwarnings("error")
+def test_an_error_after_a_refused_call_says_so_once() -> None:
+    """What was told of one call is not told of the next."""
+    jitted = forge.jit(other_dtype)
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as raised:
+            jitted(torch.ones(2, 3).double())
+        assert len(raised.value.__notes__) == 1
+    jitted(torch.ones(2, 3))
+
+
+def test_a_graph_break_under_fullgraph_stays_dynamos_with_the_users_frames_alone() -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Data-dependent branching") as raised:
         forge.jit(lambda x: x * 2 if x.sum() > 0 else x, fullgraph=True)(torch.ones(2))
+    _, _, frames = str(raised.value).partition("from user code:")
+    assert re.findall(r'File ".*?(\w+\.py)"', frames) == ["test_torch_errors.py"]
 
 
 def test_torch_compile_raises_what_torch_raises() -> None:

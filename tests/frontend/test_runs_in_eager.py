@@ -1,0 +1,180 @@
+"""What runs in eager is told once, with the reason and at the user's line; under strict it is refused."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import forge
+
+library = torch.library.Library("forge_in_eager", "DEF")
+library.define("without_a_fake(Tensor x) -> Tensor")
+library.impl("without_a_fake", lambda x: x * 2, "CPU")
+
+
+@torch.library.custom_op("forge_in_eager::custom", mutates_args=())
+def custom(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("forge_in_eager::careless", mutates_args=())
+def careless(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@careless.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("this fake is wrong")
+
+
+def calls_custom(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    return custom(y) + 1
+
+
+def calls_careless(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    return careless(y) + 1
+
+
+def loops(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = x.sin()
+        torch._dynamo.graph_break()
+    return x
+
+
+@torch.compiler.disable
+def kept_out(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def calls_what_is_kept_out(x: torch.Tensor) -> torch.Tensor:
+    return kept_out(x)
+
+
+# what runs in eager: the line, and what is told of it
+NOTHING = {
+    "no fake": (
+        calls_custom,
+        "return custom(y) + 1",
+        r"no fake impl registered.*register_fake.*, in forge_in_eager\.custom\.default of tensors of shapes \[2\]",
+    ),
+    "a wrong fake": (calls_careless, "return careless(y) + 1", "ValueError: this fake is wrong, in forge_in_eager"),
+    "a break in a loop": (loops, "torch._dynamo.graph_break()", "User-inserted graph break"),
+    "nothing but what is kept out": (calls_what_is_kept_out, "return kept_out(x)", "torch.compiler.disable"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def line_of(function: Callable, text: str) -> int:
+    path, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    with open(path) as file:
+        lines = file.readlines()
+    return next(number for number in range(first, len(lines)) if lines[number - 1].strip() == text)
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_that_nothing_was_compiled_is_one_warning_with_the_reason_at_the_users_line(name: str) -> None:
+    function, line, reason = NOTHING[name]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = forge.jit(function)(torch.ones(2))
+    torch.testing.assert_close(result, function(torch.ones(2)))
+    (warning,) = caught
+    number = line_of(function, line)
+    assert (warning.filename, warning.lineno) == (__file__, number)
+    start = f"forge: nothing of {function.__name__} was compiled, it runs in eager: "
+    text = str(warning.message)
+    assert text.startswith(start) and re.search(reason, text)
+    assert text.endswith(f"(test_runs_in_eager.py:{number}  {line})")
+
+
+def test_where_no_line_is_known_the_warning_stands_at_the_call() -> None:
+    for jitted in (forge.jit(kept_out), forge.jit(Kept())):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            jitted(torch.ones(2))
+        (warning,) = caught
+        assert warning.filename == __file__ and "was compiled, it runs in eager" in str(warning.message)
+
+
+class Kept(torch.nn.Module):
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+def test_a_graph_that_runs_in_eager_is_told_at_the_users_line() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.clone().set_(torch.zeros(3))
+
+    with pytest.warns(UserWarning, match="a graph runs in eager") as caught:
+        forge.jit(function)(torch.randn(3))
+    told = [each for each in caught if "a graph runs in eager" in str(each.message)]
+    number = line_of(function, "return x.clone().set_(torch.zeros(3))")
+    assert [(each.filename, each.lineno) for each in told] == [(__file__, number)]
+    with pytest.raises(forge.StrictError, match=r"forge cannot compile a graph: torch\.Tensor\.set_ .*return x\.clone"):
+        forge.jit(function, strict=True)(torch.randn(3))
+
+
+def test_an_operator_without_a_fake_is_a_graph_break_that_names_it() -> None:
+    jitted = forge.jit(lambda x: torch.ops.forge_in_eager.without_a_fake(x.sin()) + 1)
+    jitted(torch.ones(2))
+    reason = forge.explain(jitted).graph_breaks[0]
+    assert re.search(r"unsupported operator: forge_in_eager\.without_a_fake.*register_fake", reason)
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_strict_refuses_where_nothing_would_be_compiled(name: str) -> None:
+    function, line, reason = NOTHING[name]
+    jitted = forge.jit(function, strict=True)
+    error = ValueError if name == "a wrong fake" else forge.StrictError  # the call's own error, which torch may raise
+    for _ in range(2):  # it stays refused
+        with pytest.raises(error) as raised:
+            jitted(torch.ones(2))
+        text = "\n".join([f"{type(raised.value).__name__}: {raised.value}", *getattr(raised.value, "__notes__", ())])
+        assert re.search(reason.partition(", in")[0], text) and line in text
+
+
+def test_strict_leaves_errors_of_the_program_their_types_and_what_is_compiled_alone() -> None:
+    with pytest.raises(RuntimeError, match="broadcast") as raised:
+        forge.jit(lambda x: x + torch.ones(7), strict=True)(torch.ones(2))
+    assert type(raised.value) is RuntimeError
+    with pytest.raises(TypeError):
+        forge.jit(lambda x: x.sum(nothing=1), strict=True)(torch.ones(2))
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    x = torch.ones(2)
+    torch.testing.assert_close(forge.jit(breaks, strict=True)(x), x.sin().cos())
+
+
+def test_strict_refuses_a_function_that_dynamo_gives_up_on_beside_what_is_compiled() -> None:
+    function = lambda x: loops(x.cos())
+    with pytest.raises(forge.StrictError, match=r"a function runs in eager: loops .*User-inserted graph break"):
+        forge.jit(function, strict=True)(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:forge")
+def test_strict_refuses_a_frame_of_which_dynamo_compiles_no_more() -> None:
+    function = lambda x, n: x * n
+    with torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2):
+        jitted = forge.jit(function, strict=True, dynamic=False)
+        x = torch.ones(2)
+        for n in (2, 3):
+            torch.testing.assert_close(jitted(x, n), x * n)
+        for n in (4, 5):
+            with pytest.raises(forge.StrictError, match="recompile limit"):
+                jitted(x, n)
+        torch.testing.assert_close(jitted(x, 3), x * 3)
