@@ -22,6 +22,8 @@ EAGER_IS_WRONG = ("embedding", "nn.functional.embedding")  # scale_grad_by_freq 
 
 # what forge says has no second gradient
 REFUSED = {
+    "aten.grid_sampler_2d_backward": "prims.grid_sampler_double_backward has no gradient rule",
+    "aten.grid_sampler_3d_backward": "prims.grid_sampler_double_backward has no gradient rule",
     "nn.functional.scaled_dot_product_attention": "draws random numbers",
     "nn.functional.embedding": "no second gradient with scale_grad_by_freq",
     "embedding": "no second gradient with scale_grad_by_freq",

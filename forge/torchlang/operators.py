@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from forge import prims
-from forge.ir import Dim, TensorProxy, check
+from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_tensor
 from forge.torchlang.conversion import converted
 from forge.torchlang.core import View, torchsymbol
@@ -71,3 +71,33 @@ def convolution_backward(
         groups,
         tuple(output_mask),
     )
+
+
+def _grid_sampler_backward(name: str, rank: int) -> Symbol:
+    def body(
+        grad_output: TensorProxy,
+        input: TensorProxy,
+        grid: TensorProxy,
+        interpolation_mode: int,
+        padding_mode: int,
+        align_corners: bool,
+        output_mask: Sequence[bool],
+    ) -> tuple[TensorProxy | None, TensorProxy]:
+        check_tensor(name, grad_output=grad_output, input=input, grid=grid)
+        check(
+            input.ndim == grid.ndim == rank + 2,
+            lambda: f"{name}: input and grid must have {rank + 2} dims, but they are {input} and {grid}",
+            RuntimeError,
+        )
+        how = (interpolation_mode, padding_mode, align_corners, tuple(output_mask))
+        return prims.grid_sampler_backward(grad_output, input, grid, *how)
+
+    body.__name__, body.__doc__ = (
+        name,
+        f"The gradients of a {rank}-d grid_sample's input and grid. Source: aten.{name}.",
+    )
+    return torchsymbol(getattr(aten, name).default)(body)
+
+
+grid_sampler_2d_backward = _grid_sampler_backward("grid_sampler_2d_backward", 2)
+grid_sampler_3d_backward = _grid_sampler_backward("grid_sampler_3d_backward", 3)

@@ -78,3 +78,34 @@ register_opinfo(
         dtypes=(torch.float32, torch.float64),
     )
 )
+
+
+def _sampled(*lengths: int, mode: int, mask: tuple[bool, bool] = (True, True)) -> Sample:
+    """Of 3 places in a volume of these lengths."""
+    rank = len(lengths)
+    places = (1,) * (rank - 1) + (3,)
+    return sample(t(2, 1, *places), t(2, 1, *lengths), t(2, *places, rank, low=-0.9, high=0.9), mode, 0, False, [*mask])
+
+
+for _rank, _calls in {
+    2: [
+        _sampled(4, 3, mode=0),
+        _sampled(4, 3, mode=2),
+        _sampled(4, 3, mode=0, mask=(False, True)),
+    ],
+    3: [_sampled(3, 4, 2, mode=0)],
+}.items():
+    register_opinfo(
+        OpInfo(
+            f"aten.grid_sampler_{_rank}d_backward",
+            getattr(aten, f"grid_sampler_{_rank}d_backward").default,
+            calls(*_calls),
+            errors(
+                wrong(
+                    *(t(2, 1, 3), t(2, 1, 4), t(2, 3, 1), 0, 0, False, [True, True]),
+                    match="dims|dimensions|5D input|4D input",
+                )
+            ),
+            dtypes=(torch.float32, torch.float64),
+        )
+    )
