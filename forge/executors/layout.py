@@ -340,7 +340,9 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
     calls, made = [], {}
     for proxy in noted:
         there = found.values.get(proxy.name)
-        if isinstance(there, Layout) and there.strides == proxy.strides and proxy.name not in found.uncertain:
+        if not isinstance(there, Layout) or not there.is_plain:  # torch conjugates it when it is read
+            continue
+        if there.strides == proxy.strides and proxy.name not in found.uncertain:
             continue
         made[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
         calls.append(BoundSymbol(RESTRIDED, (proxy, proxy.strides), {}, new))

@@ -17,6 +17,7 @@ UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "Tensor.new_e
 MIXED = {
     "ctc_loss",
     "gru",
+    "gru.dropout",
     "gru_cell",
     "istft",
     "lstm",
@@ -32,10 +33,15 @@ MIXED = {
     "tensordot",
 }
 MIXED_ON_CUDA = {
+    "lstm.dropout",
     "nn.functional.cross_entropy",
     "nn.functional.multilabel_soft_margin_loss",
     "nn.functional.normalize",
     "pairwise_distance",
+    "rnn_relu",
+    "rnn_relu.dropout",
+    "rnn_tanh",
+    "rnn_tanh.dropout",
 }
 INSIDE = {
     "_weight_norm",
