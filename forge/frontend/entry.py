@@ -376,14 +376,15 @@ def enter(
             return result
         before = set_eval_frame(callback)
         try:
-            result = function(*args, **kwargs)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                set_eval_frame(before)
         except _DYNAMOS as failure:
             raise _as_raised(failure) from None
         except Exception as failure:
             history.blame(failure)
             raise
-        finally:
-            set_eval_frame(before)
         if history.unsaid:
             history.tell()
         return result
