@@ -6,7 +6,7 @@ import torch
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, like, make_prim
-from forge.prims.elementwise import no_derivative
+from forge.prims.elementwise import refuse_gradient
 
 Lengths = TensorProxy | Sequence[Dim]
 
@@ -63,9 +63,4 @@ def _ctc_loss_grad(log_probs: TensorProxy, *how: object) -> TensorProxy:
     return out
 
 
-@register_grad(ctc_loss_backward)
-def _ctc_loss_backward_grad(g: TensorProxy, log_probs: TensorProxy, *how: object) -> TensorProxy:
-    out = ctc_loss_backward(g, log_probs, *how)
-    for given in (g, log_probs):
-        put_grad(given, no_derivative(get_grad(out), "ctc_loss_backward"))
-    return out
+refuse_gradient(ctc_loss_backward)

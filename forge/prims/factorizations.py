@@ -303,10 +303,4 @@ def _geqrf_meta(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
 
 geqrf = make_prim("geqrf", "geqrf", meta=_geqrf_meta)
 
-
-@register_grad(geqrf)
-def _geqrf_grad(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    a, tau = geqrf(input)
-    get_grad(tau)  # neither of the two has one
-    put_grad(input, no_derivative(get_grad(a), "geqrf"))
-    return a, tau
+refuse_gradient(geqrf)

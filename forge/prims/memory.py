@@ -98,30 +98,16 @@ as_strided_backward = make_prim("as_strided_backward", "as_strided_backward", me
 
 
 @register_grad(as_strided)
-def _as_strided_grad(
-    x: TensorProxy,
-    size: tuple[Dim, ...],
-    stride: tuple[Dim, ...],
-    offset: Dim,
-    strides: tuple[Dim, ...],
-    origin: TensorProxy | None = None,
-) -> TensorProxy:
-    out = as_strided(x, size, stride, offset, strides, origin)
-    put_grad(x, as_strided_backward(get_grad(out), x.shape, stride, offset, strides, origin))
+def _as_strided_grad(x: TensorProxy, size: tuple[Dim, ...], *how: object) -> TensorProxy:
+    out = as_strided(x, size, *how)
+    put_grad(x, as_strided_backward(get_grad(out), x.shape, *how))
     return out
 
 
 @register_grad(as_strided_backward)
-def _as_strided_backward_grad(
-    g: TensorProxy,
-    shape: tuple[Dim, ...],
-    stride: tuple[Dim, ...],
-    offset: Dim,
-    strides: tuple[Dim, ...],
-    origin: TensorProxy | None = None,
-) -> TensorProxy:
-    out = as_strided_backward(g, shape, stride, offset, strides, origin)
-    put_grad(g, as_strided(get_grad(out), g.shape, stride, offset, strides, origin))
+def _as_strided_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], *how: object) -> TensorProxy:
+    out = as_strided_backward(g, shape, *how)
+    put_grad(g, as_strided(get_grad(out), g.shape, *how))
     return out
 
 
