@@ -80,11 +80,10 @@ def _allocates(call: str) -> bool:
 
     What a composite operator's schema says of memory is not to be relied on.
     """
-    operator = call.removeprefix("torch.ops.aten.")
-    name, _, overload = operator.partition(".") if operator != call else (call.rpartition(".")[2], "", "")
+    inside = call.removeprefix("torch.").removeprefix("ops.aten.").removeprefix("Tensor.")
+    name, _, overload = inside.partition(".")  # of torch.masked.prod it is "masked": no operator
     packet = getattr(torch.ops.aten, name, None)
-    is_functional = call.startswith("torch.nn.functional.")  # whose function may work in place
-    if not call.startswith("torch.") or is_functional or not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not call.startswith("torch.") or not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
     names = [overload] if overload else [each for each in packet.overloads() if not each.endswith("out")]
     overloads = [each for each in (getattr(packet, name) for name in names) if _has_kernel(each)]

@@ -33,6 +33,7 @@ from forge.ir import (
     get_grad,
     put_grad,
     recording,
+    short_dtype,
     strides_of,
 )
 from forge.ir.memory import Ambiguous
@@ -365,8 +366,7 @@ class _Interpreter:
             return
         if getattr(node.target, "__name__", "") not in _RECURRENT:
             output.strides, output.offset = tuple(example.stride()), example.storage_offset()
-        if CHECK_META:
-            compare_meta(node, output, example)
+        compare_meta(node, output, example)
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
         before = proxy.name
@@ -536,10 +536,22 @@ def _shares_memory(node: Node, example: Any) -> bool | None:
 
 
 def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
-    """Raises AssertionError where forge's metadata differs from Dynamo's."""
-    ours = (tuple(map(str, proxy.shape)), proxy.dtype, proxy.device)
-    theirs = (tuple(map(str, example.shape)), example.dtype, example.device)
-    assert ours == theirs, f"{node.format_node()}: forge says {ours}, Dynamo says {theirs}"
+    """Raises Unsupported where forge's meta function gives another dtype or other known lengths than torch's.
+
+    With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
+    lengths = zip(proxy.shape, example.shape, strict=False)
+    known = all(ours == theirs for ours, theirs in lengths if type(ours) is type(theirs) is int)
+    if not known or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
+        ours, theirs = _described(proxy), _described(example)
+        reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"
+        raise Unsupported(reason, "correct the symbol's meta function or decomposition")
+    if CHECK_META:
+        ours, theirs = (_described(proxy), proxy.device), (_described(example), example.device)
+        assert ours == theirs, f"{node.format_node()}: forge says {ours}, Dynamo says {theirs}"
+
+
+def _described(x: TensorProxy | torch.Tensor) -> str:
+    return f"{short_dtype(x.dtype)}[{', '.join(map(str, x.shape))}]"
 
 
 # names

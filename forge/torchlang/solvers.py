@@ -174,7 +174,8 @@ def linalg_vander(x: TensorProxy, *, N: Dim | None = None) -> TensorProxy:
         lambda: f"linalg.vander supports floating point, complex, and integer tensors, but got {x}",
         RuntimeError,
     )
-    count = N if N is not None else x.shape[-1] if x.ndim else 1
+    x = x if x.ndim else clang.unsqueeze(x, 0)  # as torch does
+    count = x.shape[-1] if N is None else N
     check(
         not prims.known(count <= 1), lambda: f"linalg.vander: N must be greater than 1, but it is {count}", RuntimeError
     )

@@ -31,6 +31,11 @@ def returns_its_input(x):
     return x
 
 
+@program(())
+def returns_its_input_by_a_function_named_as_an_operator(x):
+    return torch.masked.prod(x)
+
+
 @program((4, 3))
 def returns_its_input_twice(x):
     return x, x

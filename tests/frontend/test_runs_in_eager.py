@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import forge
+from forge import clang, torchlang
 
 library = torch.library.Library("forge_in_eager", "DEF")
 library.define("without_a_fake(Tensor x) -> Tensor")
@@ -123,6 +124,24 @@ def test_a_graph_that_runs_in_eager_is_told_at_the_users_line() -> None:
     assert [(each.filename, each.lineno) for each in told] == [(__file__, number)]
     with pytest.raises(forge.StrictError, match=r"forge cannot compile a graph: torch\.Tensor\.set_ .*return x\.clone"):
         forge.jit(function, strict=True)(torch.randn(3))
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [(lambda x: clang.unsqueeze(x, 0), "f32[1, 3]"), (lambda x: clang.to(x, torch.float64), "f64[3]")],
+    ids=["shape", "dtype"],
+)
+def test_a_symbol_of_another_shape_or_dtype_than_torchs_runs_in_eager_by_name(
+    result: Callable, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchlang.find(torch.tanh), "body", result)
+    x = torch.randn(3)
+    message = f"torch.tanh gives f32[3], but forge's symbol {text}"
+    with pytest.warns(UserWarning, match=re.escape(message)):
+        out = forge.jit(lambda x: torch.tanh(x) * 2)(x)
+    torch.testing.assert_close(out, torch.tanh(x) * 2)
+    with pytest.raises(forge.StrictError, match=f"{re.escape(message)}.*correct the symbol's meta function"):
+        forge.jit(lambda x: torch.tanh(x) * 2, strict=True)(x)
 
 
 def test_an_operator_without_a_fake_is_a_graph_break_that_names_it() -> None:

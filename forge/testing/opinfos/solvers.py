@@ -84,7 +84,7 @@ register(
 register(
     "linalg.vander",
     torch.linalg.vander,
-    (sample(t(3)), sample(t(2, 3)), sample(t(3), N=5), sample(t(3), N=2)),
+    (sample(t(3)), sample(t(2, 3)), sample(t(3), N=5), sample(t(3), N=2), sample(t(), N=2)),
     (wrong(t(3), N=1, match="greater than 1"), wrong(given(True, False, dtype=torch.bool), match="but got")),
     dtypes=(*REAL[:2], torch.int64, torch.complex64),
 )
