@@ -32,10 +32,10 @@ from torch._dynamo.variables import (
     UserDefinedObjectVariable,
     UserMethodVariable,
     lists,
+    script_object,
 )
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable
-from torch._dynamo.variables.script_object import TorchScriptObjectVariable
 from torch.autograd.function import FunctionCtx
 
 from forge.executors.hubex.layers import LayerExecutor
@@ -290,7 +290,7 @@ def _function_of(member: Any) -> Any:
 
 def _class_of(owner: Any) -> tuple[type, Source | None]:
     """The class in which a method of `owner` is looked up, and where Dynamo finds it (None: the program made it)."""
-    if isinstance(owner, TorchScriptObjectVariable):  # Dynamo's stand-in for a process group, say, and its class
+    if type(owner).__module__ == script_object.__name__:  # Dynamo's stand-in for a process group, say, and its class
         return object, None
     if isinstance(owner, UserDefinedClassVariable):  # a class method's
         return owner.value, owner.source
