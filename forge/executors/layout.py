@@ -22,7 +22,7 @@ from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.structure import key_of, settings
-from forge.ir.undecided import for_all_sizes
+from forge.ir.undecided import Undecided, for_all_sizes
 from forge.prims.library import quiet
 from forge.transforms.dce import live_calls
 
@@ -96,6 +96,7 @@ ATTENTION = frozenset(
         aten._scaled_dot_product_cudnn_attention_backward,
     }
 )
+_LENGTHS_AS_INTEGERS = frozenset({aten.size.default, aten.stride.default})  # which would be guarded
 _CHOSEN_LATER = ATTENTION | {aten.convolution, aten.convolution_backward}
 
 
@@ -108,6 +109,8 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.seen.append(func)
+        if func in _LENGTHS_AS_INTEGERS and not self.counts:
+            raise Undecided(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
         result = func(*args, **(kwargs or {}))
         count = flop_registry.get(func.overloadpacket) if self.counts else None
         if count is not None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree
 
 import forge
+from forge.ir.versions import TORCH
 
 
 def both(function, *inputs):
@@ -417,6 +418,7 @@ def test_a_hook_that_gives_none_leaves_the_gradient():
     assert _outcome(forge.jit(function, fullgraph=True)) == _outcome(function)
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo's own program calls such a hook by another name, or converts")
 @pytest.mark.parametrize("hook", [lambda g: g.sum(0), lambda g: g.repeat(2, 1, 1), lambda g: g.double()])
 def test_a_hook_that_changes_what_a_gradient_is_raises_as_in_eager(hook):
     kind, text = _outcome(_with_hook(hook))

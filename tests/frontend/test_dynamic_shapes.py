@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import forge
+from forge.ir.versions import TORCH
 from forge.records import record_of
 from tests.models import zoo
 
@@ -224,6 +225,8 @@ LENGTHS_FROM_VALUES: dict[str, Callable] = {
 @pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]], ids=lambda names: names[0])
 @pytest.mark.parametrize("name", LENGTHS_FROM_VALUES)
 def test_a_length_that_values_decide_is_a_number_of_the_program(name: str, executors: list[str]) -> None:
+    if name == "unique" and TORCH < (2, 13):
+        pytest.skip("torch's fake counts are of the elements' dtype, under torch.compile too")
     function = LENGTHS_FROM_VALUES[name]
     jitted = forge.jit(function, fullgraph=True, executors=executors)
     for count in (3, 2, 4):
@@ -262,6 +265,7 @@ def test_an_opaque_call_is_given_a_length_that_values_decide() -> None:
         assert forge.explain(jitted).opaque_calls and not forge.explain(jitted).eager
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo makes no symbol of a length that is a tensor")
 def test_the_sizes_of_as_strided_in_tensors() -> None:
     """As LED's encoder has them: torch.div of a length is a tensor."""
 

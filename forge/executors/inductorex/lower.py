@@ -19,6 +19,7 @@ from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.output_code import CompiledFxGraph
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.compiler import config as compiler_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -331,8 +332,10 @@ def compile_graph(
     whole: C++ calls all of its kernels."""
     (output,) = graph.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
+    default = f"{compiler_config.cache_key_tag}{torch.get_default_dtype()}"  # not in its cache's key in torch 2.11
     with (
         tracing(TracingContext(fake)),
+        compiler_config.patch(cache_key_tag=default),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(
