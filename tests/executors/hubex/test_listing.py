@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import cli
+from forge.executors import hubex
 from forge.executors.hubex import Verifier, gather, table_of, verifier
 from forge.hub import HubNotice
 from tests.hub.kernels import kernel, process_restored, write
@@ -24,8 +25,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_process() -> Iterator[None]:
-    """The kernels of the process are as before."""
+    """No kernels, where a GPU has those that come with forge; afterwards those of the process are as before."""
     with process_restored():
+        hubex._known = []
+        hubex.add([])
         yield
 
 
