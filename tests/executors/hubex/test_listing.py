@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import cli
-from forge.executors import hubex
-from forge.executors.hubex import Verifier, gather, table_of, verifier
+from forge.executors.hubex import Verifier, gather, hubex, table_of, verifier
 from forge.hub import HubNotice
 from tests.hub.kernels import kernel, process_restored, write
 from tests.hub.repositories import GELU, Repository
