@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.frontend.functions import run_alone
 from forge.frontend.program import Unsupported
-from forge.ir import Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
+from forge.ir import NUMBER_TYPES, Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.library import quiet, shape_environment
@@ -119,6 +119,9 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
             raise Unsupported(f"{node.target} draws random numbers")
         if node.target is aten.lift_fresh_copy.default:  # of a tensor that the graph holds
             node.target = aten.clone.default
+        if node.target is aten._to_copy.default and isinstance(node.args[0], NUMBER_TYPES):  # as vmap promotes numbers
+            node.target = aten.scalar_tensor.default
+            node.kwargs = {name: node.kwargs[name] for name in ("dtype", "device") if name in node.kwargs}
         if node.op == "get_attr" and isinstance(getattr(graph, node.target), FakeTensor):
             raise Unsupported("it makes a tensor of numbers that are not known without values")
         node.meta["example_value"] = node.meta.get("val")

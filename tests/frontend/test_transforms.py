@@ -218,6 +218,9 @@ NATIVE = {name: function for name, function in FUNCTIONS.items() if name not in 
     "vmap out_dims": lambda x: torch.vmap(lambda row: (row * 2, row.sum()), out_dims=(1, 0))(x.expand(4, 3))[0],
     "hessian of a loss": lambda x: func.hessian(lambda y: F.softmax(y, -1).square().sum().log())(x),
     "vmap of numbers": lambda x: torch.vmap(lambda row: row * torch.tensor([1.0, 2, 3]))(x.expand(4, 3)),
+    "vmap of promoted numbers": lambda x: torch.vmap(lambda row: 2 / ((row.exp().sum() + 1) * 3).log())(x.expand(4, 3)),
+    "gradients of samples": lambda x: torch.vmap(func.grad(lambda row: ((row**3).sum() + 1).sin()))(x.expand(4, 3)),
+    "vmap of a promoted integer": lambda x: x * torch.vmap(lambda row: (row > 0).sum() + 1.5)(x.expand(4, 3)).sum(),
     "vmap of a write": lambda x: torch.vmap(written)(x.expand(4, 3)),
     "jacfwd of jacrev": lambda x: func.jacfwd(func.jacrev(lambda y: (y.tanh() * WEIGHT).sum(0)))(x),
 }
