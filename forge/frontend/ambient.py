@@ -2,7 +2,7 @@
 what forge itself runs."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -55,6 +55,10 @@ def transforms_restored() -> Iterator[None]:
     message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     try:
         yield
+    except BaseException:
+        with suppress(RuntimeError):  # a captured program opens and closes this level without forward_ad's knowledge
+            torch._C._exit_dual_level(level=forward_ad._current_level + 1)
+        raise
     finally:
         while forward_ad._current_level > level:
             forward_ad.exit_dual_level()

@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
+from forge.frontend import stand_ins
+from forge.frontend.ambient import transforms_restored
 from forge.frontend.functions import run_alone
 from forge.frontend.program import Unsupported
 from forge.ir import NUMBER_TYPES, Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
@@ -108,7 +110,15 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
     """The operators that a function runs, each with what it gives of tensors without values. Raises Unsupported."""
     fake = FakeTensorMode(shape_env=shape_environment(args), allow_non_fake_inputs=True)
     try:
-        with quiet(), _disable_current_modes(), torch._C.DisableTorchFunction(), fake, sdpa_kernel(SDPBackend.MATH):
+        with (
+            stand_ins.absent(),
+            transforms_restored(),
+            quiet(),
+            _disable_current_modes(),
+            torch._C.DisableTorchFunction(),
+            fake,
+            sdpa_kernel(SDPBackend.MATH),
+        ):
             graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(_stand_in, args))
     except Exception as error:
         raise Unsupported(f"torch does not say without values what it runs: {in_one_line(error)}") from error
@@ -134,7 +144,9 @@ def _without_changed_shapes(graph: GraphModule) -> None:
         if torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             continue
         packet = getattr(aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"))
-        node.target = getattr(packet, node.target._overloadname)
+        wanted = [str(each.type) for each in node.target._schema.arguments]
+        overloads = (getattr(packet, name) for name in packet.overloads())
+        node.target = next(each for each in overloads if [str(each.type) for each in each._schema.arguments] == wanted)
         later = {each for each in graph.graph.nodes if node < each}
         node.args[0].replace_all_uses_with(node, delete_user_cb=later.__contains__)
 

@@ -2,19 +2,61 @@
 
 Dynamo runs what it captures on tensors without values, which these functions cannot be. A stand-in gives results of
 the same shape and dtype without looking; torchlang has it as the function that it stands for, which is what runs.
+
+Where torch itself runs what was captured (in eager, or for a function's transform), a stand-in calls its function.
 """
 
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import is_fake
 
 from forge.ir import Dim
 from forge.torchlang import stands_for
 
 Lengths = torch.Tensor | Sequence[Dim]
+STAND_INS: dict[Callable, Callable] = {}
 
 
+class _State(threading.local):
+    absent = False
+
+
+_state = _State()
+
+
+@contextmanager
+def absent() -> Iterator[None]:
+    """What these functions consist of is asked for: they are called on tensors without values, too."""
+    before, _state.absent = _state.absent, True
+    try:
+        yield
+    finally:
+        _state.absent = before
+
+
+def _for(function: Callable) -> Callable:
+    """Makes what follows the stand-in of a function."""
+
+    def add(result: Callable) -> Callable:
+        @functools.wraps(result)
+        def stand_in(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            captured = is_fake(input) and not _state.absent
+            return (result if captured else function)(input, *args, **kwargs)
+
+        STAND_INS[function] = stand_in
+        stands_for(stand_in, function)
+        return stand_in
+
+    return add
+
+
+@_for(F.gaussian_nll_loss)
 def gaussian_nll_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -30,6 +72,7 @@ def gaussian_nll_loss(
     return loss if reduction == "none" else loss.sum()
 
 
+@_for(F.ctc_loss)
 def ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
@@ -44,6 +87,7 @@ def ctc_loss(
     return losses if reduction == "none" else losses.sum()
 
 
+@_for(torch.ctc_loss)
 def torch_ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
@@ -55,13 +99,3 @@ def torch_ctc_loss(
 ) -> torch.Tensor:
     """torch.ctc_loss, which keeps as much as the longest target needs."""
     return ctc_loss(log_probs, targets, input_lengths, target_lengths, reduction="mean" if reduction else "none")
-
-
-STAND_INS = {
-    F.gaussian_nll_loss: gaussian_nll_loss,
-    F.ctc_loss: ctc_loss,
-    torch.ctc_loss: torch_ctc_loss,
-}
-
-for _function, _stand_in in STAND_INS.items():
-    stands_for(_stand_in, _function)

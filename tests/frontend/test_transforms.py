@@ -194,6 +194,19 @@ def test_a_failure_while_compiling_a_backward_leaves_torch_as_it_found_it(monkey
     assert ambient() == before
 
 
+def test_a_transform_that_torch_refuses_is_refused_as_in_eager_and_leaves_no_level_open() -> None:
+    lengths = torch.tensor([3]), torch.tensor([1])
+
+    def tangent(x: torch.Tensor) -> torch.Tensor:
+        return func.jvp(lambda x: torch.ctc_loss(x, torch.tensor([[1]]), *lengths), (x,), (x,))[1]
+
+    jitted = forge.jit(tangent)
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match="Trying to use forward AD with _ctc_loss"):
+            jitted(torch.rand(3, 1, 2))
+    torch.testing.assert_close(func.jvp(torch.sin, (sample(),), (sample(),))[1], sample().cos() * sample())
+
+
 def test_a_transform_that_fails_while_it_runs_leaves_no_level_open() -> None:
     jitted = forge.jit(lambda x, index: func.grad(lambda y: y[index].sum())(x))
     torch.testing.assert_close(jitted(sample(), torch.tensor([0, 2])), torch.tensor([1.0, 0, 1], dtype=torch.float64))
@@ -203,6 +216,9 @@ def test_a_transform_that_fails_while_it_runs_leaves_no_level_open() -> None:
 
 
 # what a transform consists of is recorded
+
+
+PLACES = torch.tensor([0, 2])
 
 
 def written(row: torch.Tensor) -> torch.Tensor:
@@ -221,6 +237,13 @@ NATIVE = {name: function for name, function in FUNCTIONS.items() if name not in 
     "vmap of promoted numbers": lambda x: torch.vmap(lambda row: 2 / ((row.exp().sum() + 1) * 3).log())(x.expand(4, 3)),
     "gradients of samples": lambda x: torch.vmap(func.grad(lambda row: ((row**3).sum() + 1).sin()))(x.expand(4, 3)),
     "vmap of a promoted integer": lambda x: x * torch.vmap(lambda row: (row > 0).sum() + 1.5)(x.expand(4, 3)).sum(),
+    "vmap of a change of shape": lambda x: torch.vmap(lambda row: (row * 2).unsqueeze_(0).transpose_(0, 1))(
+        x.expand(4, 3)
+    ),
+    "vmap of places": lambda x: torch.vmap(lambda row: row.index_fill(0, PLACES, 0.5).index_add(0, PLACES, row[:2]))(
+        x.expand(4, 3)
+    ),
+    "vmap of an index_put": lambda x: torch.vmap(lambda row: row.index_put((PLACES,), row[:2]))(x.expand(4, 3)),
     "vmap of a write": lambda x: torch.vmap(written)(x.expand(4, 3)),
     "jacfwd of jacrev": lambda x: func.jacfwd(func.jacrev(lambda y: (y.tanh() * WEIGHT).sum(0)))(x),
 }

@@ -2,8 +2,8 @@
 
 import torch
 
-from forge import clang, prims
-from forge.executors.torchex.core import run_clang, run_prim, run_prims
+from forge import clang, prims, torchlang
+from forge.executors.torchex.core import run_clang, run_prim, run_prims, run_torchlang
 
 aten = torch.ops.aten
 
@@ -29,6 +29,8 @@ run_clang(
         clang.masked_fill: torch.masked_fill,
     }
 )
+# whose indices may be None, which torch.index_put's may not
+run_torchlang(torchlang.find(torch.index_put), aten.index_put.default)
 
 
 @run_prim(prims.index_sum)
