@@ -30,6 +30,7 @@ from torch._dynamo.variables import (
     UnspecializedNNModuleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
+    UserFunctionVariable,
     UserMethodVariable,
     lists,
     script_object,
@@ -236,16 +237,19 @@ _finds_in_lists = Replaced(lists, "iter_contains", _contains)
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded. For one whose
     object the program made, it does not look where the closure is."""
-    if not isinstance(self.fn, FunctionType) or self.fn.__module__ == torch.nn.Module.__module__:
+    owner = self.im_self if _IS_COMPOSED else self.obj
+    called = self.im_func if _IS_COMPOSED else self
+    function = called.fn if isinstance(called, UserFunctionVariable) else None
+    if not isinstance(function, FunctionType) or function.__module__ == torch.nn.Module.__module__:
         return _calls_functions.original(self, tx, *args, **options)
-    found = _guard_method(self.obj, partial(_name_in, function=self.fn), tx)
-    before = self.source, self.source_fn
-    if self.source is None:
-        self.source = self.source_fn = found
+    found = _guard_method(owner, partial(_name_in, function=function), tx)
+    before = {name: getattr(called, name) for name in _SOURCES}
+    if called.source is None:
+        vars(called).update(dict.fromkeys(_SOURCES, found))
     try:
         return _calls_functions.original(self, tx, *args, **options)
     finally:
-        self.source, self.source_fn = before
+        vars(called).update(before)
 
 
 def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
@@ -317,6 +321,8 @@ def _no_method(members: Source, name: str) -> Any:
     return members.make_guard(partial(GuardBuilder.DICT_CONTAINS, key=name, invert=True))  # before torch 2.12
 
 
+_IS_COMPOSED = "im_self" in inspect.signature(UserMethodVariable).parameters  # since torch 2.15
+_SOURCES = ("source",) if _IS_COMPOSED else ("source", "source_fn")
 _calls_functions = Replaced(UserMethodVariable, "call_function", _call_function)
 _calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_module)
 
