@@ -5,6 +5,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir.versions import WRONG_KIND
 from forge.prims.core import same
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.spelling import check_tensor
@@ -65,7 +66,7 @@ def _check_complex(op: str, x: TensorProxy) -> None:
     check(
         x.dtype.is_complex,
         lambda: f"{op} is not implemented for tensors with non-complex dtypes: only supported for complex, not {x}",
-        RuntimeError,
+        WRONG_KIND,
     )
 
 
