@@ -68,8 +68,17 @@ class Accepts(Enum):
 FLOAT, REAL, NUMERIC, COUNTING, INTEGER, COMPLEX, ANY = Accepts
 
 
+# They order numbers: of complex ones torch raises TypeError since torch 2.15.
+_ORDERING = frozenset(
+    """aminmax fmax fmin isneginf isposinf maximum minimum prims.argmax prims.argmin prims.max_dim prims.min_dim
+    prims.sort prims.topk""".split()
+)
+
+
 def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception] = NotImplementedError) -> None:
     """Raises NotImplementedError, as torch's kernels do, or `error` unless `accepts` takes x's dtype."""
+    if op in _ORDERING and x.dtype.is_complex and TORCH >= (2, 15):
+        error = TypeError
     check(
         accepts.takes(x.dtype),
         lambda: f"{op}: not implemented for {x.dtype}: x is {x}, but must have {accepts.value}; convert it first",
@@ -353,9 +362,11 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
 
 
 def i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> TensorProxy:
-    """The slope as a function of 1 / x, which is 1/2 about 0; torch takes nan for 0."""
+    """The slope as a function of 1 / x, which is 1/2 about 0; before 2.15, torch takes nan for 0."""
     tiny = torch.finfo(x.dtype).eps
     is_large = abs(x) > tiny
+    if TORCH >= (2, 15):
+        is_large = is_large | ne(x, x)
     return is_large.where(slope(reciprocal(is_large.where(x, tiny))), 0.5)
 
 

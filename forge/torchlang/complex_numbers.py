@@ -21,7 +21,7 @@ def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorP
         check(
             each.dtype in _PARTS,
             lambda: f"{op}: Expected both inputs to be Half, Float or Double tensors but got {a} and {b}",
-            RuntimeError,
+            NotImplementedError,
         )
     check(
         a.dtype == b.dtype,
@@ -123,7 +123,7 @@ def view_as_complex(input: TensorProxy) -> TensorProxy:
     check(
         input.dtype in _PARTS,
         lambda: f"view_as_complex is only supported for half, float and double tensors, but got {input}",
-        RuntimeError,
+        WRONG_KIND if input.dtype.is_complex else NotImplementedError,
     )
     check(
         input.ndim > 0 and same(input.shape[-1], 2),
