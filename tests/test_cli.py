@@ -20,6 +20,7 @@ from forge.cli import help, inputs, names, targets
 from forge.cli.app import TargetError, app
 from forge.executors import timing
 from forge.hub import builder, lockfile
+from forge.ir.versions import TORCH
 from forge.model_bench import Case
 
 ROOT = Path(__file__).parents[1]
@@ -86,9 +87,10 @@ def on_value(x):
 def layer():
     return nn.Linear(3, 3)
 '''
+NAMED = {name: f"{name}: " if TORCH >= (2, 15) else "" for name in ("mm", "addmm")}  # torch's errors name the operator
 LAYER = (  # a layer of torch's that the user's code makes
-    "forge: programs:layer raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 3x3) "
-    f"(programs.py:{PROGRAMS[: PROGRAMS.index('def layer')].count(chr(10)) + 1})\n"
+    f"forge: programs:layer raised RuntimeError: {NAMED['addmm']}mat1 and mat2 shapes cannot be multiplied "
+    f"(2x4 and 3x3) (programs.py:{PROGRAMS[: PROGRAMS.index('def layer')].count(chr(10)) + 1})\n"
 )
 
 
@@ -197,7 +199,11 @@ def test_a_file_that_is_called_like_a_module_is_loaded_all_the_same(folder: Path
         (["programs:raises"], 1, "forge: programs:raises raised RuntimeError: no weights (programs.py:46)\n"),
         (["programs:leaves"], 1, "forge: programs:leaves raised SystemExit: bye (programs.py:50)\n"),
         (["programs:product"], 1, "forge: programs:product: takes x, w, but with its inputs: missing a required arg"),
-        (["programs:wrong", "-i", "float32[2,4]"], 1, "forge: programs:wrong raised RuntimeError: mat1 and mat2 sh"),
+        (
+            ["programs:wrong", "-i", "float32[2,4]"],
+            1,
+            f"forge: programs:wrong raised RuntimeError: {NAMED['mm']}mat1 and ",
+        ),
         (["programs:Net", "--set", "wide=3"], 1, "forge: programs:Net: cannot be called with what --set gives: got"),
         (["programs:module", "--set", "width=3"], 1, "forge: programs:module: is made already, so that --set width c"),
         (["programs:make", "--device", "cuda:9999"], 1, "forge: --device cuda:9999 cannot be used: "),

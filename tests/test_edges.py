@@ -15,6 +15,7 @@ from support import all_samples, chosen_opinfos, map_tensors, short, tensors_in
 from torch.utils import _pytree
 
 from forge.functional import Direct
+from forge.ir.versions import TORCH
 from forge.testing import OpInfo, Sample
 
 DTYPES = (torch.float32, torch.complex64)
@@ -45,6 +46,9 @@ EXCEPT = {
     ("asin", torch.complex64): OVERFLOWS,
     ("cosine_similarity", torch.float32): OVERFLOWS,
 }
+if TORCH >= (2, 15):
+    UNSTABLE = "torch selects by an unstable algorithm, and which of equal values it takes is not defined"
+    EXCEPT |= {(name, torch.float32): UNSTABLE for name in ("quantile", "nanquantile")}
 
 
 def _names() -> set[str]:

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch._dynamo import utils
+from torch._dynamo import exc, utils
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import (
@@ -22,6 +22,7 @@ from torch._dynamo.source import (
     TypeMROSource,
     TypeSource,
 )
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables import (
     AutogradFunctionVariable,
     ConstantVariable,
@@ -30,7 +31,9 @@ from torch._dynamo.variables import (
     UnspecializedNNModuleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
+    UserFunctionVariable,
     UserMethodVariable,
+    functions,
     lists,
     script_object,
 )
@@ -236,16 +239,19 @@ _finds_in_lists = Replaced(lists, "iter_contains", _contains)
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded. For one whose
     object the program made, it does not look where the closure is."""
-    if not isinstance(self.fn, FunctionType) or self.fn.__module__ == torch.nn.Module.__module__:
+    owner = self.im_self if _IS_COMPOSED else self.obj
+    called = self.im_func if _IS_COMPOSED else self
+    function = called.fn if isinstance(called, UserFunctionVariable) else None
+    if not isinstance(function, FunctionType) or function.__module__ == torch.nn.Module.__module__:
         return _calls_functions.original(self, tx, *args, **options)
-    found = _guard_method(self.obj, partial(_name_in, function=self.fn), tx)
-    before = self.source, self.source_fn
-    if self.source is None:
-        self.source = self.source_fn = found
+    found = _guard_method(owner, partial(_name_in, function=function), tx)
+    before = {name: getattr(called, name) for name in _SOURCES}
+    if called.source is None:
+        vars(called).update(dict.fromkeys(_SOURCES, found))
     try:
         return _calls_functions.original(self, tx, *args, **options)
     finally:
-        self.source, self.source_fn = before
+        vars(called).update(before)
 
 
 def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
@@ -317,8 +323,42 @@ def _no_method(members: Source, name: str) -> Any:
     return members.make_guard(partial(GuardBuilder.DICT_CONTAINS, key=name, invert=True))  # before torch 2.12
 
 
+_IS_COMPOSED = "im_self" in inspect.signature(UserMethodVariable).parameters  # since torch 2.15
+_SOURCES = ("source",) if _IS_COMPOSED else ("source", "source_fn")
 _calls_functions = Replaced(UserMethodVariable, "call_function", _call_function)
 _calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_module)
+
+
+# what the program may catch: since torch 2.15, what Dynamo says of a call that fails, in other words than eager's
+
+
+def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
+    """An error that torch raises of fake tensors is no error of the program's: the frame runs in eager."""
+    if isinstance(raised, exc.FakeTensorObservedException):
+        raise exc.TorchRuntimeError(str(raised), raised.real_stack)
+    _handles.original(self, raised)
+
+
+def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
+    """A call of a function of the program's with arguments that it does not take: the graph breaks."""
+    try:
+        return _inlines.original(parent, function, args, kwargs, *others, **options)
+    except exc.ObservedTypeError as raised:
+        if not isinstance(raised.__context__, functions.BindArgsTypeError):
+            raise
+        unimplemented(
+            gb_type=WRONG_ARGUMENTS,
+            context=f"func='{function.get_name()}' {function.get_filename()}:{function.get_code().co_firstlineno};",
+            explanation=str(raised.__context__),
+            hints=[],
+            from_exc=TypeError(str(raised.__context__)),
+        )
+
+
+WRONG_ARGUMENTS = "failed to bind arguments when attempting to inline"  # Dynamo's own words before torch 2.15
+_handles = Replaced(InstructionTranslatorBase, "exception_handler", _handle)
+_inlines = Replaced(InliningInstructionTranslator, "build_inline_tracer", staticmethod(_inline))
+_CATCHABLE = (_handles, _inlines) if hasattr(exc, "FakeTensorObservedException") else ()
 
 
 # what is logged
@@ -354,6 +394,7 @@ _EVERYWHERE = (
     _calls_modules,
     _finds,
     _finds_in_lists,
+    *_CATCHABLE,
 )
 
 

@@ -41,7 +41,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 from forge import logs
 from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.ambient import transforms_restored, unconverted
-from forge.frontend.capturing import WRONG_BACKWARD, captured
+from forge.frontend.capturing import WRONG_ARGUMENTS, WRONG_BACKWARD, captured
 from forge.frontend.program import Refused, StrictError
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import call_with_room, paused_gc
@@ -57,7 +57,7 @@ _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
 _PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
 _LONGEST = 100  # characters of a guard that are told
 _WRONG_CALLS = (
-    "failed to bind arguments when attempting to inline",
+    WRONG_ARGUMENTS,
     "TypeError when making fake tensor call",
     WRONG_BACKWARD,
 )
@@ -65,6 +65,7 @@ _BOUND = re.compile(r"func='(\w+)' (.+?):(\d+);")
 _CALLED = re.compile(
     r"(?:call_function|TypeError) <(?:built-in )?(?:function|method) ([\w.]+)|call_(?:function|method) ([\w.]+)"
 )
+_RESTATED = "Dynamo failed to run FX node"  # an error that says the one that it comes from, since torch 2.15
 _NO_FAKE = "no fake impl"  # what torch says of an operator for which none was registered
 _OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n(?: {{4,}}.*\n)*', re.MULTILINE)
 _SHAPE = re.compile(r"size=\(([^)]*)\)")
@@ -426,7 +427,7 @@ def _cause(failure: Exception) -> Exception | None:
     """What torch, or Python, raised while Dynamo ran a call on fake tensors."""
     cause: BaseException | None = failure
     while cause is not None and not isinstance(cause, _OTHER_DEVICES):
-        if type(cause).__module__ == "builtins":
+        if type(cause).__module__ == "builtins" and not str(cause).startswith(_RESTATED):
             break
         cause = cause.__cause__ or cause.__context__
     return cause if isinstance(cause, Exception) else None

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import _SingleLevelFunction, once_differentiable
+from torch.autograd.function import BackwardCFunction, _SingleLevelFunction, once_differentiable
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
@@ -333,7 +333,35 @@ def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwar
     return super(_SingleLevelFunction, function).apply(*args, **kwargs)
 
 
-_recorded = Replaced(_SingleLevelFunction, "apply", _apply_or_record)
+def _begin_apply(self: BackwardCFunction) -> None:
+    """An apply in C makes its ctx first, of this class, and calls then, with gradients off, the Function's forward, and
+    its setup_context where it has one."""
+    function: type[torch.autograd.Function] = type(self)._forward_cls
+    has_context = function.setup_context is not torch.autograd.Function.setup_context
+    differentiates = torch.is_grad_enabled()
+
+    def record(*given: Any) -> Any:
+        forward.__exit__()
+        args = given if has_context else given[1:]
+        if not any(isinstance(each, TensorProxy) for each in args):
+            return function.forward(*given)
+        with torch.set_grad_enabled(differentiates):
+            output = from_class(function, args)
+        if has_context:
+            context.__enter__()
+        return output
+
+    forward = Replaced(function, "forward", staticmethod(record))
+    context = Replaced(function, "setup_context", staticmethod(lambda *given: context.__exit__()))
+    forward.__enter__()
+
+
+_IN_C = vars(torch.autograd.Function).get("apply") is vars(torch._C._FunctionBase)["apply"]  # since torch 2.15
+_recorded = (
+    Replaced(BackwardCFunction, "__init__", _begin_apply)
+    if _IN_C
+    else Replaced(_SingleLevelFunction, "apply", _apply_or_record)
+)
 
 
 @contextmanager

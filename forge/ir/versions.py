@@ -16,6 +16,9 @@ def parse(version: str) -> tuple[int, int]:
 
 TORCH = parse(torch.__version__)
 
+# What torch raises of complex numbers where it wants real ones or the other way round, and of an option's wrong value.
+WRONG_KIND, WRONG_OPTION = (TypeError, ValueError) if TORCH >= (2, 15) else (RuntimeError, RuntimeError)
+
 
 def warn_if_untested(version: tuple[int, int] = TORCH) -> None:
     """Says that torch is newer than what forge is tested with, where it is."""

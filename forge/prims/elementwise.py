@@ -25,6 +25,7 @@ from forge.ir import (
     register_grad,
 )
 from forge.ir.pytree import tensors
+from forge.ir.versions import TORCH
 from forge.prims.core import (
     check_number_or_tensor,
     check_same_device,
@@ -67,8 +68,17 @@ class Accepts(Enum):
 FLOAT, REAL, NUMERIC, COUNTING, INTEGER, COMPLEX, ANY = Accepts
 
 
+# They order numbers: of complex ones torch raises TypeError since torch 2.15.
+_ORDERING = frozenset(
+    """aminmax fmax fmin isneginf isposinf maximum minimum prims.argmax prims.argmin prims.max_dim prims.min_dim
+    prims.sort prims.topk""".split()
+)
+
+
 def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception] = NotImplementedError) -> None:
     """Raises NotImplementedError, as torch's kernels do, or `error` unless `accepts` takes x's dtype."""
+    if op in _ORDERING and x.dtype.is_complex and TORCH >= (2, 15):
+        error = TypeError
     check(
         accepts.takes(x.dtype),
         lambda: f"{op}: not implemented for {x.dtype}: x is {x}, but must have {accepts.value}; convert it first",
@@ -131,7 +141,8 @@ def _binary(
     return make_prim(name, name, meta=meta, tags=tags)
 
 
-_NO_GRADIENT = (Tag.NOT_DIFFERENTIABLE,)  # torch has no derivative of these
+# torch has derivatives of these since torch 2.15
+_NO_GRADIENT = () if TORCH >= (2, 15) else (Tag.NOT_DIFFERENTIABLE,)
 
 # unary, floating point
 
@@ -313,6 +324,10 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
     asinh: lambda g, x, out: g * rsqrt(x * x + 1),
     atan: lambda g, x, out: g / (x * x + 1),
     atanh: lambda g, x, out: g / (1 - x * x),
+    bessel_j0: lambda g, x, out: g * -bessel_j1(x),
+    bessel_j1: lambda g, x, out: g * i1_slope(x, lambda over_x: bessel_j0(x) - out * over_x),
+    bessel_y0: lambda g, x, out: g * -bessel_y1(x),
+    bessel_y1: lambda g, x, out: g * eq(x, 0).where(math.inf, bessel_y0(x) - out / x),
     cos: lambda g, x, out: -(g * sin(x)),
     cosh: lambda g, x, out: g * sinh(x),
     digamma: lambda g, x, out: g * polygamma(1, x),
@@ -325,8 +340,8 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
     expm1: lambda g, x, out: g * (out + 1),
     i0: lambda g, x, out: g * i1(x),
     i0e: lambda g, x, out: g * (i1e(x) - sign(x) * out),
-    i1: lambda g, x, out: g * _i1_slope(x, lambda over_x: i0(x) - out * over_x),
-    i1e: lambda g, x, out: g * _i1_slope(x, lambda over_x: i0e(x) - out * (sign(x) + over_x)),
+    i1: lambda g, x, out: g * i1_slope(x, lambda over_x: i0(x) - out * over_x),
+    i1e: lambda g, x, out: g * i1_slope(x, lambda over_x: i0e(x) - out * (sign(x) + over_x)),
     lgamma: lambda g, x, out: g * digamma(x),
     log: lambda g, x, out: g / x,
     log10: lambda g, x, out: g / (x * _LN10),
@@ -346,10 +361,12 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
 }
 
 
-def _i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> TensorProxy:
-    """The slope as a function of 1 / x, which is 1/2 about 0; torch takes nan for 0."""
+def i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> TensorProxy:
+    """The slope as a function of 1 / x, which is 1/2 about 0; before 2.15, torch takes nan for 0."""
     tiny = torch.finfo(x.dtype).eps
     is_large = abs(x) > tiny
+    if TORCH >= (2, 15):
+        is_large = is_large | ne(x, x)
     return is_large.where(slope(reciprocal(is_large.where(x, tiny))), 0.5)
 
 
@@ -360,7 +377,7 @@ def conjugate(value: TensorOrNumber) -> TensorOrNumber:
     return value.conjugate() if isinstance(value, complex) else value
 
 
-def _register_unary(prim: Symbol, gradient: Callable) -> None:
+def register_unary(prim: Symbol, gradient: Callable) -> None:
     @register_grad(prim)
     def rule(x: TensorProxy) -> TensorProxy:
         out = prim(x)
@@ -371,7 +388,7 @@ def _register_unary(prim: Symbol, gradient: Callable) -> None:
 
 
 for _prim, _gradient in _UNARY_GRADIENTS.items():
-    _register_unary(_prim, _gradient)
+    register_unary(_prim, _gradient)
 
 
 @register_grad(conj)

@@ -1,8 +1,12 @@
-"""Bessel and Airy functions and the orthogonal polynomials, of which torch has no derivatives."""
+"""Bessel and Airy functions and the orthogonal polynomials. torch has derivatives of SMOOTH alone."""
+
+from collections.abc import Callable
 
 import torch
 
-from forge.ir import Symbol, Tag
+from forge.ir import Symbol, Tag, TensorProxy
+from forge.ir.versions import TORCH
+from forge.prims.elementwise import i1_slope, register_unary
 from forge.prims.library import make_library_prim
 
 BESSEL = {
@@ -15,6 +19,7 @@ BESSEL = {
     "scaled_modified_bessel_k1": "e^x times the modified Bessel function of the second kind, order 1",
     "spherical_bessel_j0": "The spherical Bessel function of the first kind, order 0",
 }
+SMOOTH = tuple(name for name in BESSEL if name.startswith("modified") and TORCH >= (2, 15))
 POLYNOMIALS = {
     "chebyshev_polynomial_t": "Chebyshev's polynomial of the first kind",
     "chebyshev_polynomial_u": "Chebyshev's polynomial of the second kind",
@@ -33,10 +38,27 @@ POLYNOMIALS = {
 
 def _special(name: str, meaning: str) -> Symbol:
     function = getattr(torch.special, name)
-    return make_library_prim(function, f"{meaning}, elementwise.", name=name, tags=[Tag.NOT_DIFFERENTIABLE])
+    tags = [] if name in SMOOTH else [Tag.NOT_DIFFERENTIABLE]
+    return make_library_prim(function, f"{meaning}, elementwise.", name=name, tags=tags)
 
 
 for _name, _meaning in BESSEL.items():
     globals()[_name] = _special(_name, _meaning)
 for _name, _meaning in POLYNOMIALS.items():
     globals()[_name] = _special(_name, f"{_meaning} of degree n at x")
+
+
+_GRADIENTS: dict[str, Callable[[TensorProxy, TensorProxy, TensorProxy], TensorProxy]] = {
+    "modified_bessel_i0": lambda g, x, out: g * _modified("i1", x),
+    "modified_bessel_i1": lambda g, x, out: g * i1_slope(x, lambda over_x: _modified("i0", x) - out * over_x),
+    "modified_bessel_k0": lambda g, x, out: g * -_modified("k1", x),
+    "modified_bessel_k1": lambda g, x, out: g * -(_modified("k0", x) + out / x),
+}
+
+
+def _modified(order: str, x: TensorProxy) -> TensorProxy:
+    return globals()[f"modified_bessel_{order}"](x)
+
+
+for _name in SMOOTH:
+    register_unary(globals()[_name], _GRADIENTS[_name])

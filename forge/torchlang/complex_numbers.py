@@ -5,6 +5,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir.versions import WRONG_KIND
 from forge.prims.core import same
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.spelling import check_tensor
@@ -20,7 +21,7 @@ def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorP
         check(
             each.dtype in _PARTS,
             lambda: f"{op}: Expected both inputs to be Half, Float or Double tensors but got {a} and {b}",
-            RuntimeError,
+            NotImplementedError,
         )
     check(
         a.dtype == b.dtype,
@@ -65,7 +66,7 @@ def _check_complex(op: str, x: TensorProxy) -> None:
     check(
         x.dtype.is_complex,
         lambda: f"{op} is not implemented for tensors with non-complex dtypes: only supported for complex, not {x}",
-        RuntimeError,
+        WRONG_KIND,
     )
 
 
@@ -122,7 +123,7 @@ def view_as_complex(input: TensorProxy) -> TensorProxy:
     check(
         input.dtype in _PARTS,
         lambda: f"view_as_complex is only supported for half, float and double tensors, but got {input}",
-        RuntimeError,
+        WRONG_KIND if input.dtype.is_complex else NotImplementedError,
     )
     check(
         input.ndim > 0 and same(input.shape[-1], 2),

@@ -129,7 +129,7 @@ def _round_grad(input: TensorProxy, *, decimals: int = 0) -> TensorProxy:
 def _angle_unit(name: str, factor: float) -> Symbol:
     def body(input: TensorProxy) -> TensorProxy:
         check_tensor(name, input=input)
-        prims.check_dtype(name, input, prims.REAL, RuntimeError)
+        prims.check_dtype(name, input, prims.REAL)
         return input * factor
 
     body.__name__, body.__doc__ = name, f"input * {factor:.6g}. Dtypes: integers become the default float dtype."
@@ -406,6 +406,9 @@ def _binary(name: str) -> Symbol:
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
         if not (isinstance(input, TensorProxy) and isinstance(other, TensorProxy)):
             check_operands(name, input=input, other=other)
+        for each in (input, other) if name in ("maximum", "minimum") else ():
+            if isinstance(each, TensorProxy):
+                prims.check_dtype(name, each, prims.REAL)
         return target(input, other)
 
     body.__name__, body.__doc__ = name, target.__doc__

@@ -1,5 +1,8 @@
 """Factorizations of matrices into triangular and unitary ones, and what is solved with them."""
 
+from collections.abc import Callable
+from types import FunctionType
+
 import torch
 from torch import Tensor
 
@@ -48,6 +51,11 @@ def triangular_solve(
 # Cholesky's
 
 
+def _older(function: Callable, method: Callable) -> Callable:
+    """Makes a symbol of a function that torch 2.15 has as an error alone, written in Python."""
+    return (lambda body: body) if isinstance(function, FunctionType) else torchsymbol(function, method)
+
+
 @torchsymbol(torch.linalg.cholesky_ex)
 def cholesky_ex(input: TensorProxy, *, upper: bool = False, check_errors: bool = False) -> Pair:
     """(L with input = L @ L^H, or its adjoint; which matrices are not positive definite)."""
@@ -62,7 +70,7 @@ def linalg_cholesky(input: TensorProxy, *, upper: bool = False) -> TensorProxy:
     return prims.linalg_cholesky_ex(input, upper=upper, check_errors=True)[0]
 
 
-@torchsymbol(torch.cholesky, Tensor.cholesky)
+@_older(torch.cholesky, Tensor.cholesky)
 def cholesky(input: TensorProxy, upper: bool = False) -> TensorProxy:
     """L with input = L @ L^H, or its adjoint."""
     check_tensor("cholesky", input=input)
@@ -170,7 +178,7 @@ def linalg_qr(A: TensorProxy, mode: str = "reduced") -> Pair:
     return results.linalg_qr(prims.linalg_qr(A, mode))
 
 
-@torchsymbol(torch.qr, Tensor.qr)
+@_older(torch.qr, Tensor.qr)
 def qr(input: TensorProxy, some: bool = True) -> Pair:
     """linalg.qr by its old name."""
     check_tensor("qr", input=input)

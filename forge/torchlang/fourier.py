@@ -6,6 +6,7 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
+from forge.ir.versions import WRONG_KIND
 from forge.prims.core import check_dim, known
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.creation import canonical_device, check_supported
@@ -26,11 +27,11 @@ def _normalization(norm: str | None, forward: bool) -> int:
 
 
 def _real_input(op: str, x: TensorProxy) -> TensorProxy:
-    """x as floating point. Raises RuntimeError for complex numbers."""
+    """x as floating point. Raises WRONG_KIND for complex numbers."""
     check(
         not x.dtype.is_complex,
         lambda: f"{op} expects a real input tensor, but got {x}; only floating-point dtypes are supported",
-        RuntimeError,
+        WRONG_KIND,
     )
     return clang.convert(x, clang.compute_dtype(x, kind=clang.Promotion.INT_TO_FLOAT))
 

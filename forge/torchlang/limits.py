@@ -107,12 +107,16 @@ def _number_over_nan(name: str, better: Callable, worse: Callable) -> Symbol:
     def rule(input: TensorProxy, other: TensorProxy) -> TensorProxy:
         out = symbol(input, other)
         g = get_grad(out)
-        if TORCH >= (2, 14):
+        if TORCH == (2, 14):
             _put_shared_grads(input, other, g, worse)
             return out
         first = better(input, other) | clang.isnan(other)
+        alone = first
+        if TORCH >= (2, 15):
+            g = clang.where(clang.eq(input, other), g / 2, g)
+            alone = worse(other, input) | clang.isnan(other)
         put_grad(input, clang.where(first, g, 0))
-        put_grad(other, clang.where(first, 0, g))
+        put_grad(other, clang.where(alone, 0, g))
         return out
 
     return symbol

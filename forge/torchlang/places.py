@@ -200,7 +200,7 @@ def isin(
         check(
             not isinstance(each, TensorProxy) or (each.dtype != torch.bool and not each.dtype.is_complex),
             lambda each=each: f"Unsupported input type encountered for isin(): {each}",
-            RuntimeError,
+            NotImplementedError,
         )
     found = _is_in(elements, test_elements)
     return clang.logical_not(found) if invert else found

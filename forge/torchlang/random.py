@@ -15,6 +15,7 @@ from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
 from forge.ir import INT_TYPES, Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.ir.memory import Memory
+from forge.ir.versions import TORCH
 from forge.torchlang.core import torchsymbol, write
 
 Dtype = torch.dtype | None
@@ -354,8 +355,13 @@ def _run_dropout_(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 def _kept(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> TensorProxy:
     """1 for what dropout keeps, 0 for what it zeroes."""
     if noise_shape is None:
-        return prims.bernoulli(x.shape, 1 - p, x.dtype, x.device, like=x)
-    return prims.bernoulli(tuple(noise_shape), 1 - p, x.dtype, x.device)
+        return prims.bernoulli(x.shape, 1 - p, noise_dtype(x.dtype), x.device, like=x)
+    return prims.bernoulli(tuple(noise_shape), 1 - p, noise_dtype(x.dtype), x.device)
+
+
+def noise_dtype(dtype: torch.dtype) -> torch.dtype:
+    """That of what dropout multiplies a tensor by: a real one for complex numbers since torch 2.15."""
+    return prims.real_dtype(dtype) if TORCH >= (2, 15) else dtype
 
 
 @torchsymbol(_run_dropout_, id="torch.dropout_", inplace=torch.dropout_)

@@ -49,14 +49,14 @@ def _summing(name: str) -> Symbol:
 
 def _nansum(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
     """The sum of what is not nan over `dims` (all by default). Dtypes: real."""
-    prims.check_dtype("nansum", x, prims.REAL, RuntimeError)
+    prims.check_dtype("nansum", x, prims.REAL)
     return clang.sum(clang.where(clang.isnan(x), 0, x), dims, keepdim, dtype)
 
 
 def _nanmean(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
     """The mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
     prims.check_dtype("nanmean", x, prims.FLOAT)
-    prims.check_dtype("nanmean", x, prims.REAL, RuntimeError)
+    prims.check_dtype("nanmean", x, prims.REAL)
     numbers = clang.sum(clang.logical_not(clang.isnan(x)), dims, keepdim)
     return clang.div(_nansum(x, dims, keepdim, dtype), numbers)
 
@@ -287,6 +287,7 @@ def _extremum(name: str, prim: Symbol, over_all: Symbol, of_two: Symbol) -> Symb
         check_tensor(name, input=input)
         dim, other = (None, dim) if isinstance(dim, TensorProxy) else (_dim_of(dim, axis), other)
         if other is not None:
+            prims.check_dtype(f"{name}imum", input, prims.REAL)
             return of_two(input, other)
         if dim is None:
             check(
@@ -330,6 +331,7 @@ _register_over_all(min)
 def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorProxy, TensorProxy]:
     """(the minimum, the maximum) over a dim or all."""
     check_tensor("aminmax", input=input)
+    prims.check_dtype("aminmax", input, prims.REAL)
     return torch.return_types.aminmax((clang.amin(input, dim, keepdim), clang.amax(input, dim, keepdim)))
 
 
@@ -512,7 +514,7 @@ cummin = _running_extremum("cummin")
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
     """How many elements lie in each of `bins` equal parts of [min, max], of their own range where those are equal."""
     check_tensor("histc", input=input)
-    prims.check_dtype("histc", input, prims.REAL)
+    prims.check_dtype("aminmax" if min == max else "histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
+from forge.ir.versions import WRONG_KIND
 from forge.prims.core import known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn import pad
@@ -167,7 +168,7 @@ def _check_spectrogram(x: TensorProxy, n_fft: Dim, onesided: bool | None, return
     check(
         x.dtype.is_complex,
         lambda: f"istft requires a complex-valued input tensor matching the output from stft, but got {x}",
-        RuntimeError,
+        WRONG_KIND,
     )
     check(
         not any(known(each == 0) for each in x.shape), lambda: f"istft: input tensor cannot be empty: {x}", RuntimeError

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import INT_TYPES, Number, TensorProxy, check, short_dtype
+from forge.ir.versions import WRONG_OPTION
 from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.solvers import check_square, inv_ex
@@ -115,7 +116,7 @@ def cond(input: TensorProxy, p: Number | str | None = None) -> TensorProxy:
     check(
         p in (None, "fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf),
         lambda: f"linalg.cond got an invalid norm type: {p}",
-        RuntimeError,
+        WRONG_OPTION,
     )
     if prims.known(input.numel() == 0):
         return prims.full(input.shape[:-2], 0, prims.real_dtype(input.dtype), input.device)

@@ -474,3 +474,9 @@ def test_the_apply_of_a_function_that_was_taken_before_has_its_own_backward_in_f
     x, y = torch.randn(3), torch.randn(3)
     found = forge.grad(lambda x: (_with_backward(lambda ctx, g: g * 7)(x) + apply(x, y)).sum())(x)
     torch.testing.assert_close(found, 7 + y)
+
+
+def test_the_apply_of_a_function_on_constants_in_forge_grad_is_torchs():
+    x, y = torch.randn(3), torch.randn(3)
+    found = forge.grad(lambda x: (_Product.apply(y, y) * _Product.apply(x, y)).sum())(x)
+    torch.testing.assert_close(found, y**3)

@@ -89,6 +89,32 @@ def test_where_nothing_may_run_in_eager_the_refusal_names_the_op_and_what_came(o
         forge.jit(REFUSED["a source's dtype"], **options)(torch.ones(2, 3))
 
 
+CAUGHT: dict[str, Callable] = {
+    "shapes": lambda x: x + torch.ones(7),
+    "a dim": lambda x: x.sum(7),
+    "a keyword": lambda x: other_dtype(x, scale=2),
+    "no argument": lambda x: other_dtype(),
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_what_a_program_catches_is_eagers(name: str) -> None:
+    """Since torch 2.15, Dynamo would go on with an error of its own, and RuntimeError for any that torch raises."""
+
+    def program(x: torch.Tensor) -> tuple:
+        try:
+            return CAUGHT[name](x * 2), "returned"
+        except RuntimeError as error:
+            return x + 1, str(error)
+        except (IndexError, TypeError) as error:
+            return x + 2, str(error)
+
+    x = torch.ones(2, 3)
+    ours, eager = forge.jit(program)(x), program(x)
+    assert ours[1] == eager[1]
+    torch.testing.assert_close(ours[0], eager[0])
+
+
 class Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from forge import clang, prims, torchlang
 from forge.executors.torchex.core import run_prim, run_prims, run_torchlang, torchex
 from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import like
+from forge.torchlang.random import noise_dtype
 from forge.transforms.double import register_redraw
 
 run_prims({prims.multinomial: torch.multinomial})
@@ -107,11 +108,11 @@ Pair = tuple[TensorProxy, TensorProxy]
 
 def _mask_meta(x: TensorProxy, p: float) -> TensorProxy:
     """What x is multiplied by."""
-    return like(x)
+    return like(x, dtype=noise_dtype(x.dtype))
 
 
 def _dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
-    return torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    return torch.empty_like(x, dtype=noise_dtype(x.dtype)).bernoulli_(1 - p).div_(1 - p)
 
 
 def _native_dropout_meta(x: TensorProxy, p: float, train: bool) -> Pair:
@@ -121,11 +122,11 @@ def _native_dropout_meta(x: TensorProxy, p: float, train: bool) -> Pair:
 
 def _alpha_dropout_meta(x: TensorProxy, p: float) -> Pair:
     """(what x is multiplied by, what is added to it)."""
-    return like(x), like(x)
+    return _mask_meta(x, p), _mask_meta(x, p)
 
 
 def _alpha_dropout_mask(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = torch.empty_like(x).bernoulli_(1 - p)
+    mask = torch.empty_like(x, dtype=noise_dtype(x.dtype)).bernoulli_(1 - p)
     scale = 1 / math.sqrt((torchlang.ALPHA**2 * p + 1) * (1 - p))
     shift = mask.add(-1).mul_(torchlang.ALPHA * scale).add_(torchlang.ALPHA * scale * p)
     return mask.mul_(scale), shift

@@ -2,6 +2,8 @@
 that it runs in it. tests/test_complex.py asks torch, and holds this list against the answer.
 """
 
+from forge.ir.versions import TORCH
+
 DIFFERENTIATED = """
 nn.functional.tanhshrink nn.functional.softsign aten.sigmoid_backward aten.silu_backward aten.tanh_backward
 nn.functional.conv1d nn.functional.conv_transpose1d nn.functional.conv2d nn.functional.conv_transpose2d
@@ -54,3 +56,5 @@ Tensor.cdouble stft nonzero_static bartlett_window blackman_window hamming_windo
 linalg.diagonal.computed norm.nuc Tensor.norm.nuc
 redistribute spread all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single
 """.split()
+if TORCH >= (2, 15):
+    DIFFERENTIATED += ["lstm.dropout", "gru.dropout", "rnn_tanh.dropout", "nan_to_num"]

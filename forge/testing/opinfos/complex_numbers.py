@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from forge.ir.versions import WRONG_KIND
 from forge.testing.opinfo import FLOATS, OpInfo, Sample, register_opinfo, sample
 from forge.testing.opinfos.cases import method, register_computed
 from forge.testing.opinfos.specs import calls, errors, t, wrong
@@ -51,7 +52,7 @@ for _name in ("imag", "view_as_real"):
             _name,
             getattr(torch, _name),
             _complex_samples,
-            errors(_NOT_A_TENSOR, wrong(t(3), match="complex")),
+            errors(_NOT_A_TENSOR, wrong(t(3), error=WRONG_KIND, match="complex")),
             dtypes=_REAL,
         )
     )

@@ -2,7 +2,7 @@
 
 import torch
 
-from forge.prims.special_functions import BESSEL, POLYNOMIALS
+from forge.prims.special_functions import BESSEL, POLYNOMIALS, SMOOTH
 from forge.testing.opinfo import FLOATS, INTEGERS, OpInfo, register_opinfo, sample
 from forge.testing.opinfos.elementwise import unary_errors, unary_samples
 from forge.testing.opinfos.specs import calls, classes, errors, given, t, wrong
@@ -18,7 +18,7 @@ for _name in BESSEL:
             unary_errors,
             dtypes=_DTYPES,
             domain=(0.2, None) if "_k" in _name else (None, None),
-            gradient=False,
+            gradient=_name in SMOOTH,
         )
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from forge.ir.versions import WRONG_OPTION
 from forge.testing.opinfo import Directive, sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, SOLVED, hermitian, register, regular, singular
 from forge.testing.opinfos.specs import given, t, wrong
@@ -104,7 +105,8 @@ register("pinverse", torch.pinverse, (*_RANKS[:3], sample(regular(3, 3), 0.1)), 
 register(
     "linalg.matrix_rank", torch.linalg.matrix_rank, (*_RANKS, sample(regular(3, 3), 2.5)), (_FLAT_RANK,), gradient=False
 )
-_MISTAKES = (FLAT, wrong(t(3, 3), 5, match="invalid norm type"), wrong(t(2, 3), "fro", match="square"))
+_NO_NORM = wrong(t(3, 3), 5, error=WRONG_OPTION, match="invalid norm type")
+_MISTAKES = (FLAT, _NO_NORM, wrong(t(2, 3), "fro", match="square"))
 register(
     "linalg.cond",
     torch.linalg.cond,

@@ -540,7 +540,7 @@ def _check_triplet(op: str, margin: float, **tensors: TensorProxy) -> None:
 def _triplet(near: TensorProxy, far: TensorProxy, across: Optional, margin: float, reduction: str) -> TensorProxy:
     """max(0, margin + near - far), far being the smaller of it and `across` where that is given."""
     far = far if across is None else clang.minimum(far, across)
-    return reduced(clamp_min(near - far + margin, 0), reduction)
+    return reduced(clamp_min(near + margin - far, 0), reduction)
 
 
 @torchsymbol(F.triplet_margin_loss)
