@@ -32,7 +32,7 @@ def test_the_pinned_version_is_in_the_range() -> None:
 
 
 def test_a_newer_torch_is_warned_of_and_others_are_not() -> None:
-    with pytest.warns(UserWarning, match=r"tested with torch 2\.11 to 2\.14, and this is 2\.99"):
+    with pytest.warns(UserWarning, match=r"tested with torch 2\.11 to 2\.15, and this is 2\.99"):
         versions.warn_if_untested((2, 99))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
