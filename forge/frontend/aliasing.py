@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from forge import prims
+from forge import prims, torchlang
 from forge.ir import TensorProxy
 from forge.ir.memory import Memory, Ref, ViewStep
 from forge.ir.pytree import leaves
@@ -54,7 +54,7 @@ def _reconcile(
     if itself:
         if there is None:
             return prims.clone(output) if allocates else output
-        return memory.another(output, _alias_step())
+        return memory.another(output, torchlang.alias_step())
     if shared is None:
         if known is not None and known.chain:
             memory.refs[output.name] = Ref.own(output)
@@ -123,11 +123,6 @@ def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
     return ViewStep(
         prims.as_strided, args, {}, None, lambda x, new: prims.view_scatter(x, new, prims.as_strided, args, {}, None)
     )
-
-
-def _alias_step() -> ViewStep:
-    """A tensor that shows another one whole."""
-    return ViewStep(prims.alias, (), {}, None, lambda x, new: new)
 
 
 def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:

@@ -39,6 +39,7 @@ from forge.ir import (
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.ir.source import Source, text_of
+from forge.prims.library import operator_symbol
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.torchlang.opaque import opaque_symbol
 
@@ -79,6 +80,8 @@ class _Interpreter:
         self.graph = graph
         self.parameters = parameters
         self.trace = Trace("computation", stage="recorded from Dynamo")
+        modes = graph.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+        self.trace.memory.has_history |= any(node.args[0] is True for node in modes)
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
         self.regions: list[Any] = []
@@ -389,7 +392,7 @@ class _Interpreter:
 
         Raises Unsupported where the values that it is given decide how long its result is."""
         if self.native:
-            raise Unsupported(f"torchlang does not have {name}")
+            return self.operator(function, name, args, kwargs)
         grad_mode.note(self.trace)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast_mode.is_enabled() else name)
         if autocast_mode.is_enabled():
@@ -416,6 +419,14 @@ class _Interpreter:
                 grad_mode.note(self.trace)
                 torchlang.write(handle, new, self.trace.memory, name)
         return result
+
+    def operator(self, function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+        """A call of an operator that torchlang does not have, in a program that torch differentiates."""
+        symbol = operator_symbol(function) if isinstance(function, torch._ops.OpOverload) else None
+        if symbol is None:
+            raise Unsupported(f"torchlang does not have {name}")
+        args, kwargs = self.trace.memory.read_all((args, kwargs))
+        return symbol(*args, **kwargs)
 
     def check_apart(self, changed: list[TensorProxy], name: str, flat: list[Any]) -> None:
         """Raises Unsupported where a tensor that a function changes shares memory with another one it is given."""

@@ -96,6 +96,7 @@ class Memory:
         self.refs: dict[str, Ref] = {}
         self.written: list[Storage] = []
         self.inference = torch.is_inference_mode_enabled()
+        self.has_history = torch.is_grad_enabled()  # whether a gradient flows through anything of the program
         self.elsewhere: set[str] = set()  # handles made where inference mode was not what it is around the program
         self.nameless = 0  # how many handles are no value of the trace themselves
 
@@ -143,13 +144,16 @@ class Memory:
         self.refs[view.name] = Ref(ref.storage, (*ref.chain, step), view)
 
     def another(self, handle: TensorProxy, step: ViewStep) -> TensorProxy:
-        """A second handle of the same value: another tensor in the same memory."""
+        """A second handle of the same value: another tensor in the same memory. Where grad is disabled it has a value
+        of its own, through which no gradient flows."""
         self.nameless += 1
         second = TensorProxy(
             f"{handle.name}.{self.nameless}", handle.shape, handle.dtype, handle.device, strides=handle.strides
         )
-        ref = self.ref(handle)
-        self.refs[second.name] = Ref(ref.storage, (*ref.chain, step), self.read(handle))
+        ref, value = self.ref(handle), self.read(handle)
+        if self.has_history and not torch.is_grad_enabled():
+            value = step.show(value)
+        self.refs[second.name] = Ref(ref.storage, (*ref.chain, step), value)
         return second
 
     def become(self, handle: TensorProxy, value: TensorProxy, step: ViewStep, call: str) -> None:

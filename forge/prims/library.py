@@ -3,6 +3,7 @@
 Their metadata is what torch gives of tensors without values, so that shapes, dtypes and what torch refuses are torch's.
 """
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,24 @@ def make_library_prim(function: Callable, meaning: str, *, name: str = "", tags:
 def library_functions() -> dict[Symbol, Callable]:
     """Every library prim with the function of torch that it is."""
     return dict(_functions)
+
+
+@functools.cache
+def operator_symbol(operator: torch._ops.OpOverload) -> Symbol | None:
+    """The symbol of one of torch's own operators, which torch runs: for programs that torch differentiates, in which it
+    needs no gradient rule. None where its results are no new tensors, or where values decide their shapes."""
+    schema = operator._schema
+    tags = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+    if operator.namespace != "aten" or aliases or not tags.isdisjoint(operator.tags):
+        return None
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        return _metadata(str(operator), operator, args, kwargs)
+
+    name = operator._opname if operator._overloadname == "default" else f"{operator._opname}_{operator._overloadname}"
+    effect = [] if schema.returns else [Tag.EFFECT]  # it raises where values are wrong
+    return Symbol(name, f"torch.ops.{operator}", meta=meta, op=operator, tags=frozenset(effect))
 
 
 def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:

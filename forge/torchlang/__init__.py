@@ -9,6 +9,7 @@ from forge.torchlang.copies import *  # noqa: F403
 from forge.torchlang.core import (
     RecordFactories,
     View,
+    alias_step,
     all_symbols,
     call,
     find,

@@ -140,7 +140,13 @@ def _view_as_complex_grad(input: TensorProxy) -> TensorProxy:
     return out
 
 
-@torchsymbol(torch.conj, Tensor.conj, view=View.ALWAYS, invert=lambda x, new: clang.conj(new))
+@torchsymbol(
+    torch.conj,
+    Tensor.conj,
+    torch.ops.aten._conj.default,
+    view=View.ALWAYS,
+    invert=lambda x, new: clang.conj(new),
+)
 def conj(input: TensorProxy) -> TensorProxy:
     """The complex conjugate, which torch computes where it is read; a real input itself."""
     check_tensor("conj", input=input)

@@ -362,13 +362,25 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
     read_args, read_kwargs = memory.read_all(args), memory.read_all(kwargs)
     output = entry.symbol(*read_args, **read_kwargs)
     handles = {proxy.name: handle for proxy, handle in zip(tensors(read_args), tensors(args), strict=True)}
-    if isinstance(output, TensorProxy) and output.name in handles:
-        return handles[output.name]
+    how = View.NEVER
     if aliased is not False and args and isinstance(args[0], TensorProxy):
         how = entry.view if isinstance(entry.view, View) else entry.view(args, kwargs)
+    is_new = how is View.ALWAYS or entry.symbol.name in ("reshape", "reshape_as")  # a tensor, where nothing changes
+    is_apart = aliased is None and is_new and not torch.is_grad_enabled()
+
+    def handle_of(leaf: Any) -> Any:
+        """An argument that is given back: in a tensor of its own where that one has no gradient."""
+        handle = handles.get(getattr(leaf, "name", None))
+        if handle is None:
+            return leaf
+        return memory.another(handle, alias_step()) if is_apart else handle
+
+    if isinstance(output, TensorProxy) and output.name in handles:
+        return handle_of(output)
+    if how is not View.NEVER:
         _alias(entry, output, args, kwargs, memory, View.ALWAYS if aliased and how is View.MAYBE else how)
-    if isinstance(output, (tuple, list)) and memory.written:
-        return tree_map(lambda leaf: handles.get(getattr(leaf, "name", None), leaf), output)
+    if isinstance(output, (tuple, list)) and (memory.written or is_apart):
+        return tree_map(handle_of, output)
     return output
 
 
@@ -382,6 +394,11 @@ def _alias(entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory,
             memory.alias(view, base, view_step(entry, args[1:], kwargs, None if single else index))
         else:
             memory.share(view, base, entry.symbol.id)
+
+
+def alias_step() -> ViewStep:
+    """A tensor that shows another one whole."""
+    return ViewStep(prims.alias, (), {}, None, lambda x, new: new)
 
 
 def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> ViewStep:

@@ -382,9 +382,9 @@ def diagonal(input: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) 
 
 @torchsymbol(Tensor.unfold, view=View.ALWAYS)
 def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> TensorProxy:
-    """Every window of `size` elements along `dimension`, one each `step`, as a last dim."""
-    if self.ndim == 0:
-        self = clang.reshape(self, (1,))
+    """Every window of `size` elements along `dimension`, one each `step`, as a last dim; of a number, one window."""
+    is_number = self.ndim == 0
+    self = clang.reshape(self, (1,)) if is_number else self
     dim = check_dim("unfold", dimension, self.ndim)
     check(
         not known(size > self.shape[dim]),
@@ -392,7 +392,7 @@ def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> Te
         RuntimeError,
     )
     check(not known(step <= 0), lambda: f"unfold: step is {step} but must be > 0", RuntimeError)
-    return prims.windows(self, dim, size, step)
+    return prims.slice(self, 0, 0, size, 1) if is_number else prims.windows(self, dim, size, step)
 
 
 # copies in other orders

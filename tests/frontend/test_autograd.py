@@ -480,3 +480,55 @@ def test_the_apply_of_a_function_on_constants_in_forge_grad_is_torchs():
     x, y = torch.randn(3), torch.randn(3)
     found = forge.grad(lambda x: (_Product.apply(y, y) * _Product.apply(x, y)).sum())(x)
     torch.testing.assert_close(found, y**3)
+
+
+# views that show all of a tensor as it is: without grad, other tensors than the one whose history they have not
+WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view_as": lambda x: x.view_as(x),
+    "view": lambda x: x.view(x.shape),
+    "reshape": lambda x: x.reshape(x.shape),
+    "expand": lambda x: x.expand(-1, -1),
+    "slice": lambda x: x[:],
+    "ellipsis": lambda x: x[...],
+    "permute": lambda x: x.permute(0, 1),
+    "transpose": lambda x: x.transpose(0, 0),
+    "narrow": lambda x: x.narrow(0, 0, 2),
+    "squeeze": lambda x: x.squeeze(),
+    "split": lambda x: x.split(2)[0],
+    "contiguous, itself": lambda x: x.contiguous(),
+    "flatten, itself": lambda x: x.flatten(1),
+}
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]], ids=["torch", "inductor"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_gradient_flows_through_a_whole_view_that_was_made_without_grad(name: str, executors: list[str]) -> None:
+    show = WHOLE[name]
+
+    def leaf(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            shown = show(x)
+        return ((x - shown * 2) ** 2).sum()
+
+    def computed(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        with torch.no_grad():
+            shown = show(y)
+        return (y * shown).sum()
+
+    def inferred(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            shown = show(x)
+        return (x * shown.clone()).sum()
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return leaf(x)
+
+    for function in (leaf, computed, inferred):
+        x = torch.ones(2, 2, requires_grad=True)
+        ours = torch.autograd.grad(forge.jit(function, executors=executors)(x), x)
+        torch.testing.assert_close(ours, torch.autograd.grad(function(x), x))
+    with torch.no_grad():
+        loss = forge.jit(again, executors=executors)(x)
+    torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(leaf(x), x))
