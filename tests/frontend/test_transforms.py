@@ -194,6 +194,15 @@ def test_a_failure_while_compiling_a_backward_leaves_torch_as_it_found_it(monkey
     assert ambient() == before
 
 
+def test_what_an_operator_of_a_transform_refuses_is_refused_when_the_program_runs() -> None:
+    jitted = forge.jit(lambda x: torch.vmap(torch.linalg.inv)(x), fullgraph=True)
+    x = torch.eye(3).expand(2, 3, 3)
+    torch.testing.assert_close(jitted(x), x)
+    with pytest.raises(torch.linalg.LinAlgError, match=r"singular|could not be completed"):
+        jitted(torch.zeros(2, 3, 3))
+    assert not forge.explain(jitted).opaque_calls
+
+
 def test_a_transform_that_torch_refuses_is_refused_as_in_eager_and_leaves_no_level_open() -> None:
     lengths = torch.tensor([3]), torch.tensor([1])
 
@@ -219,6 +228,7 @@ def test_a_transform_that_fails_while_it_runs_leaves_no_level_open() -> None:
 
 
 PLACES = torch.tensor([0, 2])
+EYE = torch.eye(3, dtype=torch.float64)
 
 
 def written(row: torch.Tensor) -> torch.Tensor:
@@ -244,6 +254,12 @@ NATIVE = {name: function for name, function in FUNCTIONS.items() if name not in 
         x.expand(4, 3)
     ),
     "vmap of an index_put": lambda x: torch.vmap(lambda row: row.index_put((PLACES,), row[:2]))(x.expand(4, 3)),
+    "vmap of inverses": lambda x: torch.vmap(lambda row: torch.linalg.inv(torch.outer(row, row) + EYE))(x.expand(4, 3)),
+    "vmap of a spectrum": lambda x: torch.vmap(lambda row: torch.fft.ifft(torch.fft.rfft(row)).abs())(x.expand(4, 3)),
+    "jacrev of a solution": lambda x: func.jacrev(lambda y: torch.linalg.solve(torch.outer(y, y) + EYE, y))(x),
+    "grad of pooled": lambda x: func.grad(lambda y: F.avg_pool1d(y[None], 2).square().sum())(x),
+    "vmap of adaptive pools": lambda x: torch.vmap(lambda row: F.adaptive_avg_pool1d(row[None], 2))(x.expand(4, 3)),
+    "grad of a determinant": lambda x: func.grad(lambda y: torch.linalg.slogdet(torch.outer(y, y) + EYE)[1])(x),
     "vmap of a write": lambda x: torch.vmap(written)(x.expand(4, 3)),
     "jacfwd of jacrev": lambda x: func.jacfwd(func.jacrev(lambda y: (y.tanh() * WEIGHT).sum(0)))(x),
 }
