@@ -238,10 +238,21 @@ def _calling_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _calling(target: Callable) -> Callable:
+    if _runs_later(target):
+        target = torch._dynamo.disable(
+            target, reason="a generator or an async function runs after it was called; jit what it calls"
+        )
+
     def call(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
     return call
+
+
+def _runs_later(target: Callable) -> bool:
+    """Whether a call of it runs nothing yet; Dynamo would run all of it at once."""
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(is_one(target) for is_one in kinds)
 
 
 def compile_graph(

@@ -150,7 +150,9 @@ class Checked:
                 continue
             expected = self._expected.get(proxy.name)
             reason = _metadata_differs(proxy, value)
-            if reason is None and expected is not None:
+            if reason is None and expected is not None and Tag.UNINITIALIZED in bound.all_tags:
+                value.copy_(expected)  # whatever was there: what is left of it is compared later
+            elif reason is None and expected is not None:
                 reason = differs(value, expected, self._within, largest(values[outputs:]))
             if reason is not None:
                 raise self._error(bound, proxy, reason, values[outputs:], value, expected)

@@ -71,6 +71,7 @@ _OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/
 _SHAPE = re.compile(r"size=\(([^)]*)\)")
 _IN_LOOP = "graph break in loop"
 _EXPLANATIONS = "Explanation: ", "Developer debug context: "
+_DISABLED = re.compile(r"`torch\.compiler\.disable` \(reason: (?!None\))(.+)\)")
 _UNSUPPORTED_OPERATOR = "Operator does not support running with fake tensors"
 _REGISTER = "; give it a fake by torch.library.register_fake"
 _SETTINGS = {
@@ -228,6 +229,9 @@ class History:
 
 def _reason(text: str) -> str:
     """What Dynamo says of a graph break, in one line: what it is, and its explanation, or else its context."""
+    disabled = _DISABLED.search(text)
+    if disabled:
+        return disabled[1]
     what, *others = [line.strip() for line in text.strip().splitlines()]
     said = (line.removeprefix(start) for start in _EXPLANATIONS for line in others if line.startswith(start))
     explanation = next(filter(None, said), None)

@@ -52,6 +52,17 @@ def test_in_place_changes_views_and_numbers_are_let_be() -> None:
     )
 
 
+def test_memory_that_was_not_written_yet_is_let_be() -> None:
+    def partly(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        new, like, filled = x.new_empty(70), torch.empty_like(x), torch.empty(70).fill_(2.0)
+        new[:35] = x[:35] * 2
+        return new[:35] * 1, like.copy_(x) + filled, torch.empty(70).normal_()
+
+    x = torch.linspace(-1, 1, 70)
+    new, sums, _ = forge.jit(partly, check="eager")(x)
+    torch.testing.assert_close((new, sums), (x[:35] * 2, x + 2))
+
+
 def test_inputs_whose_elements_share_memory_are_let_be() -> None:
     x = torch.ones(3, 1, requires_grad=True)
     forge.jit(lambda x: torch.sin(x).sum(), check="eager")(x.expand(3, 4)).backward()

@@ -1,5 +1,7 @@
 """What runs in eager is told once, with the reason and at the user's line; under strict it is refused."""
 
+import asyncio
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -142,6 +144,31 @@ def test_a_symbol_of_another_shape_or_dtype_than_torchs_runs_in_eager_by_name(
     torch.testing.assert_close(out, torch.tanh(x) * 2)
     with pytest.raises(forge.StrictError, match=f"{re.escape(message)}.*correct the symbol's meta function"):
         forge.jit(lambda x: torch.tanh(x) * 2, strict=True)(x)
+
+
+async def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_generators_and_async_functions_run_when_they_are_asked_and_say_so() -> None:
+    ran = []
+
+    def parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for number in range(2):
+            ran.append(number)
+            yield x * number
+
+    x = torch.ones(2)
+    with pytest.warns(UserWarning, match="nothing of parts .*: a generator or an async function runs after"):
+        found = forge.jit(parts)(x)
+    assert inspect.isgenerator(found) and torch.equal(next(found), x * 0) and ran == [0]
+    found.close()
+    with pytest.warns(UserWarning, match="nothing of _doubled was compiled"):
+        assert torch.equal(asyncio.run(forge.jit(_doubled)(x)), x * 2)
+    compiled = forge.jit(lambda x: sum(parts(x)))
+    assert torch.equal(compiled(x), x) and forge.explain(compiled).graphs == 1
+    with pytest.raises(forge.StrictError, match="jit what it calls"):
+        forge.jit(parts, strict=True)(x)
 
 
 def test_an_operator_without_a_fake_is_a_graph_break_that_names_it() -> None:
