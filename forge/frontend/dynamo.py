@@ -364,12 +364,12 @@ class _Interpreter:
                     self.note_strides(node, item, expected)
 
     def note_strides(self, node: Node, output: TensorProxy, example: Any) -> None:
-        """Those of an example; not of a recurrent layer's, which another kernel lays out than the one that will run."""
+        """Those of an example; not of a recurrent layer's, whose fake tensors are as another kernel gives them."""
         if not isinstance(example, torch.Tensor):
             return
         if getattr(node.target, "__name__", "") not in _RECURRENT:
             output.strides, output.offset = tuple(example.stride()), example.storage_offset()
-        compare_meta(node, output, example)
+            compare_meta(node, output, example)
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
         before = proxy.name

@@ -27,7 +27,7 @@ def note(trace: Trace) -> None:
     """What a front end records from now on is tagged with the mode that this thread is in."""
     if not trace.follows_grad_mode:
         return
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # in which enable_grad means nothing
         trace.tags = trace.tags - {Tag.NO_GRAD}
     else:
         trace.tags = trace.tags | {Tag.NO_GRAD}
@@ -47,10 +47,10 @@ def restored(call: Callable, mode: bool) -> Callable:
 
 
 def enabled(call: Callable) -> Callable:
-    """`call` with grad enabled, for a caller who has not."""
+    """`call` with grad enabled, for a caller who has not; in inference mode, where that means nothing, without."""
 
     def run(*args: Any) -> Any:
-        with torch.enable_grad():
+        with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
             return call(*args)
 
     return run

@@ -482,6 +482,24 @@ def test_the_apply_of_a_function_on_constants_in_forge_grad_is_torchs():
     torch.testing.assert_close(found, y**3)
 
 
+def test_enable_grad_means_nothing_in_inference_mode() -> None:
+    def enabling(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return x * 3
+
+    def inferring(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(), torch.enable_grad():
+            y = x * 3
+        return (x * y.clone()).sum()
+
+    x, jitted = torch.ones(3, requires_grad=True), forge.jit(enabling)
+    torch.testing.assert_close(torch.autograd.grad(forge.jit(inferring)(x), x), (torch.full((3,), 3.0),))
+    with torch.inference_mode():
+        assert not jitted(x).requires_grad and jitted(x).is_inference()
+    with torch.no_grad():
+        assert jitted(x).requires_grad
+
+
 # views that show all of a tensor as it is: without grad, other tensors than the one whose history they have not
 WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "view_as": lambda x: x.view_as(x),

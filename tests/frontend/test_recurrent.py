@@ -144,3 +144,14 @@ def test_a_long_sequence_is_one_call() -> None:
         jitted(torch.randn(steps, 2, 3))
         lengths.append([len(stage.show(9).splitlines()) for stage in forge.last_traces(jitted)])
     assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_under_autocast_a_layer_is_compiled(kind: Callable, requires_grad: bool) -> None:
+    layer, x = kind(4, 3, 2), torch.randn(5, 2, 4, requires_grad=requires_grad)
+    jitted = forge.jit(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = jitted(x)[0], layer(x)[0]
+    torch.testing.assert_close(ours, theirs)
+    assert forge.explain(jitted).graphs == 1 and not forge.explain(jitted).eager
