@@ -346,7 +346,8 @@ def _warn_of_gradients(compiled: Compiled, record: Record) -> None:
     if not record.warned:
         record.warned = True
         advice = "call it under torch.no_grad() or torch.inference_mode(), or after requires_grad_(False)"
-        warnings.warn(f"forge.jit(freeze=True) folds no weights of {compiled.unfrozen[0]}: {advice}", stacklevel=2)
+        reason = compiled.unfrozen[0].removeprefix("all weights: ")
+        warnings.warn(f"forge.jit(freeze=True) folds no weights: {reason}; {advice}", stacklevel=2)
 
 
 def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:

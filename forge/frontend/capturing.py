@@ -377,6 +377,13 @@ def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: di
     return ConstantVariable.create(None)
 
 
+def _warn_once(message: str, *args: Any, **kwargs: Any) -> None:
+    """That Dynamo does not know a function ends a graph, of which forge.explain tells."""
+    if not message.startswith("Dynamo does not know how to trace"):
+        _warns.original(message, *args, **kwargs)
+
+
+_warns = Replaced(utils, "warn_once", _warn_once)
 # they return nothing; the last two are those that the transformers library adds to the class
 _LOGGING = frozenset("critical debug error info log warn warning info_once warning_once".split())
 _logs = Replaced(LoggingLoggerVariable, "call_method", _log)
@@ -395,6 +402,7 @@ _EVERYWHERE = (
     _finds,
     _finds_in_lists,
     *_CATCHABLE,
+    _warns,
 )
 
 

@@ -172,7 +172,8 @@ def _select_folder(wanted: Source, locked: LockedKernel | None, policy: Policy, 
         raise RefusedError(f"{wanted}: is a folder of this machine; allow it with Policy(local=True), or lock it")
     root = Path(os.path.realpath(wanted.path))  # of links that lead to each other it gives one of them
     if not root.is_dir():
-        raise NotFoundError(f"{wanted}: there is no such folder")
+        found = "is a file, not a repository's folder" if root.exists() else "there is no such folder"
+        raise NotFoundError(f"{wanted}: {found}; one of the Hub is 'owner/name'")
     rejected: tuple[tuple[str, str], ...] = ()
     for build, names in ((root, _variant_folders(root)), (root / "build", _folders(root / "build"))):
         choice = choose(names, backend)

@@ -109,10 +109,16 @@ def _plain(result: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, torch does not log as an error what fails on tensors without values: who asks deals with it."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
+    """Inside, torch does not log as an error what fails on tensors without values, nor what ends a graph of Dynamo's:
+    who asks deals with it."""
+    before = [(log, log.disabled) for log in _LOGS]
+    for log in _LOGS:
+        log.disabled = True
     try:
         yield
     finally:
-        log.disabled = before
+        for log, disabled in before:
+            log.disabled = disabled
+
+
+_LOGS = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "_dynamo.variables.tensor")]

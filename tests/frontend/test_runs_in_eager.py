@@ -2,7 +2,10 @@
 
 import asyncio
 import inspect
+import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -169,6 +172,20 @@ def test_generators_and_async_functions_run_when_they_are_asked_and_say_so() -> 
     assert torch.equal(compiled(x), x) and forge.explain(compiled).graphs == 1
     with pytest.raises(forge.StrictError, match="jit what it calls"):
         forge.jit(parts, strict=True)(x)
+
+
+def test_what_ends_a_graph_is_told_by_explain_and_not_by_dynamo() -> None:
+    program = """
+import time, torch, forge
+def breaks(x):
+    return x * x.sum().item() + time.time() * 0
+jitted = forge.jit(breaks)
+jitted(torch.ones(3))
+assert len(forge.explain(jitted).graph_breaks) > 1
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "TORCH_LOGS"}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 def test_an_operator_without_a_fake_is_a_graph_break_that_names_it() -> None:
