@@ -4,7 +4,7 @@ A check that torch itself cannot do (a gradient that it refuses) is skipped: it 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -229,8 +229,40 @@ def dtypes(entry: Entry) -> str | None:
     return None
 
 
-def _batched(call: Call) -> tuple[list[torch.Tensor], Callable]:
-    """The tensors of a call twice, in a batch, and how the call is made of one of them."""
+Transform = Callable[[Callable], Callable]
+
+
+def _transformed(entry: Entry, transform_of: Callable[[Call], tuple[Transform, list[torch.Tensor]]]) -> str | None:
+    """A transform of the jitted function, and the jitted transform of the function: recorded, without an opaque call.
+    `transform_of` gives, for a call, the transform, which makes a function of tensors, and these."""
+    compared = 0
+    for call in _calls(entry, most=1):
+        transform, tensors = transform_of(call)
+
+        def run(function: Callable, tensors: Sequence[torch.Tensor] = tensors) -> Any:
+            torch.manual_seed(7)
+            return function(*[each.clone() for each in tensors])
+
+        try:
+            theirs = run(transform(entry.function))
+        except Exception:
+            continue
+        compared += 1
+        inside = forge.jit(transform(entry.function))
+        for jitted in (transform(forge.jit(entry.function)), inside):
+            found = difference(run(jitted), theirs, strides=False, values=entry.has_values)
+            if found:
+                return found if jitted is not inside else f"inside: {found}"
+        told = forge.explain(inside)
+        if told.opaque_calls and not told.graph_breaks:
+            return f"inside: {', '.join(told.opaque_calls)}"
+    if not compared:
+        raise Skipped("torch refuses it")
+    return None
+
+
+def _tensors_of(call: Call) -> tuple[list[torch.Tensor], Callable]:
+    """The tensors of floating point numbers of a call, and how the call is made of others in their places."""
     leaves, spec = _pytree.tree_flatten((call.input, call.args, call.kwargs))
     places = [
         i
@@ -239,77 +271,51 @@ def _batched(call: Call) -> tuple[list[torch.Tensor], Callable]:
     ]
     if not places:
         raise Skipped("no argument is a tensor of floating point numbers")
-    batch = [torch.stack([leaves[i].detach(), leaves[i].detach()]) for i in places]
 
-    def unpack(tensors: tuple) -> Any:
+    def unpack(tensors: Sequence[torch.Tensor]) -> Any:
         given = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
         return _pytree.tree_unflatten(given, spec)
 
-    return batch, unpack
+    return [leaves[i].detach() for i in places], unpack
 
 
 @check
 def vmap(entry: Entry) -> str | None:
-    """torch.func.vmap of the jitted function."""
-    compared = 0
-    for call in _calls(entry, most=1):
-        batch, unpack = _batched(call)
+    """torch.func.vmap of the jitted function, and inside of it (recorded, no opaque call)."""
 
-        def run(function: Callable, batch: Any = batch, unpack: Callable = unpack) -> Any:
-            return torch.func.vmap(lambda *tensors: function(*unpack(tensors)))(*[each.clone() for each in batch])
+    def transform_of(call: Call) -> tuple[Transform, list[torch.Tensor]]:
+        tensors, unpack = _tensors_of(call)
+        batch = [torch.stack([each, each]) for each in tensors]
+        return lambda function: torch.func.vmap(lambda *rows: function(*unpack(rows))), batch
 
-        try:
-            theirs = run(entry.function)
-        except Exception:
-            continue
-        compared += 1
-        found = difference(run(forge.jit(entry.function)), theirs, strides=False, values=entry.has_values)
-        if found:
-            return found
-    if not compared:
-        raise Skipped("torch does not vmap it")
-    return None
+    return _transformed(entry, transform_of)
 
 
 @check
 def func_grad(entry: Entry) -> str | None:
-    """torch.func.grad of the jitted function."""
+    """torch.func.grad of the jitted function, and inside of it (recorded, no opaque call)."""
     if not entry.differentiable(entry.dtype) or entry.dtype.is_complex:
         raise Skipped("torch does not differentiate it")
-    compared = 0
-    for call in _calls(entry, most=1):
 
-        def run(function: Callable, call: Call = call) -> Any:
-            leaves, spec = _pytree.tree_flatten(call.fresh())
-            places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.dtype.is_floating_point]
+    def transform_of(call: Call) -> tuple[Transform, list[torch.Tensor]]:
+        tensors, unpack = _tensors_of(call)
 
-            def total(*tensors: torch.Tensor) -> torch.Tensor:
-                given = list(leaves)
-                for place, tensor in zip(places, tensors, strict=True):
-                    given[place] = tensor
-                outputs = [
-                    leaf
-                    for leaf in _pytree.tree_leaves(function(*_pytree.tree_unflatten(given, spec)))
-                    if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
-                ]
+        def gradient(function: Callable) -> Callable:
+            def total(*given: torch.Tensor) -> torch.Tensor:
+                outputs = [leaf for leaf in _pytree.tree_leaves(function(*unpack(given))) if _is_floating(leaf)]
                 return sum(each.sum() for each in outputs)
 
-            torch.manual_seed(7)
-            return torch.func.grad(total, argnums=tuple(range(len(places))))(*[leaves[i] for i in places])
+            return torch.func.grad(total, argnums=tuple(range(len(tensors))))
 
-        try:
-            theirs = run(entry.function)
-        except Exception:
-            continue
-        compared += 1
-        found = difference(run(forge.jit(entry.function)), theirs, strides=False)
-        if found:
-            return found
-    if not compared:
-        raise Skipped("torch does not differentiate it")
-    return None
+        return gradient, tensors
+
+    return _transformed(entry, transform_of)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
 
 
 def run_check(name: str, entry: Entry) -> tuple[str, str]:
