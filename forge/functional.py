@@ -196,7 +196,12 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
         with torch.enable_grad():
             result = _call(function, tuple(given), kwargs)
         value, aux = scalar(result), result[1:] if has_aux else ()
-        gradients = torch.autograd.grad(value, inputs, create_graph=again, allow_unused=True, materialize_grads=True)
+        if value.requires_grad:
+            gradients = torch.autograd.grad(
+                value, inputs, create_graph=again, allow_unused=True, materialize_grads=True
+            )
+        else:  # it depends on none of them
+            gradients = tuple(map(torch.zeros_like, inputs))
         found = _pytree.tree_unflatten(list(gradients), spec)
         if not again:
             value, aux = value.detach(), _detached(aux)

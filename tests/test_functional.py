@@ -387,3 +387,18 @@ def test_a_direct_functions_programs_are_kept_up_to_a_number() -> None:
     for length in range(1, 8):
         assert torch.equal(direct(torch.ones(length)), torch.full((length,), 2.0))
     assert len(direct.compiled) == 3
+
+
+@pytest.mark.parametrize("function", [lambda x: x.detach().sum(), lambda x: torch.tensor(1.0)], ids=["cut", "constant"])
+def test_the_gradient_of_what_depends_on_nothing_is_zero(function: Callable) -> None:
+    x = torch.ones(3)
+    assert torch.equal(forge.grad(function)(x), torch.func.grad(function)(x))
+
+
+def test_a_transform_of_torchs_inside_names_the_function_and_what_compiles_it() -> None:
+    def mapped(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(torch.sin)(x).sum()
+
+    for run in (forge.grad(mapped), lambda x: forge.trace(mapped, x)):
+        with pytest.raises(NotImplementedError, match=r"mapped does something that takes tensors only.*forge\.jit"):
+            run(torch.ones(3))

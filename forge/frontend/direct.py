@@ -11,6 +11,7 @@ from forge import torchlang
 from forge.frontend import functions
 from forge.frontend.program import Program, finish
 from forge.ir import TensorProxy, Trace, recording, strides_of
+from forge.ir.checks import in_one_line
 from forge.ir.pytree import tree_map
 from forge.torchlang import grad_mode
 
@@ -97,7 +98,16 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
         stand_ins.append(leaf)
     proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
     with functions.traced_directly():
-        return function(*proxy_args, **proxy_kwargs)
+        try:
+            return function(*proxy_args, **proxy_kwargs)
+        except (TypeError, ValueError) as error:
+            if TensorProxy.__name__ not in str(error):
+                raise
+            raise NotImplementedError(
+                f"{torchlang.function_name(function)} does something that takes tensors only, a transform of torch.func "
+                "say: forge.trace, forge.grad and forge.vjp have none while they record it; forge.jit compiles such "
+                f"functions: {in_one_line(error)}"
+            ) from error
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:
