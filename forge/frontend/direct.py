@@ -104,8 +104,8 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
             if TensorProxy.__name__ not in str(error):
                 raise
             raise NotImplementedError(
-                f"{torchlang.function_name(function)} does something that takes tensors only, a transform of torch.func "
-                "say: forge.trace, forge.grad and forge.vjp have none while they record it; forge.jit compiles such "
+                f"{torchlang.function_name(function)} does something that takes tensors only, as torch.func "
+                "does: forge.trace, forge.grad and forge.vjp have none while they record it; forge.jit compiles such "
                 f"functions: {in_one_line(error)}"
             ) from error
 
