@@ -11,7 +11,6 @@ from forge import torchlang
 from forge.frontend import functions
 from forge.frontend.program import Program, finish
 from forge.ir import TensorProxy, Trace, recording, strides_of
-from forge.ir.checks import in_one_line
 from forge.ir.pytree import tree_map
 from forge.torchlang import grad_mode
 
@@ -101,13 +100,13 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
         try:
             return function(*proxy_args, **proxy_kwargs)
         except (TypeError, ValueError) as error:
-            if TensorProxy.__name__ not in str(error):
-                raise
-            raise NotImplementedError(
-                f"{torchlang.function_name(function)} does something that takes tensors only, as torch.func "
-                "does: forge.trace, forge.grad and forge.vjp have none while they record it; forge.jit compiles such "
-                f"functions: {in_one_line(error)}"
-            ) from error
+            if TensorProxy.__name__ in str(error):
+                error.add_note(
+                    f"TensorProxy stands for a tensor while forge records {torchlang.function_name(function)}. What takes "
+                    "tensors only, as the transforms of torch.func do, is compiled by forge.jit, not by forge.trace, "
+                    "forge.grad or forge.vjp."
+                )
+            raise
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:

@@ -366,25 +366,16 @@ def enter(
             return function(*args, **kwargs)
         if tracing() or jit_tracing():  # its calls are part of what is traced
             return function(*args, **kwargs)
-        if eval_frame._stance is not plain or compiling() is not None:
-            try:
-                result = compiled(*args, **kwargs)
-            except _DYNAMOS as failure:
-                raise _as_raised(failure) from None
-            except Exception as failure:
-                history.blame(failure)
-                raise
-            if history.unsaid:
-                history.tell()
-            if eval_frame._stance == eval_frame.DynamoStance():
-                plain = eval_frame._stance
-            return result
-        before = set_eval_frame(callback)
+        is_long = eval_frame._stance is not plain or compiling() is not None
         try:
-            try:
-                result = function(*args, **kwargs)
-            finally:
-                set_eval_frame(before)
+            if is_long:
+                result = compiled(*args, **kwargs)
+            else:
+                before = set_eval_frame(callback)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    set_eval_frame(before)
         except _DYNAMOS as failure:
             raise _as_raised(failure) from None
         except Exception as failure:
@@ -392,6 +383,8 @@ def enter(
             raise
         if history.unsaid:
             history.tell()
+        if is_long and eval_frame._stance == eval_frame.DynamoStance():
+            plain = eval_frame._stance
         return result
 
     call._torchdynamo_inline = function
