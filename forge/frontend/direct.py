@@ -102,9 +102,9 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
         except (TypeError, ValueError) as error:
             if TensorProxy.__name__ in str(error):
                 error.add_note(
-                    f"TensorProxy stands for a tensor while forge records {torchlang.function_name(function)}. What takes "
-                    "tensors only, as the transforms of torch.func do, is compiled by forge.jit, not by forge.trace, "
-                    "forge.grad or forge.vjp."
+                    f"TensorProxy stands for a tensor while forge records {torchlang.function_name(function)}. What "
+                    "takes tensors only, as the transforms of torch.func do, is compiled by forge.jit, not by "
+                    "forge.trace, forge.grad or forge.vjp."
                 )
             raise
 

@@ -33,7 +33,7 @@ from forge.ir import (
     get_grad,
     put_grad,
     recording,
-    short_dtype,
+    short_type,
     strides_of,
 )
 from forge.ir.memory import Ambiguous
@@ -392,7 +392,7 @@ class _Interpreter:
 
         Raises Unsupported where the values that it is given decide how long its result is."""
         if self.native:
-            return self.operator(function, name, args, kwargs)
+            return self.by_operator(function, name, args, kwargs)
         grad_mode.note(self.trace)
         self.opaque_calls.append(f"{name} under torch.autocast" if autocast_mode.is_enabled() else name)
         if autocast_mode.is_enabled():
@@ -420,7 +420,7 @@ class _Interpreter:
                 torchlang.write(handle, new, self.trace.memory, name)
         return result
 
-    def operator(self, function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+    def by_operator(self, function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
         """A call of an operator that torchlang does not have, in a program that torch differentiates."""
         symbol = operator_symbol(function) if isinstance(function, torch._ops.OpOverload) else None
         if symbol is None:
@@ -553,16 +553,12 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
     lengths = zip(proxy.shape, example.shape, strict=False)
     known = all(ours == theirs for ours, theirs in lengths if type(ours) is type(theirs) is int)
     if not known or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
-        ours, theirs = _described(proxy), _described(example)
+        ours, theirs = short_type(proxy), short_type(example)
         reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"
         raise Unsupported(reason, "correct the symbol's meta function or decomposition")
     if CHECK_META:
-        ours, theirs = (_described(proxy), proxy.device), (_described(example), example.device)
+        ours, theirs = (short_type(proxy), proxy.device), (short_type(example), example.device)
         assert ours == theirs, f"{node.format_node()}: forge says {ours}, Dynamo says {theirs}"
-
-
-def _described(x: TensorProxy | torch.Tensor) -> str:
-    return f"{short_dtype(x.dtype)}[{', '.join(map(str, x.shape))}]"
 
 
 # names

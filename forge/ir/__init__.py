@@ -13,6 +13,7 @@ from forge.ir.proxies import (
     TensorProxy,
     differentiable,
     short_dtype,
+    short_type,
     strides_of,
 )
 from forge.ir.state import LanguageContext, speaking
@@ -43,6 +44,7 @@ __all__ = [
     "recording",
     "register_grad",
     "short_dtype",
+    "short_type",
     "speaking",
     "strides_of",
 ]

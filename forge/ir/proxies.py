@@ -36,6 +36,11 @@ def short_dtype(dtype: torch.dtype) -> str:
     return _SHORT_DTYPE.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+def short_type(tensor: "TensorProxy | torch.Tensor") -> str:
+    """'f32[2, 3]' for a tensor or a proxy, as a printed trace writes it."""
+    return f"{short_dtype(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"
+
+
 def hint_of(length: Dim) -> int:
     """A length; of a symbolic one, what it was when the program was recorded, or a guess where values decide it."""
     if not isinstance(length, SYMBOLIC_TYPES):
@@ -203,8 +208,7 @@ class TensorProxy(Proxy):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        dims = ", ".join(str(length) for length in self._shape)
-        return f"{self.name}: {short_dtype(self._dtype)}[{dims}] {self.device}"
+        return f"{self.name}: {short_type(self)} {self.device}"
 
     def __getattr__(self, name: str) -> Any:
         language = state.language
