@@ -104,7 +104,8 @@ def _match_at(pattern: Pattern, root: Node, graph: Canonical, sites: _Sites) -> 
         if traced is None:
             continue
         nodes = graph.embed({name: binding[name] for name in traced[0]}, *traced[1:], _strip(root).tags)
-        if nodes[-1] is not root or any(id(node) not in graph.visible for node in nodes):
+        distinct = {id(node) for node in nodes}
+        if nodes[-1] is not root or len(distinct) < len(nodes) or not distinct <= graph.visible.keys():
             continue
         shown = [graph.visible[id(node)][0] for node in nodes]
         stand_ins = {

@@ -254,6 +254,18 @@ def test_what_is_no_pair_of_rotary_embeddings_is_left_as_it_is(function, found):
     assert_unchanged(function, *args, wanted=PAIR)
 
 
+def test_queries_are_no_pair_with_themselves():
+    """Under torch.autocast the queries are cast right after they are turned, the keys later."""
+
+    def function(q, k, cos, sin):
+        turned, keys = both(q, k, cos, sin)
+        return turned.to(q.dtype), keys.sum(2)
+
+    args = (*of_heads(torch.bfloat16)[:2], *of_heads()[2:])
+    assert names(function, *args, wanted=PAIR) == ["rotary_promoted", "rotary"]
+    assert_unchanged(function, *args, wanted=PAIR)
+
+
 def test_where_keys_have_no_gradient_and_queries_do_they_are_no_pair():
     def function(q, k, cos, sin):
         with torch.no_grad():
