@@ -67,8 +67,8 @@ def family(pattern_id: str) -> str:
 
 
 @patch.dict(os.environ, FORGE_KEEP_STAGES="1")
-def measure(name: str, precision: str) -> Sites:
-    """Trains a model one step through forge, and through forge with every site replaced.
+def measure(name: str, precision: str, wanted: Sequence[Pattern] = builtin.ALL) -> Sites:
+    """Trains a model one step through forge, and through forge with every site of the wanted patterns replaced.
 
     `rounding` is how far the gradients are, without patterns, from those of the same weights in float32.
     """
@@ -77,7 +77,7 @@ def measure(name: str, precision: str) -> Sites:
         model(**arguments)
     mixed = precision == "mixed"
     plain, own, _ = _trained(model, arguments, ["torch"], mixed)
-    replaced, ours, jitted = _trained(model, arguments, [Finder(), "torch"], mixed)
+    replaced, ours, jitted = _trained(model, arguments, [Finder(wanted), "torch"], mixed)
     rounding = 0.0
     if precision != "float32":
         _, exact, _ = _trained(copy.deepcopy(model).float(), arguments, None)

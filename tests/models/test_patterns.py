@@ -9,6 +9,7 @@ import torch
 import forge
 from bench.patterns import FAMILIES, PRECISIONS, Finder, llama_seconds, measure, sites_in
 from bench.text_models import NAMES, build, counting
+from forge.patterns import builtin
 
 QUICK = {
     "Llama": "bfloat16",
@@ -43,6 +44,25 @@ def test_the_sites_of_a_model_are_found_and_replaced(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sites_of_every_text_model_are_found_and_replaced(name, precision):
     check_model(name, precision)
+
+
+def check_opt_in(name: str, precision: str) -> None:
+    """What a model computes with the patterns found that kernels ask for by name, and run by none."""
+    sites = measure(name, precision, (*builtin.OPT_IN, *builtin.ALL))
+    limit = 2e-6 if precision == "float32" else 2 * sites.rounding  # twice: gradients are summed in another order
+    assert max(sites.outputs, sites.gradients) <= limit
+
+
+@pytest.mark.parametrize(("name", "precision"), [("Llama", "mixed"), ("Gemma", "float32")])
+def test_a_model_computes_the_same_with_the_patterns_of_kernels(name, precision):
+    check_opt_in(name, precision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_text_model_computes_the_same_with_the_patterns_of_kernels(name, precision):
+    check_opt_in(name, precision)
 
 
 @pytest.mark.slow
