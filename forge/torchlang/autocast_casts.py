@@ -88,6 +88,7 @@ _INSIDE = frozenset(
         torch.trace,
         torch.Tensor.trace,
         torch._weight_norm,
+        torch.ops.aten._safe_softmax.default,
     )
 )
 

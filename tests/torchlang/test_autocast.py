@@ -50,6 +50,7 @@ MIXED_ON_CUDA = {
     "trapz",
 }
 INSIDE = {
+    "aten._safe_softmax",
     "_weight_norm",
     "ldexp",
     "linalg.matrix_power",

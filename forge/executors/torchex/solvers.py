@@ -51,9 +51,15 @@ def _sign(LU: TensorProxy, pivots: TensorProxy) -> TensorProxy:
     return 1 - 2 * (swaps % 2)
 
 
+def _factored_as_torch(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    """LU and the pivots, as torch's determinants have them: real matrices, which have their rows in memory, are
+    factored transposed."""
+    return lu_factor(A if A.dtype.is_complex else A.mT)[:2]
+
+
 def _det_grad(A: TensorProxy) -> TensorProxy:
     """det(A)^* A^-H. A zero on the diagonal of U is made epsilon, as torch does: a determinant of 0 has zeros."""
-    LU, pivots, _ = lu_factor(A)
+    LU, pivots = _factored_as_torch(A)
     diagonal = LU.diagonal(0, -2, -1)
     out = diagonal.prod(-1) * _sign(LU, pivots)
     small = (diagonal == 0).where(torch.finfo(A.dtype).eps, 0.0).to(A.dtype)
@@ -63,16 +69,16 @@ def _det_grad(A: TensorProxy) -> TensorProxy:
 
 
 def _times_inverse(LU: TensorProxy, pivots: TensorProxy, factors: TensorProxy) -> TensorProxy:
-    """factors * A^-H."""
+    """factors * A^-H, by the factorization that torch makes of A."""
     scaled = factors.unsqueeze(-1).unsqueeze(-1) * prims.identity_like(LU, LU.shape[-1])
-    return lu_solve(LU, pivots, scaled, adjoint=True)
+    return lu_solve(LU, pivots, scaled, adjoint=LU.dtype.is_complex)
 
 
 run_torchlang(torchlang.linalg_det, grad_transform=_det_grad)
 
 
 def _slogdet_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    LU, pivots, _ = lu_factor(A)
+    LU, pivots = _factored_as_torch(A)
     diagonal = LU.diagonal(0, -2, -1)
     sign = diagonal.sgn().prod(-1) * _sign(LU, pivots)
     logarithm = diagonal.abs().log().sum(-1)
