@@ -13,6 +13,7 @@ from torch import nn
 
 import forge
 from forge.executors.hubex.layers import LayerExecutor, read_layers
+from forge.executors.hubex.verification.process import can_fork
 from forge.hub import HubNotice, NotFoundError
 from tests.hub.kernels import metadata, write
 
@@ -191,6 +192,7 @@ def test_a_layer_without_a_right_gradient_is_used_where_none_is_needed() -> None
     assert trains(jitted(target, {"RMSNorm": Inference}), target, X) == [(None, reason)] * 2
 
 
+@pytest.mark.skipif(not can_fork(), reason="without a fork, what cannot be pickled is tried in this process")
 def test_a_layer_that_ends_its_process_costs_itself_its_place() -> None:
     class Ends(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

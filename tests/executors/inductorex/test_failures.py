@@ -84,6 +84,7 @@ def test_waits_of_another_thread_are_its_own() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, torch neither compiles nor differentiates in a fork")
 def test_a_forked_child_compiles_after_its_parent_did() -> None:
     check(curve, fuses=True)
     child = os.fork()
