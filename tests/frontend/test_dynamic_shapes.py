@@ -278,3 +278,15 @@ def test_the_sizes_of_as_strided_in_tensors() -> None:
         x = torch.randn(length, 4)
         torch.testing.assert_close(jitted(x), halves(x))
     assert not forge.explain(jitted).eager and not forge.explain(jitted).opaque_calls
+
+
+def test_a_region_of_a_length_that_values_decide_is_compiled_for_the_lengths_that_it_may_have() -> None:
+    """Inductor's cache does not look at the bounds, which it asserts: at most as many as the tensor has."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.nonzero().float() * 2
+
+    jitted = forge.jit(function, fullgraph=True, executors=["inductor", "torch"])
+    for length in (5, 9, 3, 12):
+        x = torch.ones(length)
+        assert torch.equal(jitted(x), function(x))

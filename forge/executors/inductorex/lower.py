@@ -21,6 +21,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.compiler import config as compiler_config
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.claim import claim
@@ -321,6 +322,13 @@ def _binding(given: list[Any]) -> dict[str, bool]:
     return {"size_asserts": True}
 
 
+def _not_in_its_key(given: list[Any], fake: FakeTensorMode) -> tuple:
+    """What Inductor compiles for and does not look at when it finds a graph in its cache: the default dtype (torch
+    2.11), and the bounds of lengths that values decide, which it asserts and simplifies by."""
+    ranges = fake.shape_env.var_to_range
+    return torch.get_default_dtype(), *sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
+
+
 def _value(known: dict[str, Any], leaf: Any) -> Any:
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf
 
@@ -332,10 +340,9 @@ def compile_graph(
     whole: C++ calls all of its kernels."""
     (output,) = graph.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
-    default = f"{compiler_config.cache_key_tag}{torch.get_default_dtype()}"  # not in its cache's key in torch 2.11
     with (
         tracing(TracingContext(fake)),
-        compiler_config.patch(cache_key_tag=default),
+        compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(
