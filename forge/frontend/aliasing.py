@@ -14,6 +14,7 @@ from torch.fx import Node
 from forge import prims, torchlang
 from forge.ir import TensorProxy
 from forge.ir.memory import Memory, Ref, ViewStep
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves
 
 Pair = tuple[TensorProxy, torch.Tensor]
@@ -28,17 +29,16 @@ def reconcile(memory: Memory, given: Sequence[Pair], output: Any, example: Any, 
     """
     if not given:
         return output
-    places: dict[int, Pair] = {}
-    for handle, fake in given:
-        places.setdefault(_place(fake), (handle, fake))
     if isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
-        made = [_reconcile(memory, places, given, *each, call) for each in zip(output, example, strict=True)]
+        own = given if len(given) == len(output) else [None] * len(output)  # torch.meshgrid's are one of each
+        each = zip(output, example, own, strict=True)
+        made = [_reconcile(memory, given, out, fake, call, first) for out, fake, first in each]
         return made if isinstance(output, list) else tuple(made)
-    return _reconcile(memory, places, given, output, example, call)
+    return _reconcile(memory, given, output, example, call)
 
 
 def _reconcile(
-    memory: Memory, places: dict[int, Pair], given: Sequence[Pair], output: Any, example: Any, call: str
+    memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str, first: Pair | None = None
 ) -> Any:
     if not isinstance(example, torch.Tensor):
         return output
@@ -47,7 +47,7 @@ def _reconcile(
     if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
         given_back = output if any(output is handle for handle in same) else same[0]
         return prims.clone(given_back) if allocates else given_back
-    there = places.get(_place(example))
+    there = _shown(example, given if first is None else [first, *given])
     shared = None if allocates else there
     known = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in given)
@@ -100,8 +100,25 @@ def _may_alias(overload: torch._ops.OpOverload) -> bool:
     return composite or any(each.alias_info is not None for each in overload._schema.returns)
 
 
+def _shown(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
+    """The first handle that has what a result of the call shows: of those that share its memory, two rows of one tensor
+    say, the first that reaches as far."""
+    sharing = [pair for pair in given if _place(pair[1]) == _place(example)]
+    if len(sharing) < 2:
+        return sharing[0] if sharing else None
+    start, end = _reach(example)
+    reaching = (pair for pair in sharing if _reach(pair[1])[0] <= start and end <= _reach(pair[1])[1])
+    return next(reaching, sharing[0])
+
+
 def _place(fake: torch.Tensor) -> int:
     return fake.untyped_storage()._cdata
+
+
+def _reach(fake: torch.Tensor) -> tuple[int, int]:
+    """The places of its first and last element in its memory."""
+    start, ends = hint_of(fake.storage_offset()), zip(fake.shape, fake.stride(), strict=True)
+    return start, start + sum((hint_of(length) - 1) * hint_of(stride) for length, stride in ends)
 
 
 def _follows(known: Ref | None, base: Ref) -> bool:

@@ -596,3 +596,25 @@ def test_as_strided_of_a_computed_view_with_gaps_is_eagers():
         return (x * 2)[:, ::2].as_strided((3,), (1,), 0)
 
     torch.testing.assert_close(forge.jit(run)(torch.arange(6.0).view(2, 3)), torch.tensor([0.0, 2.0, 4.0]))
+
+
+SHOWN_OF_ONE_TENSOR: dict[str, Callable] = {
+    "rows": lambda a: torch.atleast_2d(a[0], a[1]),
+    "rows in a list": lambda a: torch.atleast_3d([a[0], a[1]]),
+    "rows of a value": lambda a: torch.atleast_2d(*(a * 2).unbind(0)),
+    "parts": lambda a: torch.meshgrid(a.view(-1)[:2], a.view(-1)[2:], indexing="ij"),
+    "the last one": lambda a: torch.meshgrid(a[0], a[1], indexing="ij")[1],
+    "a row and a column": lambda a: torch.broadcast_tensors(a[:1], a[:, :1], a[0]),
+    "one without a gradient": lambda a: torch.atleast_2d(a[0].detach(), a[1]),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN_OF_ONE_TENSOR)
+def test_views_of_several_parts_of_one_tensor_have_their_own_parts_gradients(name):
+    function, found = SHOWN_OF_ONE_TENSOR[name], []
+    for run in (function, forge.jit(function)):
+        a = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        shown = _pytree.tree_leaves(run(a))
+        sum((place + 1) * (x * x).sum() for place, x in enumerate(shown) if x.requires_grad).backward()
+        found.append((shown, a.grad))
+    torch.testing.assert_close(*found)
