@@ -6,14 +6,15 @@ handle inverts its views and gives the storage a new value; reading a handle rep
 since. Until the first write nothing is replayed.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from forge.ir import pytree
 from forge.ir.checks import check
-from forge.ir.proxies import TensorProxy
+from forge.ir.proxies import Dim, TensorProxy, hint_of
 
 
 class Ambiguous(NotImplementedError):
@@ -87,6 +88,33 @@ class Ref:
     def own(cls, handle: TensorProxy) -> "Ref":
         """The place of a handle that has memory of its own."""
         return cls(Storage(handle), (), handle)
+
+
+def _repeats(step: ViewStep, base: TensorProxy, shown: TensorProxy) -> bool:
+    """Whether the view shows an element of `base` more than once: expand, windows that overlap, strides that do."""
+    if _count(shown) > _count(base):
+        return True
+    view = getattr(step.symbol, "id", None)
+    if view == "torch.Tensor.unfold":
+        distance = step.args[2] if len(step.args) > 2 else step.kwargs["step"]
+        return hint_of(distance) < hint_of(shown.shape[-1])
+    return view == "prims.as_strided" and _overlaps(*step.args[:2])
+
+
+def _count(tensor: TensorProxy) -> int:
+    return math.prod(map(hint_of, tensor.shape))
+
+
+def _overlaps(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    """Whether two places of such a tensor may be one in memory: a dim's step is within what smaller steps reach."""
+    reach = 0
+    for stride, length in sorted(zip(map(hint_of, strides), map(hint_of, shape), strict=True)):
+        if length == 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += (length - 1) * stride
+    return False
 
 
 class Memory:
@@ -202,7 +230,13 @@ class Memory:
             new = keep_history(self.read(handle), new)
         bases = [storage.value]
         for step in ref.chain[:-1]:
-            bases.append(step.show(bases[-1]))
+            shown = step.show(bases[-1])
+            check(
+                not _repeats(step, bases[-1], shown),
+                lambda shown=shown: f"an in-place change of a part of {shown}, which shows its memory more than once",
+                Ambiguous,
+            )
+            bases.append(shown)
         value = new
         for step, base in zip(reversed(ref.chain), reversed(bases), strict=True) if ref.chain else ():
             value = step.invert(base, value)

@@ -1,6 +1,7 @@
 """Aliasing and mutation: small programs that write to views, inputs and buffers, equal to eager in everything seen."""
 
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -618,3 +619,37 @@ def test_views_of_several_parts_of_one_tensor_have_their_own_parts_gradients(nam
         sum((place + 1) * (x * x).sum() for place, x in enumerate(shown) if x.requires_grad).backward()
         found.append((shown, a.grad))
     torch.testing.assert_close(*found)
+
+
+SHOWN_TWICE: dict[str, Callable] = {
+    "windows": lambda b: b.unfold(0, 2, 1)[0].add_(1),
+    "windows at every other place": lambda b: b.unfold(0, 3, 2)[1].mul_(2),
+    "strides": lambda b: b.as_strided((2, 2), (1, 1))[0].add_(1),
+    "expand": lambda b: b.expand(3, 6)[1].mul_(2),
+}
+SHOWN_ONCE: dict[str, Callable] = {
+    "windows apart": lambda b: b.unfold(0, 2, 3)[1].mul_(2),
+    "strides apart": lambda b: b.as_strided((2, 2), (1, 3))[0].add_(1),
+    "one row": lambda b: b.expand(1, 6)[0].mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", [*SHOWN_TWICE, *SHOWN_ONCE])
+def test_a_write_to_a_part_of_what_shows_memory_twice_runs_in_eager(name):
+    change, found = {**SHOWN_TWICE, **SHOWN_ONCE}[name], []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        b = a.clone()
+        change(b)
+        return b
+
+    jitted = forge.jit(function)
+    for run in (function, jitted):
+        a = torch.arange(6.0, requires_grad=True)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            out = run(a)
+        out.pow(2).sum().backward()
+        found.append((out, a.grad))
+    torch.testing.assert_close(*found)
+    assert any("shows its memory more than once" in str(each.message) for each in told) == (name in SHOWN_TWICE)
