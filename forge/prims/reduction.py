@@ -359,7 +359,7 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
     products = cumprod(others, last)
     along = (column >= row).where(broadcast_in_dim(moved(h), shape, rows), 0)
     put_grad(g, back(sum(along * products, (last - 1,))))
-    slopes = cumprod_backward(along * broadcast_in_dim(moved(g), shape, ends), others, last, products)
+    slopes = cumprod_backward(conjugate(along) * broadcast_in_dim(moved(g), shape, ends), others, last, products)
     put_grad(x, back(sum((row == column).where(0, slopes), (last - 1,))))
     return result
 

@@ -89,7 +89,10 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
     """The backward of a forward that was split: it is given the saved tensors, the saved numbers, and the gradients."""
     saved = {proxy.name for proxy in parts.saved_tensors}
     shown = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
-    visible = [*joint.forward.bound_symbols, *shown]
+    calls = joint.forward.bound_symbols
+    # the backward's own calls, which are not tagged, are also those that `rematerialize` tagged since it was first made
+    untagged = [bound.replace(tags=bound.tags - {Tag.RECOMPUTE}) for bound in calls if Tag.RECOMPUTE in bound.tags]
+    visible = [*calls, *untagged, *shown]
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     while True:  # what was saved is a value of others that were not: these are seen, but cannot be read
         trace = recompute(parts.forward.bound_symbols, _simplified(every, visible))

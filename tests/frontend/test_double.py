@@ -532,3 +532,20 @@ def test_a_composite_that_does_not_read_all_that_it_is_given() -> None:
     run = forge.jit(lambda x, rtol: torch.linalg.pinv(x * 2, rtol=rtol).sum() + (x * x).sum())
     (gradient,) = torch.autograd.grad(run(x, tolerance), x, create_graph=True)
     assert gradient.shape == x.shape
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["inductor", "torch"]], ids=lambda names: names[0])
+@pytest.mark.parametrize("name", ["prod", "cumprod"])
+def test_products_of_complex_numbers(name: str, executors: list[str]) -> None:
+    """What the forward computes again for the backward, the backward's own calls do not compute once more."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return getattr(x, name)(0)
+
+    found = []
+    for run in (function, forge.jit(function, executors=executors)):
+        x = torch.tensor([1 + 1j, 2 - 1j, 0.5 + 0.25j], dtype=torch.complex128, requires_grad=True)
+        out = run(x)
+        (first,) = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
+        found += [first, *torch.autograd.grad(first.abs().sum(), x)]
+    torch.testing.assert_close(found[:2], found[2:])
