@@ -11,6 +11,7 @@ import torch
 from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, make_prim, same
 from forge.prims.creation import full
+from forge.prims.shape import pad
 
 Indices = Sequence[TensorProxy | None]
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -365,17 +366,15 @@ def _scatter_grad(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy
     if needs_grad(x):
         put_grad(x, scatter(g, dim, index, 0))
     if needs_grad(src):
-        _check_src_gradient("scatter", index, src)
-        put_grad(src, gather(g, dim, index))
+        put_grad(src, _fitted(gather(g, dim, index), src))
     return out
 
 
-def _check_src_gradient(op: str, index: TensorProxy, src: TensorProxy) -> None:
-    check(
-        len(index.shape) == len(src.shape) and all(map(same, index.shape, src.shape)),
-        lambda: f"{op}: the gradient of src needs src and index to have one shape, but they are {src} and {index}",
-        RuntimeError,
-    )
+def _fitted(x: TensorProxy, of: TensorProxy) -> TensorProxy:
+    """x with the lengths of `of`: what of src an index that is smaller reads, or that gradient with zeros after it."""
+    if all(map(same, x.shape, of.shape)):
+        return x
+    return pad(x, tuple([(0, theirs - ours) for ours, theirs in zip(x.shape, of.shape, strict=True)]), 0)
 
 
 class _Reduced(NamedTuple):
@@ -395,12 +394,12 @@ def _scatter_reduce_grad(
     x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
 ) -> TensorProxy:
     out = scatter_reduce(x, dim, index, src, reduce, include_self)
-    _check_src_gradient("scatter_reduce", index, src)
-    of_x, of_src = _REDUCE_GRADS[reduce](_Reduced(get_grad(out), x, dim, index, src, out, include_self))
+    read = _fitted(src, index)
+    of_x, of_src = _REDUCE_GRADS[reduce](_Reduced(get_grad(out), x, dim, index, read, out, include_self))
     if needs_grad(x):
         put_grad(x, of_x() if include_self else scatter(of_x(), dim, index, 0))
     if needs_grad(src):
-        put_grad(src, of_src())
+        put_grad(src, _fitted(of_src(), src))
     return out
 
 

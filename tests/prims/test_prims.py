@@ -143,3 +143,22 @@ def test_a_prim_on_symbolic_lengths_guards_nothing() -> None:
 def test_a_symbol_knows_the_family_file_it_stands_in() -> None:
     assert prims.exp2.meta.__module__ == "forge.prims.elementwise"
     assert isinstance(forge.prims.exp2, Symbol)
+
+
+@pytest.mark.parametrize("reduce", [None, "add", "sum", "mean", "prod", "amax", "amin"])
+def test_the_gradient_of_a_larger_src_is_zero_where_the_index_does_not_reach(reduce):
+    """torch's own backward is an error there, its forward is not."""
+    index = torch.tensor([[0], [2], [1]])
+
+    def function(x: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+        if reduce is None:
+            return x.scatter(1, index, src)
+        return x.scatter_add(1, index, src) if reduce == "add" else x.scatter_reduce(1, index, src, reduce)
+
+    found = []
+    for run, part in ((forge.jit(function), slice(None)), (function, slice(1))):
+        x, src = (torch.arange(1.0, 13).reshape(3, 4).requires_grad_() for _ in range(2))
+        out = run(x, src[:, part])
+        out.square().sum().backward()
+        found.append((out, x.grad, src.grad))
+    torch.testing.assert_close(*found)
