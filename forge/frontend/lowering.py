@@ -124,6 +124,8 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
         raise Unsupported(f"torch does not say without values what it runs: {in_one_line(error)}") from error
     _without_changed_shapes(graph)
     graph.graph.eliminate_dead_code()
+    if {aten._linalg_det.default, aten._linalg_svd.default} <= {node.target for node in graph.graph.nodes}:
+        raise Unsupported("torch's derivative of a determinant depends on whether it is 0")
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise Unsupported(f"{node.target} draws random numbers")

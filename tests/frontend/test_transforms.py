@@ -384,3 +384,20 @@ def test_a_call_without_a_history_has_none_outside() -> None:
             return func.grad(cube)(x)
 
     assert not forge.jit(constant)(x).requires_grad
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian], ids=["grad", "hessian"])
+def test_what_torch_differentiates_by_values_is_an_opaque_call(transform: Callable) -> None:
+    """torch has two derivatives of a determinant; tensors without values do not say which one is meant."""
+
+    def function(A: torch.Tensor) -> torch.Tensor:
+        return transform(torch.linalg.det)(A)
+
+    found, jitted = [], forge.jit(function)
+    for run in (function, jitted):
+        A = torch.tensor([[2.0, 1.0, 0.5], [1.0, 3.0, 1.0], [0.0, 1.0, 4.0]], dtype=torch.float64, requires_grad=True)
+        out = run(A)
+        (first,) = torch.autograd.grad(out, A, torch.ones_like(out), create_graph=True)
+        found.append((out, first, torch.autograd.grad(first.square().sum(), A)[0]))
+    torch.testing.assert_close(*found)
+    assert any("determinant" in each for each in forge.explain(jitted).opaque_calls)
