@@ -17,11 +17,19 @@ def _made() -> "torch.distributed.ProcessGroup":
     for device in ("cpu", "cuda"):
         group._register_backend(torch.device(device), kind, c10d.FakeProcessGroup._create_internal(0, 1))
     group._set_group_name(_NAME)
-    c10d._register_process_group(_NAME, group)
     return group
 
 
 def group_of_one() -> str:
-    """The name under which torch knows the group; made on first use, beside any that the program has."""
-    _made()
+    """The name under which torch knows the group, beside any that the program has.
+
+    It is made on first use, and registered again where it has to be: ``torch.distributed.destroy_process_group``
+    forgets every group, also those that it did not make.
+    """
+    from torch._C import _distributed_c10d as c10d
+
+    try:
+        c10d._resolve_process_group(_NAME)
+    except RuntimeError:  # torch has no other way to ask
+        c10d._register_process_group(_NAME, _made())
     return _NAME
