@@ -71,6 +71,10 @@ _methods: dict[str, Entry] = {}
 _symbols: dict[str, Symbol] = {}
 _functions: dict[str, Callable] = {}
 _factories: set[Callable] = set()
+_method_names: dict[Callable, list[str]] = {}  # a method of torch.Tensor may have several: abs is __abs__ too
+for _name in dir(torch.Tensor):
+    if callable(_method := getattr(torch.Tensor, _name)):
+        _method_names.setdefault(_method, []).append(_name)
 
 
 def torchsymbol(
@@ -112,11 +116,10 @@ def torchsymbol(
         for function in (*functions, *written):
             entry = Entry(symbol, function in written, inplace_position, view, invert, handler)
             _add(_entries, function, entry)
-            method = getattr(function, "__name__", "")
-            if getattr(torch.Tensor, method, None) is function:
+            for method in _method_names.get(function, ()):
                 _add(_methods, method, entry)
-            elif getattr(function, "__module__", "") == "_operator":
-                _methods.setdefault(method, entry)
+            if getattr(function, "__module__", "") == "_operator":
+                _methods.setdefault(function.__name__, entry)
         for method in methods:
             _add(_methods, method, entry)
         return symbol

@@ -45,6 +45,13 @@ def test_find_knows_functions_methods_operators_and_inplace_forms() -> None:
     assert torchlang.find(torch.manual_seed) is None and torchlang.find("no_such_method") is None
 
 
+@pytest.mark.parametrize("name", ["__abs__", "__neg__", "__pos__", "__pow__", "__ipow__", "__itruediv__"])
+def test_a_method_is_found_under_each_of_its_names(name: str) -> None:
+    """torch 2.11's Dynamo writes abs(x) as the method __abs__, whose own name is abs."""
+    assert getattr(torch.Tensor, name).__name__ != name
+    assert torchlang.find(name) is torchlang.find(getattr(torch.Tensor, name)) is not None
+
+
 def test_a_function_that_torchlang_does_not_have_is_named() -> None:
     with pytest.raises(NotImplementedError, match=r"torchlang does not have torch\.fake_quantize"):
         forge.trace(rounded, torch.eye(2))
