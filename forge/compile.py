@@ -1,19 +1,15 @@
 """From a recorded program to a function: the passes, in order."""
 
-import dataclasses
-import os
-import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import InitVar, dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from forge import prims
+from forge.compiled import Compiled
 from forge.edited import edited
 from forge.executors import claim
 from forge.executors.checked import Checked
@@ -22,42 +18,32 @@ from forge.executors.claim import (
     Reasons,
     Selection,
     chooser,
-    in_order,
-    is_fused,
     runs_in_torch,
     strides_in_torch,
 )
-from forge.executors.cuda_graphs import Graph, Pool
+from forge.executors.cuda_graphs import Pool
 from forge.executors.executor import (
-    Decision,
-    Declined,
     Executor,
     FusionExecutor,
-    operators_of,
-    resolve_executors,
 )
 from forge.executors.fusion import apart, settled
 from forge.executors.hubex.kernels import HubExecutor
-from forge.executors.later import Growing, Replacement, is_small, is_wanted
+from forge.executors.later import Replacement, is_small
 from forge.executors.layout import Layouts, with_strides
-from forge.executors.recorded import record, why_not
+from forge.executors.recorded import record
 from forge.executors.selection import Alone, Measured, Measuring
 from forge.executors.torchex.attention import ATTENDING, takes_groups
-from forge.executors.torchex.core import torchex
 from forge.frontend.ambient import restored
 from forge.frontend.autograd import Again, Sources
 from forge.frontend.buckets import bucket_bytes
 from forge.frontend.frozen import Folded, fold_weights, freezing_of
-from forge.frontend.layers import LayerUse
 from forge.frontend.program import Program, inline_epilogue, write_early
 from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.hub.kept import is_on
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, check
-from forge.ir.checks import check_flag, check_list
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.interpreter import paused_gc
-from forge.ir.printing import DEL
 from forge.ir.pytree import names
-from forge.patterns import replace_patterns
+from forge.options import Options, selecting
 from forge.torchlang import autocast_mode
 from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms import (
@@ -78,259 +64,25 @@ from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate, without_gradients
 from forge.transforms.parts import find_parts, in_parts
 from forge.transforms.rematerialize import rematerialize
-from forge.transforms.split import Saved, Split, backward_of, backward_of_saved, innermost, seeds_of, split
+from forge.transforms.split import Split, backward_of, backward_of_saved, innermost, seeds_of, split
 from forge.transforms.users import Transform, run_users
 
-KEPT_CALLS = 10_000  # of a program's stages, together; a call takes 400 bytes
-KEEP_STAGES = "FORGE_KEEP_STAGES"
-
-
-class Compiled:
-    """A compiled program: what runs, and every stage of how it came about.
-
-    `call(*inputs)` runs it. `traces` are the stages of the forward (or of the whole, where no gradient is needed),
-    `backward_traces` those of the last backward, made on its first use. `claims` and `backward_claims` say who runs
-    each call, `opaque_calls` names the functions that torchlang does not have, `seconds` tells the time by stage,
-    `saved` what a forward saves for its backward.
-    `again` are the backwards that were compiled as programs of their own, to be differentiated (create_graph=True).
-    `recipe` is what `call` is made of, until it is handed over. `grow` makes larger regions of a small program,
-    `growing` runs it until they are there, and `keep` keeps their recipe on disk, with their executors. `cached` says
-    that it was read from the disk (forge/cache), `uncached` why it is not kept there. `shortened`: of the stages the
-    last ones alone were kept. `records`: it runs as CUDA graphs. `frozen` says what was folded into weights, `unfrozen`
-    what was not and why, where that is wanted; `folded` refers to what was computed of weights.
-    `measured`: what was measured of candidates for calls. `layers`: what became of modules for which there are layers.
-    """
-
-    cached = False
-    shortened = False
-    records = False
-
-    def __init__(self) -> None:
-        self.call: Callable = _not_compiled
-        self.recipe: Recipe | None = None
-        self.uncached: str | None = None
-        self.grow: Callable[[Callable], Replacement] | None = None
-        self.growing: Callable[[], Growing | None] = _nothing
-        self.keep: Callable[[Recipe, Sequence[Executor]], None] | None = None
-        self.traces: list[Trace] = []
-        self.backward_traces: list[Trace] = []
-        self.claims: list[Claim] = []
-        self.backward_claims: list[Claim] = []
-        self.declined: dict[str, Reasons] = {}
-        self.opaque_calls: list[str] = []
-        self.frozen: list[str] = []
-        self.unfrozen: list[str] = []
-        self.folded: Callable[[], Folded | None] = _nothing
-        self.measured: list[Measured] = []
-        self.saved: list[Saved] = []
-        self.layers: list[LayerUse] = []
-        self.again: list[Compiled] = []
-        self.seconds: dict[str, float] = {}
-
-    def handed_over(self) -> Callable:
-        """What runs, which from now on its caller alone keeps alive."""
-        call, self.call, self.recipe, self.grow = self.call, _not_compiled, None, None
-        return call
-
-    def assembled(self) -> Callable:
-        """What runs, without what a front end sets around it."""
-        return self.grown(assemble(self.recipe))
-
-    def grown(self, call: Callable) -> Callable:
-        """`call`, until it has larger regions, if it shall have them."""
-        if self.grow is None or not is_wanted():
-            return call
-        growing = Growing(call, self.grow)
-        self.growing = weakref.ref(growing)
-        return growing.call
-
-    def recorded(self) -> tuple[int, list[str]]:
-        """How many CUDA graphs run, and why calls are in none, where they are wanted."""
-        if not self.records:
-            return 0, []
-        last = [stages[-1] for stages in (self.traces, self.backward_traces) if stages]
-        calls = [bound for trace in last for bound in trace.bound_symbols]
-        graphs = [bound.symbol.op for bound in calls if isinstance(bound.symbol.op, Graph)]
-        failed = [f"{graph.__name__}: {graph.failed}" for graph in graphs if graph.failed]
-        others = [bound for bound in calls if bound.symbol is not DEL and not isinstance(bound.symbol.op, Graph)]
-        reasons = [(bound.symbol.id, why_not(bound)) for bound in others]
-        alone = [f"{name}: {reason}" for name, reason in reasons if reason is not None]
-        return len(graphs) - len(failed), [*failed, *alone]
-
-    @property
-    def edited(self) -> list[str]:
-        """The files that run in the place of what was generated."""
-        return [trace.stage for trace in (*self.traces, *self.backward_traces) if trace.text is not None]
-
-    def replace(
-        self,
-        traces: Sequence[Trace],
-        claims: Sequence[Claim],
-        backward_traces: Sequence[Trace] = (),
-        backward_claims: Sequence[Claim] = (),
-    ) -> None:
-        """Other traces of the same program run from now on."""
-        self.traces += traces
-        self.claims[:] = claims
-        self.backward_traces += backward_traces
-        self.backward_claims[:] = backward_claims
-
-    def shorten(self) -> None:
-        """Of a large program's stages the last ones alone are kept, each call with those that it stands for."""
-        every = [*self.traces, *self.backward_traces]
-        if sum(len(trace.bound_symbols) for trace in every) > KEPT_CALLS and os.environ.get(KEEP_STAGES) != "1":
-            self.shortened = True
-            for stages in (self.traces, self.backward_traces):
-                stages[:] = map(_shallow, stages[-1:])
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Adds the time that passes inside to `seconds[stage]`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
-
-
-def _shallow(trace: Trace) -> Trace:
-    """The trace without its calls' decompositions."""
-    calls = [
-        bound.replace(subsymbols=[sub.replace(subsymbols=()) for sub in bound.subsymbols])
-        for bound in trace.bound_symbols
-    ]
-    return trace.derive(trace.stage, calls)
-
-
-def _not_compiled(*inputs: Any) -> Any:
-    raise AssertionError("called before it was compiled")
-
-
-def _nothing() -> None:
-    return None
-
-
-MEMORY = ("speed", "balanced", "smallest")
-SELECT = ("order", "measured")
-CHECK = (None, "eager")
 _FORWARDS, _BACKWARDS = Pool(), Pool()  # a forward runs again while the gradients of the last step are there
 
 
-@dataclass(frozen=True)
-class Options:
-    """How programs are compiled, as forge.jit was asked to.
-
-    executors: names or Executor objects, all available ones for None; the objects once it is made, in the order in
-    which they are asked, after those of `first`. Raises as resolve_executors does; ValueError for an unknown `memory`
-    or `select`.
-    """
-
-    executors: Sequence[str | Executor] | None = None
-    transforms: Sequence[Transform] = ()
-    strict: bool = False
-    memory: str = "balanced"
-    cache: bool = True
-    cuda_graphs: bool = False
-    freeze: bool = False
-    select: str = "order"
-    check: str | None = None
-    edit: str | os.PathLike[str] | None = None
-    first: InitVar[Sequence[Executor]] = ()
-
-    selection: ClassVar[Selection] = staticmethod(in_order)
-
-    def __post_init__(self, first: Sequence[Executor]) -> None:
-        for name, known in (("memory", MEMORY), ("select", SELECT), ("check", CHECK)):
-            given = getattr(self, name)
-            check(
-                given in known,
-                lambda name=name, known=known, given=given: (
-                    f"forge.jit: {name} is {given!r}, but must be one of {', '.join(map(str, known))}"
-                ),
-            )
-        check(
-            isinstance(self.edit, (str, os.PathLike, type(None))),
-            lambda: f"forge.jit: edit is {self.edit!r}, but must be a folder's path",
-            TypeError,
-        )
-        for name in ("strict", "cache", "cuda_graphs", "freeze"):
-            check_flag(getattr(self, name), f"forge.jit: {name}")
-        check_list(self.transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
-        for transform in self.transforms:
-            check(
-                callable(transform),
-                lambda transform=transform: f"forge.jit: a transform is {transform!r}, but must be a function",
-                TypeError,
-            )
-        object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
-        object.__setattr__(self, "transforms", tuple(self.transforms))
-
-    @property
-    def operator_executors(self) -> list[Executor]:
-        """Those that run single calls: what runs once is not worth a region."""
-        return operators_of(self.executors)
-
-    def prepare(self) -> None:
-        """Has the fusion executors begin what takes long and depends on no program."""
-        for each in self.executors:
-            if isinstance(each, FusionExecutor):
-                each.prepare()
-
-    @property
-    def has_later(self) -> bool:
-        """Whether a fusion executor can make larger regions later."""
-        if self.cuda_graphs or self.check or self.edit is not None:  # calls cost next to nothing, or what they like
-            return False
-        return any(isinstance(each, FusionExecutor) and each.later() is not None for each in self.executors)
-
-    def later(self) -> "Options":
-        """The same, with fusion executors that make larger regions elsewhere; `ready` when those are there."""
-        executors = [(isinstance(each, FusionExecutor) and each.later()) or each for each in self.executors]
-        return dataclasses.replace(self, executors=executors, first=())
-
-    def ready(self) -> Decision:
-        """Whether all that the fusion executors have made can be called; Declined where some of it never can."""
-        decisions = [each.ready() for each in self.executors if isinstance(each, FusionExecutor)]
-        return next((each for each in decisions if isinstance(each, Declined)), all(decisions))
-
-    def in_torch(self) -> "Options":
-        """The same with torch's own functions alone, which run on whatever torch calls a tensor."""
-        return dataclasses.replace(self, executors=[torchex], cuda_graphs=False, check=None, edit=None, first=())
-
-    def may_run_again(self, bound: BoundSymbol) -> bool:
-        """Whether a backward may run a call of the forward again, rather than read what it saved."""
-        return self.memory == "smallest" or is_fused(bound, self.executors, self.selection)
-
-    def of_a_program(self, found: list[Measured]) -> "Options":
-        """The same for one program, which tells `found` what was measured for it."""
-        if self.select == "order":
-            return self
-        on_disk = self.cache and is_on()
-        executors = [each.regardless() if isinstance(each, HubExecutor) else each for each in self.executors]
-        measuring = Measuring(partial(_compile_alone, self), self.memory, found, on_disk=on_disk)
-        return _selecting(self, measuring, executors=executors)
-
-    def find_patterns(self, trace: Trace) -> Trace:
-        """The trace with the patterns of the executors' kernels found in it."""
-        patterns = [pattern for executor in self.executors for pattern in executor.patterns]
-        return replace_patterns(trace, patterns)[0] if patterns else trace
-
-
-@dataclass(frozen=True)
-class _Selecting(Options):
-    """Options with who does not get a call that it would take."""
-
-    selection: Selection = in_order
-
-
-def _selecting(options: Options, selection: Selection, **changes: Any) -> Options:
-    given = {each.name: getattr(options, each.name) for each in fields(Options)}
-    return _Selecting(**{**given, **changes}, selection=selection)
+def _of_a_program(options: Options, found: list[Measured]) -> Options:
+    """The same options for one program, which tells `found` what was measured for it."""
+    if options.select == "order":
+        return options
+    on_disk = options.cache and is_on()
+    executors = [each.regardless() if isinstance(each, HubExecutor) else each for each in options.executors]
+    measuring = Measuring(partial(_compile_alone, options), options.memory, found, on_disk=on_disk)
+    return selecting(options, measuring, executors=executors)
 
 
 def _compile_alone(options: Options, trace: Trace, executors: Sequence[Executor], selection: Selection) -> Alone:
     """A program of one call, to be called now."""
-    options = _selecting(options, selection, executors=executors, cuda_graphs=False, check=None, edit=None)
+    options = selecting(options, selection, executors=executors, cuda_graphs=False, check=None, edit=None)
 
     def compile() -> Compiled:
         compiled = Compiled()
@@ -362,7 +114,7 @@ def _compile(program: Program, options: Options) -> Compiled:
     compiled.records = options.cuda_graphs
     freezing = freezing_of(program) if options.freeze else None
     folded = None
-    options = options.of_a_program(compiled.measured)
+    options = _of_a_program(options, compiled.measured)
     with compiled.timed("optimize"):
         trace = _optimize(program.trace, options, compiled.traces, freezing)
         if freezing is not None and freezing.weights:
@@ -370,7 +122,8 @@ def _compile(program: Program, options: Options) -> Compiled:
             trace, folded = fold_weights(trace, freezing, options.operator_executors, run_now, compiled.traces)
     if freezing is not None:
         compiled.frozen, compiled.unfrozen = freezing.done, freezing.left
-        compiled.folded = _nothing if folded is None else weakref.ref(folded)
+        if folded is not None:
+            compiled.folded = weakref.ref(folded)
     _compile_optimized(trace, program, options, compiled, folded=folded)
     return compiled
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge.compile import Compiled, Options, compile_program
+from forge.compile import compile_program
+from forge.compiled import Compiled
 from forge.executors.executor import Executor
 from forge.frontend import direct, nested
 from forge.frontend.ambient import modes, restored, uncaptured
@@ -22,6 +23,7 @@ from forge.ir import TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
 from forge.ir.state import state
 from forge.ir.structure import structure
+from forge.options import Options
 from forge.torchlang import autocast_mode
 
 

@@ -21,7 +21,8 @@ from torch._C._dynamo.eval_frame import reset_code
 
 from forge import logs
 from forge.cache import Slot
-from forge.compile import KEEP_STAGES, KEPT_CALLS, Compiled, Options, Transform, compile_program
+from forge.compile import compile_program
+from forge.compiled import KEEP_STAGES, KEPT_CALLS, Compiled
 from forge.executors.executor import Executor, unknown
 from forge.executors.hubex import LayerExecutor, Layers, Source, kernel_executor, layer_executor
 from forge.frontend import dynamo
@@ -37,7 +38,9 @@ from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
 from forge.ir.source import warn
+from forge.options import Options
 from forge.records import Record, name_of, record_of, record_of_torch_compile
+from forge.transforms.users import Transform
 
 NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge import clang, hub
-from forge.compile import Compiled
+from forge.compiled import Compiled
 from forge.executors.executor import unknown
 from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
 from forge.executors.hubex.registry import of_operation

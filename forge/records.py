@@ -12,7 +12,7 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
-from forge.compile import Compiled
+from forge.compiled import Compiled
 from forge.frontend.entry import History
 from forge.ir import check
 

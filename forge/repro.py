@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forge.compile import Compiled
+from forge.compiled import Compiled
 from forge.executors.claim import claim
 from forge.executors.layout import contiguous
 from forge.executors.torchex.core import torchex

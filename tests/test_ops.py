@@ -33,7 +33,7 @@ from support import (
 from torch.utils import _pytree
 
 import forge
-from forge.compile import Compiled
+from forge.compiled import Compiled
 from forge.functional import Direct
 from forge.ir import Proxy, Symbol, TensorProxy, Trace
 from forge.ir.printing import DEL

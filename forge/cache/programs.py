@@ -15,7 +15,7 @@ from typing import Any
 from forge.cache.graphs import Described
 from forge.cache.objects import Reader, Writer
 from forge.cache.store import Entry
-from forge.compile import Compiled, Options
+from forge.compiled import Compiled
 from forge.executors.claim import Claim
 from forge.executors.executor import Executor, FusionExecutor
 from forge.executors.later import Replacement
@@ -28,6 +28,7 @@ from forge.ir.locks import new_lock
 from forge.ir.printing import Code, compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
+from forge.options import Options
 from forge.transforms.split import Saved
 
 _PARTS = ("forward", "backward", "epilogue")

@@ -12,13 +12,15 @@ from forge.cache.graphs import Described, Uncacheable
 from forge.cache.guards import guards_since, hold
 from forge.cache.keys import key_of
 from forge.cache.programs import Loaded, dump, load
-from forge.compile import Compiled, Options, compile_program
+from forge.compile import compile_program
+from forge.compiled import Compiled
 from forge.executors.executor import Executor
 from forge.frontend import dynamo
 from forge.frontend.ambient import modes, restored, under
 from forge.frontend.recipe import Recipe
 from forge.hub.kept import is_on
 from forge.ir.interpreter import paused_gc
+from forge.options import Options
 
 
 class Slot:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from forge.compile import Compiled
+from forge.compiled import Compiled
 from forge.executors.profiling import can_profile, costs
 from forge.executors.selection import Measured
 from forge.frontend.entry import breaks_of_process

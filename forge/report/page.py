@@ -8,7 +8,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from forge.compile import Compiled
+from forge.compiled import Compiled
 from forge.ir import Trace
 from forge.ir.printing import STATEMENTS
 from forge.ir.pytree import proxies

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 
 import forge
 from forge import clang, torchlang
-from forge.compile import Options
 from forge.executors import FusionExecutor, OperatorExecutor, claim, decline, resolve_executors, times, timing
 from forge.executors.hubex import kernel_executor
 from forge.executors.selection import PARTS, Measured
 from forge.functional import Direct
 from forge.ir import BoundSymbol, Symbol, Trace
 from forge.ir.bounded import Bounded
+from forge.options import Options
 
 FAST, SLOW = 10e-6, 40e-6
 

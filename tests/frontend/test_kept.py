@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import forge
-from forge import compile as compiling
+from forge import compiled
 from forge.ir import BoundSymbol, Trace
 from forge.ir.structure import key_of
 from forge.records import record_of
@@ -18,7 +18,7 @@ from forge.records import record_of
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of twenty calls is a large one."""
-    monkeypatch.setattr(compiling, "KEPT_CALLS", 20)
+    monkeypatch.setattr(compiled, "KEPT_CALLS", 20)
 
 
 def curve(x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_of_a_large_program_the_last_stages_are_kept_and_what_explain_tells(
         (backward,) = forge.last_backward_traces(jitted)
     assert forward.stage == backward.stage == "lifetimes"
     assert "FORGE_KEEP_STAGES=1" in str(explained)
-    monkeypatch.setattr(compiling, "KEPT_CALLS", 10_000)
+    monkeypatch.setattr(compiled, "KEPT_CALLS", 10_000)
     small = trained(curve)
     assert [row.operation for row in explained.rows] == [row.operation for row in forge.explain(small).rows]
     assert str(forward).splitlines()[1:] == str(forge.last_traces(small)[-1]).splitlines()[1:]

@@ -8,7 +8,7 @@ import torch
 
 import forge
 from forge import clang
-from forge.compile import Compiled
+from forge.compiled import Compiled
 from forge.functional import Direct
 from forge.ir import Symbol, Tag, Trace
 from forge.transforms.split import recompute

@@ -19,7 +19,7 @@ from forge import model_bench
 from forge.cli import inputs, targets
 from forge.cli.app import TargetError
 from forge.cli.programs import Program
-from forge.compile import KEEP_STAGES
+from forge.compiled import KEEP_STAGES
 from forge.executors.executor import resolve_executors
 from forge.executors.machine import device_name
 from forge.ir import Trace
