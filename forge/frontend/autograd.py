@@ -111,6 +111,8 @@ class Region:
                 if mutated:
                     ctx.copies = _copy(inputs, mutated)
                 outputs, tensors, numbers = forward(*inputs)
+                if any(map(_IS_VIEW, outputs)):
+                    outputs = _of_their_own(outputs, tensors)
                 ctx.save_for_backward(*tensors)
                 ctx.numbers = numbers
                 ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
@@ -271,6 +273,22 @@ class _Later(torch.autograd.Function):
     @unconverted
     def backward(ctx: Any, gradient: Any) -> Any:
         return None, None, *ctx.shared.take(ctx.count)
+
+
+_IS_VIEW = torch.Tensor._is_view
+
+
+def _of_their_own(outputs: Sequence[torch.Tensor], saved: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """The outputs with those that are computed as views, where eager has none (a tensor that was written through its
+    transpose), as tensors of their own: torch lets nobody write to a view that an autograd.Function gives.
+
+    Views of memory that the backward reads stay views, and a write to one an error, as to what eager has saved.
+    """
+    kept = {each.untyped_storage().data_ptr() for each in saved if isinstance(each, torch.Tensor)}
+    return tuple(
+        output.data if output._is_view() and output.untyped_storage().data_ptr() not in kept else output
+        for output in outputs
+    )
 
 
 def _is_graph(number: Any) -> bool:

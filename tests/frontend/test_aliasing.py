@@ -540,6 +540,51 @@ def test_an_output_may_be_changed_by_the_caller():
 
 
 @pytest.mark.parametrize("join", [torch.cat, torch.vstack, torch.stack])
+def through_its_transpose(x):
+    y = x * 1
+    y.copy_(y.flip(0))
+    y.t()[1] = 3
+    return y
+
+
+def through_a_permutation(x):
+    y = x + 1
+    y.unsqueeze(0).permute(2, 0, 1).mul_(2)
+    return y
+
+
+def through_a_transpose_of_rows(x):
+    y = x.sin()
+    y[0:2].t().add_(x[0:2].t())
+    return y
+
+
+@pytest.mark.parametrize("write", [through_its_transpose, through_a_permutation, through_a_transpose_of_rows])
+def test_what_was_written_through_a_view_may_be_changed_by_the_caller(write):
+    """It is computed as a view of what was written, and is none in eager."""
+    results = []
+    for function in (write, forge.jit(write, executors=["torch"])):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        y = function(x)
+        y.add_(1)
+        y.transpose_(0, 1)
+        (y * torch.arange(6.0).view(3, 2)).sum().backward()
+        results.append((y, x.grad, y.stride()))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_what_the_backward_reads_may_not_be_changed_by_the_caller():
+    def write(x):
+        y = (x * 2).clone()
+        y.t().mul_(x.t())
+        return y, y.sin()
+
+    y, sin = forge.jit(write, executors=["torch"])(torch.rand(2, 3, requires_grad=True))
+    with pytest.raises(RuntimeError, match="modified"):
+        y.add_(1)
+        sin.sum().backward()
+
+
 def test_an_out_that_shares_memory_with_an_argument_is_refused(join):
     jitted = forge.jit(lambda x: join([x[:1], x[1:]], out=x if join is not torch.stack else x.view(2, 1, 3)))
     with pytest.raises(RuntimeError, match="unsupported operation"):

@@ -7,7 +7,8 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
+from operator import add, mul
 from typing import Any
 
 import torch
@@ -116,6 +117,8 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
             return decline(f"{operator} of integers raises where it divides by zero")
+        if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
+            return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
     return True
 
 
@@ -255,8 +258,23 @@ def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, li
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
             continue
+        if node.target in _OF_TWO and len(node.args) > 2:
+            _of_two(node)
+            continue
         check(not _changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
     return graph, given
+
+
+_OF_TWO = (add, mul)
+
+
+def _of_two(node: torch.fx.Node) -> None:
+    """Makes a sum or product of several lengths one of two at a time: make_fx calls the operator with all of them."""
+    *others, last = node.args
+    graph = node.graph
+    with graph.inserting_before(node):
+        made = reduce(lambda x, y: graph.call_function(node.target, (x, y)), others)
+    node.args = made, last
 
 
 def _only_relabels(node: torch.fx.Node) -> bool:

@@ -253,6 +253,30 @@ def test_a_length_that_is_a_multiple_of_another_is_told_to_a_region(dynamic: boo
     assert "cannot compile" not in caplog.text
 
 
+def test_a_region_of_a_length_that_is_a_product_of_three_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """make_fx writes one operator.mul of the three."""
+    failures: list[Exception] = []
+    monkeypatch.setattr(lower.waits, "notice", failures.append)
+
+    def unpooled(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        y, places = torch.nn.functional.max_pool2d(x.relu(), 2, return_indices=True)
+        return torch.nn.functional.max_unpool2d(y, places, 2) + h[:, None, None]
+
+    jitted = forge.jit(unpooled, executors=EXECUTORS, dynamic=True, cache=False)
+    for shape in ((2, 4, 6, 6), (3, 4, 8, 10)):
+        assert_as_eager(jitted, unpooled, torch.randn(*shape), torch.randn(4))
+    assert not failures
+
+
+@pytest.mark.parametrize("dim", [None, 1])
+def test_any_of_uint8_is_uint8(dim: int | None) -> None:
+    function = lambda x: ((x + 1).any() if dim is None else (x + 1).any(dim), x * 2)
+    x = torch.tensor([[0, 255], [255, 255]], dtype=torch.uint8)
+    jitted = forge.jit(function, executors=EXECUTORS)
+    torch.testing.assert_close(jitted(x), function(x))
+    assert fused(jitted)
+
+
 def test_what_inductor_warns_of_its_kernels_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_fx_inner = lower.compile_fx_inner
 
