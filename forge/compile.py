@@ -259,7 +259,7 @@ def _generate(
     stages.append(claimed)
     claimed = with_strides(claimed, strided, layouts)
     checked = None
-    if options.check is not None and reference is not None and reference.input_names == claimed.input_names:
+    if options.compares and reference is not None and reference.input_names == claimed.input_names:
         checked = Checked(claimed, made, reference, "backward" if own_inputs else "forward")
         claimed = checked.trace
     elif options.cuda_graphs:
@@ -307,7 +307,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
         )
 
     graphs = any(map(keeps_graph, innermost(parts.forward.bound_symbols)))  # which have None for some gradients
-    limit = None if options.cuda_graphs or options.check or graphs else bucket_bytes()
+    limit = None if options.cuda_graphs or options.compares or graphs else bucket_bytes()
     found: list[list[int]] | None = None  # the parts, once a backward was claimed
 
     def divide(claimed: Trace) -> Trace:

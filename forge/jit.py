@@ -38,7 +38,7 @@ from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
 from forge.ir.source import warn
-from forge.options import Options
+from forge.options import Options, default_check
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 from forge.transforms.users import Transform
 
@@ -95,6 +95,9 @@ def jit(
     check: "eager" compares every call's result, and the results and gradients of each graph, with what eager gives, and
         raises forge.CheckError naming the first call that differs, or that overwrites what it was given, its executor
         and its inputs. Slow: to find out who is wrong. Nothing is then kept on disk or recorded as a CUDA graph.
+        "regions" runs what a fusion executor would compile by torch's operators, and raises where the metadata, strides
+        or memory of what a region is given or gives is not what its code would be compiled for. Nothing is compiled,
+        so that a test suite can run so: FORGE_CHECK=regions in the environment is the default of this option.
     edit: a folder: each program that runs is written there as Python, and what a file says after it was edited runs in
         the place of what forge generates, in this process or a later one, as long as that is the same. Nothing is then
         kept on disk besides.
@@ -139,7 +142,7 @@ def jit(
     first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
     lent = layer_executor(layers, allow_imports=allow_imports) if layers else None
     first += [] if lent is None else [lent]
-    plain = check is None and edit is None
+    plain = default_check(check) != "eager" and edit is None
     options = Options(
         executors,
         transforms,
@@ -320,7 +323,7 @@ def _compile_anew(
     if options.freeze and compiled.recipe.training is not None:
         _warn_of_gradients(compiled, record)
     slot.keep(compiled, capture.program.mutated, capture.held)
-    if options.check is not None:
+    if options.compares:
         compiled.call = against_eager(compiled.call, eager, capture.program)
     if capture.held:
         compiled.call = _holding(compiled.call, capture.held)

@@ -23,7 +23,13 @@ from forge.transforms.users import Transform
 
 MEMORY = ("speed", "balanced", "smallest")
 SELECT = ("order", "measured")
-CHECK = (None, "eager")
+CHECK = (None, "eager", "regions")
+CHECK_VARIABLE = "FORGE_CHECK"
+
+
+def default_check(check: str | None) -> str | None:
+    """Return the kind of check that is asked for: `check`, or else the environment's FORGE_CHECK, or None."""
+    return os.environ.get(CHECK_VARIABLE) or None if check is None else check
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Options:
     selection: ClassVar[Selection] = staticmethod(in_order)
 
     def __post_init__(self, first: Sequence[Executor]) -> None:
+        object.__setattr__(self, "check", default_check(self.check))
         for name, known in (("memory", MEMORY), ("select", SELECT), ("check", CHECK)):
             given = getattr(self, name)
             check(
@@ -72,8 +79,16 @@ class Options:
                 lambda transform=transform: f"forge.jit: a transform is {transform!r}, but must be a function",
                 TypeError,
             )
-        object.__setattr__(self, "executors", (*first, *resolve_executors(self.executors)))
+        executors = (*first, *resolve_executors(self.executors))
+        if self.check == "regions":
+            executors = tuple(each.checking() if isinstance(each, FusionExecutor) else each for each in executors)
+        object.__setattr__(self, "executors", executors)
         object.__setattr__(self, "transforms", tuple(self.transforms))
+
+    @property
+    def compares(self) -> bool:
+        """Whether each value is compared with eager's."""
+        return self.check == "eager"
 
     @property
     def operator_executors(self) -> list[Executor]:
@@ -89,7 +104,7 @@ class Options:
     @property
     def has_later(self) -> bool:
         """Whether a fusion executor can make larger regions later."""
-        if self.cuda_graphs or self.check or self.edit is not None:  # calls cost next to nothing, or what they like
+        if self.cuda_graphs or self.compares or self.edit is not None:  # calls cost next to nothing, or what they like
             return False
         return any(isinstance(each, FusionExecutor) and each.later() is not None for each in self.executors)
 

@@ -34,7 +34,8 @@ class CheckError(RuntimeError):
     """A value of a compiled program is not what eager gives.
 
     operation, executor: the call that gave it and who ran it; None for a result or a gradient as a whole. inputs: the
-    tensors that the call was given, by name. actual, expected: the two values, None where there is none.
+    tensors that the call was given, by name. actual, expected: the two values, None where there is none. check: the
+    kind of check that failed.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class CheckError(RuntimeError):
         inputs: Mapping[str, torch.Tensor] | None = None,
         actual: torch.Tensor | None = None,
         expected: torch.Tensor | None = None,
+        check: str = "eager",
     ) -> None:
-        super().__init__(f'forge.jit(check="eager"): {message}')
+        super().__init__(f'forge.jit(check="{check}"): {message}')
         self.operation = operation
         self.executor = executor
         self.inputs = dict(inputs or {})

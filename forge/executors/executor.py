@@ -263,11 +263,13 @@ class FusionExecutor(Executor):
     functions give; each input comes with its strides, and has them when the region runs. `boxed`: the function takes
     its inputs in one list. `by_parts`: it knows calls by what they are made of, and not the operators that executors
     after it have for gradients: what it takes is differentiated by the symbols' own rules.
+    `checks`: it checks what its regions are given; values of which nobody has promised the strides get random ones.
     """
 
     strided = False
     boxed = False
     by_parts = False
+    checks = False
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         """Whether a call may be in a region, or Declined with the reason. Where all parts of a call's decomposition
@@ -302,6 +304,11 @@ class FusionExecutor(Executor):
         than what they compute: its regions are larger and take longer to compile, which happens elsewhere. They run
         once `ready` says so; until then, and where it declines, this one's do."""
         return None
+
+    def checking(self) -> "FusionExecutor":
+        """Return the executor for check="regions": it cuts the same regions, runs them by torch's operators and checks
+        what was promised at their edges. This one where there is none."""
+        return self
 
     def ready(self) -> Decision:
         """Whether all that this executor has fused can be called; Declined where some of it never can."""

@@ -13,6 +13,7 @@ from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, asked, decline
 from forge.executors.layout import RESTRIDED, Layout, Layouts, contiguous, in_row_major, reinterpreted
 from forge.executors.regions import Node, Region, find_regions
+from forge.executors.unspecified import with_unspecified
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import names, proxies
@@ -134,6 +135,8 @@ class _Writer:
         known += [proxy for node in nodes for proxy in proxies(node.bound.output)]
         self.proxies = {proxy.name: proxy for proxy in known}
         self.numbers = {name: proxy for name, proxy in self.proxies.items() if isinstance(proxy, NumberProxy)}
+        self.checks = any(node.fuser is not None and node.fuser.checks for node in nodes)
+        self.visible = {layouts.shown.get(name, (name, 0))[0] for name in trace.output_names}
         self.restrided: dict[str, TensorProxy] = {}
         self.fixed: set[str] = set()
         self.count = 0
@@ -143,7 +146,10 @@ class _Writer:
         self.ready(node.reads)
         if node.view:
             self.unfused[node.makes[0]] = "a view is read outside of its regions"
-        self.calls.extend(node.calls)
+        calls = node.calls
+        if self.checks:
+            calls = [with_unspecified(call, self.layouts, self.visible) for call in calls]
+        self.calls.extend(calls)
         self.there.update(node.makes)
 
     def ready(self, wanted: Iterable[str]) -> None:

@@ -77,6 +77,9 @@ class InductorExecutor(FusionExecutor):
     def later(self) -> FusionExecutor | None:
         return _Elsewhere()
 
+    def checking(self) -> FusionExecutor:
+        return _with_checks[self.whole]
+
     def pays(self, calls: list[BoundSymbol]) -> bool:
         """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
         kernels = 0
@@ -146,6 +149,64 @@ class _Elsewhere(WholeProgram):
         return next((state for state in states if isinstance(state, Declined)), all(states))
 
 
+class _Checking(InductorExecutor):
+    """Regions as Inductor is given them, run by torch's operators and checked at their edges (checking.py)."""
+
+    checks = True
+
+    def __init__(self, executor: InductorExecutor) -> None:
+        self.whole = executor.whole
+        super().__init__(executor.name)
+        self._decisions = executor._decisions
+
+    def prepare(self) -> None:
+        pass  # no processor is asked about
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        return _inductor().compile_region(region, _checked().check_region, whole=self.whole)
+
+    def identity(self) -> str | Declined:
+        return "regions run by torch's operators"
+
+    def dump(self, function: Callable) -> bytes | Declined:
+        return function.dump()
+
+    def load(self, data: bytes) -> Callable:
+        return _checked().load(data)
+
+    def finish(self) -> Mapping[Callable, Declined]:
+        return {}
+
+    def later(self) -> FusionExecutor | None:
+        return None if self.whole else _CheckingElsewhere()
+
+    def checking(self) -> FusionExecutor:
+        return self
+
+
+class _CheckingElsewhere(_Elsewhere):
+    """Whole programs that are described for another process, and run and checked in this one."""
+
+    checks = True
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        made = _inductor().compile_region_elsewhere(region, _checked().CheckedProgram)
+        self._made.append(made)
+        return made
+
+    def dump(self, function: Callable) -> bytes | Declined:
+        return function.function.dump()
+
+    def identity(self) -> str | Declined:
+        return "regions run by torch's operators"
+
+    def load(self, data: bytes) -> Callable:
+        return _checked().load(data)
+
+    def checking(self) -> FusionExecutor:
+        return self
+
+
 def _devices() -> list[str]:
     return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -176,6 +237,11 @@ def _saved() -> ModuleType:
 
 
 @functools.cache
+def _checked() -> ModuleType:
+    return importlib.import_module("forge.executors.inductorex.checking")
+
+
+@functools.cache
 def _triton() -> str | None:
     if not torch.cuda.is_available():
         return None
@@ -187,3 +253,4 @@ def _triton() -> str | None:
 
 whole = register_executor(WholeProgram("inductor-whole"))
 inductorex = register_executor(InductorExecutor("inductor"), default=True, first=True)
+_with_checks = {executor.whole: _Checking(executor) for executor in (whole, inductorex)}

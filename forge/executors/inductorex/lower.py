@@ -5,7 +5,7 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, reduce
 from operator import add, mul
@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
+from forge.executors.checked import CheckError
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.inductorex import ahead, saved, waits
@@ -194,20 +195,17 @@ def count_kernels(bound: BoundSymbol) -> int:
     return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])
 
 
-def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined:
-    """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails."""
+def compile_region(region: Trace, codegen: "Codegen | None" = None, *, whole: bool = False) -> Callable | Declined:
+    """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails.
+
+    codegen: makes the function of the lowered graph; Inductor by default.
+    """
     try:
         layouts = Layouts(region.inputs)
         with _alone():
             graph, given = _graph_of(region, layouts)
-            ahead.wait()
-            with waits.gathered() as started:
-                compiled = compile_graph(graph, given, layouts.fake, whole=whole)
-                strides = _other_strides(graph, region)
-                started.function = saved.with_strides(compiled.current_callable, strides)
-            saved.keep(started.function, compiled, strides)
-            return started.function
-    except Undecided:
+            return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region), whole=whole)
+    except (Undecided, CheckError):
         raise
     except Exception as error:
         waits.notice(error)
@@ -215,8 +213,27 @@ def compile_region(region: Trace, *, whole: bool = False) -> Callable | Declined
         return decline(f"Inductor failed: {in_one_line(error)}")
 
 
-def compile_region_elsewhere(region: Trace) -> Compilation | Declined:
-    """`compile_region` of a whole program by another process. What it returns can be called once it is complete."""
+def generate(
+    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Mapping[int, tuple], *, whole: bool
+) -> Callable:
+    """Inductor's artifact of a graph; `given` are stand-ins for its inputs, of the mode `fake`. strides: those that
+    results get, by place, where the graph gives others. whole: C++ calls all kernels."""
+    ahead.wait()
+    with waits.gathered() as started:
+        compiled = compile_graph(graph, given, fake, whole=whole)
+        started.function = saved.with_strides(compiled.current_callable, strides)
+    saved.keep(started.function, compiled, strides)
+    return started.function
+
+
+Codegen = Callable[..., Callable | Declined]  # of the arguments of `generate`
+
+
+def compile_region_elsewhere(region: Trace, start: Callable = Compilation) -> Any | Declined:
+    """`compile_region` of a whole program by another process. What it returns can be called once it is complete.
+
+    start: is given the described graph, and the strides of results where the graph gives others.
+    """
     try:
         layouts = Layouts(region.inputs)
         with _alone():
@@ -224,7 +241,9 @@ def compile_region_elsewhere(region: Trace) -> Compilation | Declined:
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
             return decline("its lengths are not known")
-        return Compilation(describe(graph, inputs), _other_strides(graph, region))
+        return start(describe(graph, inputs), _other_strides(graph, region))
+    except CheckError:
+        raise
     except Exception as error:
         _log.debug("%s", region, exc_info=True)
         return decline(f"not compiled as a whole: {in_one_line(error)}")

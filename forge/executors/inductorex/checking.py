@@ -1,0 +1,281 @@
+"""forge.jit(check="regions"): regions that torch's operators run, with each promise at their edges checked.
+
+A region goes the way of Inductor's up to its graph of aten operators: the same questions, cuts, lowering, strides and
+symbolic sizes. Then, instead of kernels, there is a function that runs the graph by torch. It costs no compilation, so
+that a whole test suite can run so, and it checks what Inductor's code relies on and does not look at:
+
+- Inputs and results have the dtypes, shapes, strides and devices that were promised; their memory holds their values.
+- Every size in a promise follows from the region's inputs, and is a number when the region runs.
+- A result shares memory with no input and no other result.
+
+What nobody has promised is made different from what it is by chance: memory that was never written holds NaN, so does
+the memory of a region's result after its last use, and where the kernel that torch chooses decides the strides of a
+value (attention, convolutions), the value gets others.
+"""
+
+import ast
+import json
+import math
+import pickle
+import pkgutil
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.printers import PythonPrinter
+
+from forge.executors.checked import CheckError
+from forge.executors.executor import Decision, Declined, decline
+from forge.executors.inductorex.graphs import Described, rebuild
+from forge.executors.inductorex.saved import with_strides
+from forge.executors.unspecified import poisoned
+from forge.ir.printing import qualified_name
+from forge.ir.proxies import SYMBOLIC_TYPES
+
+aten = torch.ops.aten
+_EMPTY = frozenset({aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided})
+_OWN_REFERENCES = 4  # to a storage, inside of _poison_freed
+
+Size = int | str  # a number, or a Python expression of the names of symbols
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The metadata of a tensor at a region's edge. dtype and device are written as torch prints them."""
+
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    dtype: str
+    device: str
+
+    @classmethod
+    def of(cls, fake: torch.Tensor, strides: Iterable[Any] | None = None) -> "Promise":
+        """Return the metadata of a fake tensor; `strides` take the place of its own."""
+        shape, strides = (tuple(map(_size, each)) for each in (fake.shape, strides or fake.stride()))
+        return cls(shape, strides, str(fake.dtype), str(fake.device))
+
+    def symbols(self) -> set[str]:
+        """Return the names of the symbols that a tensor of this shape defines."""
+        return {each for each in self.shape if isinstance(each, str) and each.isidentifier()}
+
+    def differs(self, value: torch.Tensor, sizes: Mapping[str, int]) -> str | None:
+        """Return how a tensor differs from the promise, in words; None where it does not."""
+        if not isinstance(value, torch.Tensor):
+            return f"is a {type(value).__name__}, not a tensor"
+        shape, strides = (tuple(_value(each, sizes) for each in edge) for edge in (self.shape, self.strides))
+        if str(value.dtype) != self.dtype:
+            return f"has dtype {value.dtype}, not {self.dtype}"
+        if str(value.device) != self.device:
+            return f"is on {value.device}, not {self.device}"
+        if tuple(value.shape) != shape:
+            return f"has shape {tuple(value.shape)}, not {shape}"
+        if not all(type(each) is int for each in (*value.shape, *value.stride())):
+            return f"has the symbolic sizes {tuple(value.shape)}, strides {tuple(value.stride())}"
+        moved = any(one != other and size > 1 for one, other, size in zip(value.stride(), strides, shape, strict=True))
+        if moved and 0 not in shape:
+            return f"has strides {value.stride()}, not {strides}"
+        return "is conjugated or negated where it is read" if value.is_conj() or value.is_neg() else None
+
+
+def _size(size: Any) -> Size:
+    if not isinstance(size, SYMBOLIC_TYPES):
+        return int(size)
+    known = size.node.maybe_as_int()
+    return PythonPrinter().doprint(size.node.expr) if known is None else known
+
+
+def _value(size: Size, sizes: Mapping[str, int]) -> int:
+    return size if isinstance(size, int) else int(eval(size, {"math": math}, dict(sizes)))
+
+
+class CheckedRegion:
+    """A function of one list, which it empties, that runs a graph by torch's operators between two checks.
+
+    code: the graph as fx prints it; scope: qualified names of what it reads. inputs: a Promise for each tensor, an
+    expression for each size. strides: those that results get, by position, where the graph gives others. constants:
+    tensors that the graph holds, by name.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        scope: Mapping[str, str],
+        inputs: tuple[Promise | Size, ...],
+        outputs: tuple[Promise, ...],
+        strides: Mapping[int, tuple] = types.MappingProxyType({}),
+        constants: Mapping[str, torch.Tensor] = types.MappingProxyType({}),
+    ) -> None:
+        self.code = code
+        self.scope = dict(scope)
+        self.inputs = inputs
+        self.outputs = outputs
+        self.strides = strides
+        self.constants = constants
+        namespace = {name: _resolve(where) for name, where in scope.items()}
+        exec(compile(code, "<forge checked region>", "exec"), namespace)
+        self._run = with_strides(
+            partial(_call, partial(namespace["forward"], types.SimpleNamespace(**constants))), strides
+        )
+        defined = set().union(*(each.symbols() for each in inputs if isinstance(each, Promise)))
+        defined.update(each for each in inputs if isinstance(each, str))
+        for number, each in enumerate((*inputs, *outputs)):
+            for size in (*each.shape, *each.strides) if isinstance(each, Promise) else (each,):
+                unknown = _names_in(size) - defined
+                if unknown:
+                    edge = f"input {number}" if number < len(inputs) else f"result {number - len(inputs)}"
+                    raise self._error(f"the size {size} of {edge} reads {', '.join(unknown)}, which no input defines")
+
+    def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
+        inputs, sizes = list(boxed), self._sizes(boxed)
+        for number, (value, promise) in enumerate(zip(inputs, self.inputs, strict=True)):
+            reason = promise.differs(value, sizes) if isinstance(promise, Promise) else None
+            if reason is not None:
+                raise self._error(f"input {number} {reason}")
+        results = list(self._run(list(inputs)))
+        memory = {each.untyped_storage()._cdata: f"input {i}" for i, each in enumerate(inputs) if _is_tensor(each)}
+        for number, (value, promise) in enumerate(zip(results, self.outputs, strict=True)):
+            reason = promise.differs(value, sizes)
+            if reason is not None:
+                raise self._error(f"result {number} {reason}")
+            other = memory.setdefault(value.untyped_storage()._cdata, f"result {number}")
+            if other != f"result {number}":
+                raise self._error(f"result {number} shares memory with {other}")
+        boxed.clear()
+        for value in results:
+            _poison_when_freed(value)
+        return results
+
+    def _sizes(self, inputs: list[Any]) -> dict[str, int]:
+        """Return the value of each symbol that the inputs define."""
+        sizes: dict[str, int] = {}
+        for number, (value, promise) in enumerate(zip(inputs, self.inputs, strict=True)):
+            if isinstance(promise, Promise):
+                if isinstance(value, torch.Tensor) and value.ndim == len(promise.shape):
+                    pairs = zip(promise.shape, value.shape, strict=True)
+                    sizes.update((name, size) for name, size in pairs if name in promise.symbols())
+            elif type(value) is not int:
+                raise self._error(f"input {number}, the size {promise}, is {value!r}, not an int")
+            elif isinstance(promise, str) and promise.isidentifier():
+                sizes[promise] = value
+        return sizes
+
+    def _error(self, reason: str) -> CheckError:
+        return CheckError(f"{reason}; the region computes\n{self.code}", check="regions")
+
+    def dump(self) -> bytes | Declined:
+        """Return what `load` makes the region of, as JSON."""
+        if any(isinstance(each, SYMBOLIC_TYPES) for strides in self.strides.values() for each in strides):
+            return decline("the strides of a region's results are symbolic")
+        if self.constants:
+            return decline("a region holds constants")
+        inputs = [asdict(each) if isinstance(each, Promise) else each for each in self.inputs]
+        known = {
+            "code": self.code,
+            "scope": self.scope,
+            "inputs": inputs,
+            "outputs": list(map(asdict, self.outputs)),
+            "strides": list(self.strides.items()),
+        }
+        return json.dumps(known).encode()
+
+
+def load(data: bytes) -> CheckedRegion:
+    """Return the region that `CheckedRegion.dump` described."""
+    known = json.loads(data)
+    strides = {place: tuple(each) for place, each in known["strides"]}
+    inputs = tuple(_promise(each) if isinstance(each, dict) else each for each in known["inputs"])
+    return CheckedRegion(known["code"], known["scope"], inputs, tuple(map(_promise, known["outputs"])), strides)
+
+
+def _promise(known: Mapping[str, Any]) -> Promise:
+    return Promise(tuple(known["shape"]), tuple(known["strides"]), known["dtype"], known["device"])
+
+
+def check_region(
+    graph: torch.fx.GraphModule, inputs: list[Any], fake: FakeTensorMode, strides: Mapping[int, tuple], *, whole: bool
+) -> CheckedRegion | Declined:
+    """Return a region's graph as a function that torch runs; the arguments are those of Inductor's code generator.
+
+    Declined where the graph reads an object that has no name.
+    """
+    for node in list(graph.graph.nodes):
+        if getattr(node.target, "overloadpacket", None) in _EMPTY:
+            with graph.graph.inserting_after(node):
+                filled = graph.graph.call_function(poisoned, (node,))
+            node.replace_all_uses_with(filled, delete_user_cb=lambda user, filled=filled: user is not filled)
+    (output,) = graph.graph.find_nodes(op="output")
+    python = graph.graph.python_code("self")
+    read = {node.id for node in ast.walk(ast.parse(python.src)) if isinstance(node, ast.Name)}
+    scope = {name: _name_of(value) for name, value in python.globals.items() if name in read}
+    unnamed = ", ".join(name for name, known in scope.items() if known is None)
+    if unnamed:
+        return decline(f"the region's graph reads {unnamed}, which is no name of a module's")
+    constants = {node.target: getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")}
+    promised = [Promise.of(node.meta["val"], strides.get(position)) for position, node in enumerate(output.args[0])]
+    edges = tuple(Promise.of(each) if isinstance(each, torch.Tensor) else _size(each) for each in inputs)
+    return CheckedRegion(python.src, scope, edges, tuple(promised), strides, constants)
+
+
+class CheckedProgram:
+    """A whole program as one checked region, in the place of one that another process compiles."""
+
+    on_cpu = True
+
+    def __init__(self, graph: Described, strides: Mapping[int, tuple]) -> None:
+        self.function = check_region(*rebuild(pickle.loads(pickle.dumps(graph))), strides, whole=True)
+
+    def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
+        return self.function(boxed)
+
+    def state(self) -> Decision:
+        """Return True where it can be called, Declined otherwise."""
+        return self.function if isinstance(self.function, Declined) else True
+
+
+def _call(forward: Callable, boxed: list[Any]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return list(forward(*boxed))
+
+
+def _poison_when_freed(value: torch.Tensor) -> None:
+    """Have a region's result overwritten when its memory is freed, so that nobody can go on reading it."""
+    storage = value.untyped_storage()
+    weakref.finalize(value, _poison_freed, storage, value.dtype).atexit = False
+
+
+def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
+    others = torch._C._storage_Use_Count(storage._cdata) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
+    if others or (storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return
+    with _disable_current_modes(), torch.inference_mode():
+        size = storage.nbytes() // dtype.itemsize
+        poisoned(torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (size,)))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _names_in(size: Size) -> set[str]:
+    tree = ast.parse(str(size))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"math", "max", "min", "int"}
+
+
+def _resolve(name: str) -> Any:
+    kind, _, text = name.rpartition(" ")
+    return float(text) if kind == "float" else pkgutil.resolve_name(name)
+
+
+def _name_of(value: Any) -> str | None:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, float):
+        return f"float {value}"
+    return None if value is None else qualified_name(value)
