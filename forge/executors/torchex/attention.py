@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import clang, torchlang
+from forge.executors.layout import restrided
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.bounded import Bounded
@@ -23,9 +24,6 @@ from forge.ir.proxies import Dim, hint_of
 from forge.prims.core import like
 
 aten = torch.ops.aten
-
-Saved = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
 
 class Attention:
     """The options of one call, and which of query, key, value and mask need a gradient."""
@@ -42,15 +40,30 @@ class Attention:
         self.wanted = wanted
 
 
-# Each kernel's forward maps (call, query, key, value, mask) to (out, saved tensors, whatever else is kept); its
-# backward maps (call, g, query, key, value, mask, out, saved tensors, the rest) to the gradients of query, key, value.
+# Each kernel's forward maps (call, query, key, value, mask) to (out, logsumexp, whatever else its backward needs); its
+# backward maps (call, g, query, key, value, mask, out, logsumexp, the rest) to the gradients of query, key, value. The
+# kernels keep logsumexp in shapes of their own; the program has it as float32 (batch, heads, queries), whichever kernel
+# runs. Seed and offset differ in dtype, shape and device, and only a kernel that drops weights out reads them.
+
+_SeedAndOffset = tuple[torch.Tensor, torch.Tensor] | None
+
+
+def _kept(call: Attention, seed: torch.Tensor, offset: torch.Tensor) -> _SeedAndOffset:
+    """The seed and offset, where the backward reads them."""
+    return (seed, offset) if call.dropout_p > 0 else None
+
+
+def _unread(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stand-ins for a seed and an offset that the backward of a call without dropout does not read."""
+    unread = q.new_empty((), dtype=torch.int64)
+    return unread, unread
 
 
 def _flash_cpu(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
     out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, call.dropout_p, call.is_causal, attn_mask=mask, scale=call.scale
     )
-    return out, (logsumexp, None, None), None
+    return out, logsumexp, None
 
 
 def _flash_cpu_backward(
@@ -61,11 +74,11 @@ def _flash_cpu_backward(
     v: torch.Tensor,
     mask: torch.Tensor | None,
     out: torch.Tensor,
-    saved: Saved,
+    logsumexp: torch.Tensor,
     rest: None,
 ) -> tuple[torch.Tensor, ...]:
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        g, q, k, v, out, saved[0], call.dropout_p, call.is_causal, attn_mask=mask, scale=call.scale
+        g, q, k, v, out, logsumexp, call.dropout_p, call.is_causal, attn_mask=mask, scale=call.scale
     )
 
 
@@ -73,7 +86,7 @@ def _flash(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m
     out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_flash_attention(
         q, k, v, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, (logsumexp, seed, offset), lengths
+    return out, logsumexp, (lengths, _kept(call, seed, offset))
 
 
 def _flash_backward(
@@ -84,20 +97,24 @@ def _flash_backward(
     v: torch.Tensor,
     mask: None,
     out: torch.Tensor,
-    saved: Saved,
-    rest: list,
+    logsumexp: torch.Tensor,
+    rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    logsumexp, seed, offset = saved
+    lengths, kept = rest
+    seed, offset = kept or (q.new_empty((2,), dtype=torch.uint64), q.new_empty((), dtype=torch.uint64))
     return aten._scaled_dot_product_flash_attention_backward(
-        g, q, k, v, out, logsumexp, *rest, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
+        g, q, k, v, out, logsumexp, *lengths, call.dropout_p, call.is_causal, seed, offset, scale=call.scale
     )
+
+
+_EFFICIENT_MULTIPLE = 32  # of this many queries' logsumexp the memory-efficient kernel keeps, infinite past the last
 
 
 def _efficient(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> tuple:
-    out, *saved = aten._scaled_dot_product_efficient_attention(
+    out, logsumexp, seed, offset = aten._scaled_dot_product_efficient_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, scale=call.scale
     )
-    return out, tuple(saved), None
+    return out, logsumexp.narrow(-1, 0, q.shape[2]), _kept(call, seed, offset)
 
 
 def _efficient_backward(
@@ -108,12 +125,15 @@ def _efficient_backward(
     v: torch.Tensor,
     mask: torch.Tensor | None,
     out: torch.Tensor,
-    saved: Saved,
-    rest: None,
+    logsumexp: torch.Tensor,
+    rest: _SeedAndOffset,
 ) -> tuple[torch.Tensor, ...]:
+    missing = -q.shape[2] % _EFFICIENT_MULTIPLE
+    padded = F.pad(logsumexp, (0, missing), value=float("inf")) if missing else logsumexp
     mask_and_wanted = (*call.wanted[:3], False)
+    how = (call.dropout_p, mask_and_wanted, call.is_causal)
     return aten._scaled_dot_product_efficient_attention_backward(
-        g, q, k, v, mask, out, *saved, call.dropout_p, mask_and_wanted, call.is_causal, scale=call.scale
+        g, q, k, v, mask, out, padded, *(rest or _unread(q)), *how, scale=call.scale
     )[:3]
 
 
@@ -121,7 +141,7 @@ def _cudnn(call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m
     out, logsumexp, *lengths, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
         q, k, v, mask, True, call.dropout_p, call.is_causal, False, scale=call.scale
     )
-    return out, (logsumexp, seed, offset), lengths
+    return out, logsumexp.squeeze(-1), (lengths, _kept(call, seed, offset))
 
 
 def _cudnn_backward(
@@ -132,13 +152,15 @@ def _cudnn_backward(
     v: torch.Tensor,
     mask: torch.Tensor | None,
     out: torch.Tensor,
-    saved: Saved,
-    rest: list,
+    logsumexp: torch.Tensor,
+    rest: tuple[list, _SeedAndOffset],
 ) -> tuple[torch.Tensor, ...]:
-    logsumexp, seed, offset = saved
-    how = (call.dropout_p, call.is_causal)
+    lengths, kept = rest
+    how = (*lengths, call.dropout_p, call.is_causal)
+    # torch keeps cuDNN's plan by the strides of query, key and value, and runs it for a gradient of other strides too
+    g = restrided(g, out.stride())
     return aten._scaled_dot_product_cudnn_attention_backward(
-        g, q, k, v, out, logsumexp, seed, offset, mask, *rest, *how, scale=call.scale
+        g, q, k, v, out, logsumexp.unsqueeze(-1), *(kept or _unread(q)), mask, *how, scale=call.scale
     )
 
 
@@ -158,7 +180,7 @@ def _compose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple:
             *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
         )
     inputs = [leaf for leaf, wanted in zip(leaves, call.wanted, strict=True) if wanted]
-    return out.detach(), (None, None, None), Composition(inputs, out)
+    return out.detach(), None, Composition(inputs, out)
 
 
 _KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
@@ -167,6 +189,7 @@ _KERNELS: dict[tuple[str, int], tuple[Callable, Callable]] = {
     ("cuda", SDPBackend.EFFICIENT_ATTENTION.value): (_efficient, _efficient_backward),
     ("cuda", SDPBackend.CUDNN_ATTENTION.value): (_cudnn, _cudnn_backward),
 }
+_OF_GROUPS = frozenset({(_flash_cpu, _flash_cpu_backward), (_flash, _flash_backward), (_cudnn, _cudnn_backward)})
 
 
 _decisions = Bounded(4096)
@@ -219,6 +242,8 @@ def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callabl
         return None
     choice = _choice(call, leaves)
     kernel = _KERNELS.get((query.device.type, choice))
+    if kernel is not None and kernel[0] is _efficient and leaves[1].shape[1] != query.shape[1]:
+        return None  # torch repeats the heads for it
     if kernel is None or mask is None or kernel[0] is _flash_cpu:
         return kernel
     aligned = mask.shape[-1] % 16 == 0 and mask.ndim == 4 and kernel[0] is _efficient
@@ -246,7 +271,7 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
         leaves.append(None if given["attn_mask"] is None else _like(given["attn_mask"]))
         fewer = [leaves[0], *[x[:, :: hint_of(times)] for x in leaves[1:3]], leaves[3]]
         choice = _choice(call, leaves)
-        return choice == _choice(grouped, fewer) and (query.device.type, choice) in _KERNELS
+        return choice == _choice(grouped, fewer) and _KERNELS.get((query.device.type, choice)) in _OF_GROUPS
 
 
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
@@ -293,14 +318,13 @@ def _attention(
     enable_gqa: bool,
     wanted: tuple[bool, ...],
 ) -> tuple:
-    """(out, three tensors or None, and what else the backward needs)."""
+    """(out, logsumexp or None, and what else the backward needs)."""
     inputs = (query, key, value, attn_mask)
     call, kernel = _decided(inputs, (dropout_p, is_causal, scale, enable_gqa, wanted))
     if kernel is None:
-        out, saved, graph = _compose(call, _leaves(inputs, wanted))
-        return out, *saved, graph
-    out, saved, rest = kernel[0](call, query, key, value, _added(attn_mask, query, key))
-    return out, *saved, (call, kernel[1], rest)
+        return _compose(call, _leaves(inputs, wanted))
+    out, logsumexp, rest = kernel[0](call, query, key, value, _added(attn_mask, query, key))
+    return out, logsumexp, (call, kernel[1], rest)
 
 
 def _attention_backward(
@@ -311,8 +335,6 @@ def _attention_backward(
     attn_mask: torch.Tensor | None,
     out: torch.Tensor,
     logsumexp: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    offset: torch.Tensor | None,
     state: Composition | tuple,
     wanted: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
@@ -322,18 +344,17 @@ def _attention_backward(
         return tuple(next(found) if needed else None for needed in wanted)
     call, backward, rest = state
     mask = _added(attn_mask, query, key)
-    gradients = backward(call, g, query, key, value, mask, out, (logsumexp, seed, offset), rest)
+    gradients = backward(call, g, query, key, value, mask, out, logsumexp, rest)
     return (*gradients, None)
 
 
 def _attention_meta(query: TensorProxy, key: TensorProxy, value: TensorProxy, *how: object) -> tuple:
-    """(out, logsumexp, seed, offset, state): a kernel that has no such tensor gives None."""
+    """(out, logsumexp, state): torch's composition has no logsumexp, and gives None."""
     trace = current_trace()
     logsumexp = like(query, shape=query.shape[:-1], dtype=clang.wider(query.dtype))
-    seed, offset = [trace.tensor((), torch.int64, query.device) for _ in range(2)]
     batch = query.shape[:-2]
     out = like(query, shape=(*batch, query.shape[-2], value.shape[-1]))
-    return out, logsumexp, seed, offset, Proxy(trace.fresh_name("attention"))
+    return out, logsumexp, Proxy(trace.fresh_name("attention"))
 
 
 attention = torchex.register_operator("attention", meta=_attention_meta, fn=_attention)

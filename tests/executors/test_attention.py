@@ -1,0 +1,73 @@
+"""Attention's kernels of a GPU, on tensors without values: what they keep has the metadata that programs promise."""
+
+import pytest
+import torch
+
+from forge.executors.torchex import attention
+from forge.executors.torchex.attention import Attention
+
+CUDA = {each[0].__name__: each for (device, _), each in attention._KERNELS.items() if device == "cuda"}
+
+
+def given(length=40):
+    return [torch.empty(2, 4, length, 64, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+
+
+@pytest.mark.parametrize("length", [1, 40, 64])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("kernel", CUDA)
+def test_every_kernel_keeps_logsumexp_as_the_program_has_it(kernel, dropout_p, length):
+    forward, _ = CUDA[kernel]
+    query, key, value = given(length=length)
+    call = Attention(dropout_p, False, None, False, (True, True, True, False))
+    out, logsumexp, _ = forward(call, query, key, value, None)
+    assert out.shape == query.shape
+    assert (logsumexp.shape, logsumexp.dtype) == ((2, 4, length), torch.float32)
+
+
+@pytest.mark.parametrize("length", [40, 64])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("kernel", CUDA)
+def test_a_kernels_backward_is_given_what_its_forward_keeps(monkeypatch, kernel, dropout_p, length):
+    forward, backward = CUDA[kernel]
+    calls = []
+    monkeypatch.setattr(attention, "aten", Recording(calls))
+    query, key, value = given(length=length)
+    call = Attention(dropout_p, False, None, False, (True, True, True, False))
+    out, logsumexp, rest = forward(call, query, key, value, None)
+    gradients = backward(call, torch.empty_like(out), query, key, value, None, out, logsumexp, rest)
+    (_, made), (read, _) = calls
+    kept = {(tuple(each.shape), each.stride(), each.dtype) for each in read if isinstance(each, torch.Tensor)}
+    assert (tuple(made[1].shape), made[1].stride(), made[1].dtype) in kept
+    seeds = [each for each in made if isinstance(each, torch.Tensor) and each.dtype in (torch.int64, torch.uint64)]
+    assert {each.dtype for each in seeds} == {dtype for _, _, dtype in kept} & {torch.int64, torch.uint64}
+    if dropout_p:
+        assert all(any(each is one for one in read) for each in seeds)
+    assert [each.shape for each in gradients] == [query.shape, key.shape, value.shape]
+
+
+class Recording:
+    """torch.ops.aten, which notes what its operators are given and give."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            result = getattr(torch.ops.aten, name)(*args, **kwargs)
+            self.calls.append((args, result))
+            return result
+
+        return call
+
+
+def test_cudnn_is_given_a_gradient_of_its_results_strides(monkeypatch):
+    """torch finds cuDNN's plan by other tensors' strides."""
+    calls = []
+    monkeypatch.setattr(attention, "aten", Recording(calls))
+    query, key, value = given()
+    call = Attention(0.0, False, None, False, (True, True, True, False))
+    out, logsumexp, rest = attention._cudnn(call, query, key, value, None)
+    for gradient in (torch.empty_like(out.mT).mT, torch.empty((), dtype=out.dtype, device="meta").expand_as(out)):
+        attention._cudnn_backward(call, gradient, query, key, value, None, out, logsumexp, rest)
+    assert [args[0].stride() for args, _ in calls[1:]] == [out.stride()] * 2
