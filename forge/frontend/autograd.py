@@ -113,7 +113,7 @@ class Region:
                 outputs, tensors, numbers = forward(*inputs)
                 if any(map(_IS_VIEW, outputs)):
                     outputs = _of_their_own(outputs, tensors)
-                ctx.save_for_backward(*tensors)
+                ctx.save_for_backward(*_apart(tensors, outputs))
                 ctx.numbers = numbers
                 ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
                 ctx.count = len(inputs)
@@ -289,6 +289,16 @@ def _of_their_own(outputs: Sequence[torch.Tensor], saved: Sequence[Any]) -> tupl
         output.data if output._is_view() and output.untyped_storage().data_ptr() not in kept else output
         for output in outputs
     )
+
+
+def _apart(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the tensors to save, without references to outputs.
+
+    A view of an output refers to it, and the output's history to the node that saves the view: a cycle that nothing
+    frees. A detached view has the same memory and the same version, and no base.
+    """
+    owners = set(map(id, outputs))
+    return [x.detach() if x is not None and id(x._base) in owners else x for x in saved]
 
 
 def _is_graph(number: Any) -> bool:

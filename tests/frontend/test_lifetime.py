@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import rounded
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import forge
 from forge.records import record_of
@@ -183,3 +184,70 @@ def test_a_jitted_module_is_converted_by_swapping() -> None:
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert module.weight is before and before.dtype == torch.float64
     torch.testing.assert_close(jitted(x.double()), module(x.double()))
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.linear(x)
+        return hidden, hidden.unflatten(1, (2, 2)).pow(2)
+
+
+def of_heads(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    heads = y.view(1, 6, 2, 2).transpose(1, 2)
+    return y, heads, nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+RETURN_WHAT_IS_SAVED: dict[str, Callable] = {
+    "a value and a function of its view": lambda y: (y, y.view(-1) ** 2),
+    "a view and a function of it": lambda y: (v := y.view(-1), v**2),
+    "a view of a view": lambda y: (y, y.t()[1:].unsqueeze(0) ** 2),
+    "a transpose": lambda y: (y, y.t() ** 2, y.exp()),
+    "a slice": lambda y: (y, y[1:3] ** 2),
+    "chunks": lambda y: (lambda a, b: (y, a * a, b))(*y.chunk(2)),
+    "a dict": lambda y: {"whole": y, "rows": [row**2 for row in y.unbind(0)]},
+    "a shape of more dims": lambda y: (y, y.expand(3, 6, 4) ** 2 * y.unsqueeze(0)),
+    "a complex view": lambda y: (y, torch.view_as_complex(y.view(6, 2, 2)) ** 2),
+    "heads of attention": of_heads,
+}
+
+
+@pytest.mark.parametrize("name", RETURN_WHAT_IS_SAVED)
+def test_results_are_freed_where_no_backward_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward's node saves a view of a result, whose history is that node."""
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+    function = RETURN_WHAT_IS_SAVED[name]
+    assert memory_left(forge.jit(lambda x, w: function(x @ w)), torch.randn(4, 4, requires_grad=True)) == 0
+
+
+def test_results_of_a_module_are_freed_where_no_backward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+    assert memory_left(forge.jit(Views())) == 0
+
+
+def memory_left(jitted: Callable, *others: torch.Tensor) -> int:
+    """How many results of three calls have memory after they were deleted, without the garbage collector."""
+    jitted(X, *others)  # compiles
+    gc.disable()
+    try:
+        found = []
+        for _ in range(3):
+            results = [each for each in tree_leaves(jitted(X.clone(), *others)) if each.requires_grad]
+            found += [weakref.ref(each.untyped_storage()) for each in results]
+            del results
+        assert len(found) >= 6
+        return sum(memory() is not None for memory in found)
+    finally:
+        gc.enable()
+
+
+def test_a_change_of_a_result_is_seen_by_the_view_of_it_that_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+    y, square = forge.jit(lambda x: (y := x @ x.t(), y.view(-1) ** 2))(X.clone().requires_grad_())
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.sum().backward()
