@@ -60,6 +60,15 @@ class Trace:
             bound.tags = union(bound.tags, self.tags)
         self._scopes[-1].append(bound)
 
+    def adopt(self, calls: Iterable[BoundSymbol]) -> None:
+        """Append calls of another trace. A name that they or calls inside of them have is no fresh name here."""
+        calls = list(calls)
+        self._scopes[-1].extend(calls)
+        while calls:
+            bound = calls.pop()
+            self.names.update(bound.inputs, bound.outputs)
+            calls += bound.subsymbols
+
     def open_scope(self) -> list[BoundSymbol]:
         """Calls recorded until `close_scope` go into the list returned."""
         scope: list[BoundSymbol] = []

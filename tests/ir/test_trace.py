@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import forge
-from forge import prims
+from forge import clang, prims
 from forge.ir import Tag, TensorProxy, Trace, recording
 from forge.ir.pytree import free_symbols, leaves, names, proxies, rename, tree_map
 
@@ -24,6 +24,17 @@ def test_names_are_unique() -> None:
     assert trace.fresh_name("h") == "h"
     second = trace.fresh_name("h")
     assert second.startswith("h_") and second != trace.fresh_name("h")
+
+
+def test_names_inside_of_adopted_calls_are_taken() -> None:
+    other = new_trace("x")
+    with recording(other, clang.language):
+        forge.torchlang.softmax(other.inputs[0], 0)
+    inside = {name for sub in other.bound_symbols[0].subsymbols for name in sub.outputs}
+    trace = Trace()
+    trace.adopt(other.bound_symbols)
+    assert trace.bound_symbols == other.bound_symbols
+    assert len(inside) > 1 and inside.isdisjoint(trace.fresh_name() for _ in range(10))
 
 
 def test_a_proxy_takes_the_users_name() -> None:

@@ -136,7 +136,7 @@ def _may_divide_by_zero(bound: BoundSymbol) -> bool:
 
 def _operators(bound: BoundSymbol) -> list[Any] | None:
     try:
-        calls = claim_by_torch([bound], bound.args, bound.kwargs)
+        calls = claim_by_torch([bound])
     except NotImplementedError:
         return None
     layouts = Layouts()
@@ -156,11 +156,10 @@ def _given(bound: BoundSymbol) -> list[Proxy]:
     return list({proxy.name: proxy for proxy in found}.values())
 
 
-def claim_by_torch(calls: list[BoundSymbol], *inputs: Any) -> list[BoundSymbol]:
+def claim_by_torch(calls: list[BoundSymbol]) -> list[BoundSymbol]:
     """The calls as torch's own."""
     trace = Trace("region")
-    trace.names.update(name for bound in calls for name in (*bound.inputs, *bound.outputs))
-    trace.bound_symbols.extend(calls)
+    trace.adopt(calls)
     return claim(trace, resolve_executors(["torch"]))[0].bound_symbols
 
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import forge
+from forge import clang, prims
 from forge.executors.inductorex import lower, waits
-from forge.ir import TensorProxy
+from forge.ir import Symbol, TensorProxy, Trace, recording
 
 EXECUTORS = ["inductor", "torch"]
 
@@ -302,3 +303,35 @@ def test_pooling_to_one_of_channels_beside_each_other_is_fused() -> None:
     function = lower.compile_region(region)
     waits.finish()
     torch.testing.assert_close(function([x])[0], x.mean((2, 3), keepdim=True))
+
+
+OF_ONE: dict[str, Callable] = {
+    "median": lambda x: torch.median(x, -1, True),
+    "nanmedian": lambda x: torch.nanmedian(x, 1, keepdim=True),
+    "of rows": lambda x: torch.median(x.t(), 0, True),
+    "in a program": lambda x: (x.sin() + torch.median(x * 2, -1, True).values, torch.nanmedian(x.exp(), -1, True)[1]),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", OF_ONE)
+def test_a_median_of_one_element_is_compiled(name: str, requires_grad: bool) -> None:
+    x = torch.rand(3, 1, requires_grad=requires_grad)
+    torch.testing.assert_close(tuple(forge.jit(OF_ONE[name], executors=EXECUTORS)(x)), tuple(OF_ONE[name](x)))
+
+
+def test_what_torch_calls_for_a_part_of_a_call_does_not_take_the_name_of_another_part() -> None:
+    """expand(unsqueeze(x)) for a broadcast has a value that the call does not have."""
+
+    def body(x: TensorProxy) -> TensorProxy:
+        doubled = x + x
+        in_columns = prims.broadcast_in_dim(x, (3, 5), (0,))
+        return in_columns * prims.broadcast_in_dim(doubled, (3, 5), (0,))
+
+    trace = Trace()
+    x = trace.add_input(TensorProxy("x", (3,), torch.float32, torch.device("cpu")))
+    with recording(trace, clang.language):
+        Symbol("outer", "outer", body=body)(x)
+    calls = lower.claim_by_torch(trace.bound_symbols)
+    made = [name for call in calls for name in call.outputs]
+    assert len(made) == len(set(made)) == 6
