@@ -6,19 +6,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 
 from forge.frontend.buckets import bucket_bytes, bucket_bytes_at
+from forge.ir.interpreter import unconverted
 from forge.torchlang import autocast_mode
-
-
-def unconverted(function: Callable) -> Callable:
-    """Decorator: Dynamo compiles neither the function's frames nor those of what it calls, where it finds them between
-    two graphs (a backward, say)."""
-    set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
-    return function
 
 
 def uncaptured(function: Callable) -> Callable:

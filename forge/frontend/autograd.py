@@ -9,9 +9,9 @@ import torch
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
 from torch._C._functorch import is_legacy_batchedtensor as is_batched
 
-from forge.frontend.ambient import unconverted
 from forge.ir import check
 from forge.ir.bounded import Bounded
+from forge.ir.interpreter import unconverted
 from forge.ir.locks import new_lock
 from forge.ir.printing import note_place, qualified_name
 from forge.ir.undecided import for_sizes

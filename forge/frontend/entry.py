@@ -40,11 +40,11 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from forge import logs
 from forge.executors.hubex.layers import LayerExecutor
-from forge.frontend.ambient import transforms_restored, unconverted
+from forge.frontend.ambient import transforms_restored
 from forge.frontend.capturing import WRONG_ARGUMENTS, WRONG_BACKWARD, captured
 from forge.frontend.program import Refused, StrictError
 from forge.ir.checks import in_one_line
-from forge.ir.interpreter import call_with_room, paused_gc
+from forge.ir.interpreter import call_with_room, paused_gc, unconverted
 from forge.ir.locks import free_after_fork
 from forge.ir.printing import counted, note_place
 from forge.ir.source import Source, warn

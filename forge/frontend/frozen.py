@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from forge.executors.claim import claim
 from forge.executors.executor import Executor
 from forge.executors.layout import Layouts, restrided
-from forge.frontend.ambient import unconverted
 from forge.frontend.program import Program
 from forge.ir import Tag, TensorProxy, Trace
+from forge.ir.interpreter import unconverted
 from forge.ir.locks import new_lock
 from forge.ir.printing import counted
 from forge.ir.pytree import tensors

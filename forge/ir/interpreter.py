@@ -1,9 +1,19 @@
-"""Python itself while a program is compiled or a kernel loaded: garbage collection, and memory for frames."""
+"""Python itself while forge works: garbage collection, memory for frames, and Dynamo's hook on frames."""
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+
+def unconverted(function: Callable) -> Callable:
+    """Decorator: Dynamo compiles neither the function's frames nor those of what it calls, where it finds them between
+    two graphs (a backward, say)."""
+    set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+    return function
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from forge.executors.executor import Decision, Declined, decline
 from forge.executors.inductorex.graphs import Described, rebuild
 from forge.executors.inductorex.saved import with_strides
 from forge.executors.unspecified import poisoned
+from forge.ir.interpreter import unconverted
 from forge.ir.printing import qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 
@@ -132,6 +133,7 @@ class CheckedRegion:
                     edge = f"input {number}" if number < len(inputs) else f"result {number - len(inputs)}"
                     raise self._error(f"the size {size} of {edge} reads {', '.join(unknown)}, which no input defines")
 
+    @unconverted
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
         inputs, sizes = list(boxed), self._sizes(boxed)
         for number, (value, promise) in enumerate(zip(inputs, self.inputs, strict=True)):
@@ -250,6 +252,7 @@ def _poison_when_freed(value: torch.Tensor) -> None:
     weakref.finalize(value, _poison_freed, storage, value.dtype).atexit = False
 
 
+@unconverted
 def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
     others = torch._C._storage_Use_Count(storage._cdata) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
     if others or (storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):

@@ -144,8 +144,9 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
         layouts.add(proxy)
     found: list[Any] = []
     for call in calls:
-        ran = layouts.run(call)
-        if not ran.known:
+        inside = not all(name in layouts.values for name in call.inputs)  # a constant that the call's body alone reads
+        ran = None if inside else layouts.run(call)
+        if ran is None or not ran.known:
             return None
         found += ran.operators
     return found
