@@ -151,6 +151,8 @@ class _Writer:
             calls = [with_unspecified(call, self.layouts, self.visible) for call in calls]
         self.calls.extend(calls)
         self.there.update(node.makes)
+        for call in node.calls:
+            self.layouts.settle(call)
 
     def ready(self, wanted: Iterable[str]) -> None:
         """The views that stand for these names are made, where they are not yet."""

@@ -196,6 +196,25 @@ class Layouts:
                     self.uncertain.add(leaf.name)
         return ran
 
+    def settle(self, call: BoundSymbol) -> None:
+        """Note that the strides of what a call gives are a promise, where they follow those of arguments whose strides
+        are one; to be called for a call that runs by itself: a region is given the strides that were promised."""
+        given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
+        doubtful = [name for name in given if name in self.uncertain and isinstance(self.values[name], Layout)]
+        made = [leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy)]
+        if doubtful and not self.uncertain.issuperset(made) and self._follows(call, doubtful):
+            self.uncertain.update(made)
+
+    def _follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
+        """Whether a call gives other strides where these of its arguments have others."""
+        ran, before = self._known(call), {name: self.values[name] for name in arguments}
+        self.values.update((name, _turned(layout)) for name, layout in before.items())
+        try:
+            turned = self._known(call)
+        finally:
+            self.values.update(before)
+        return not turned.known or key_of(ran.outputs) != key_of(turned.outputs)
+
     def _known(self, call: BoundSymbol) -> Ran:
         key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
         try:
@@ -251,6 +270,13 @@ class Layouts:
     def _promised(self, call: BoundSymbol) -> Ran:
         outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else None for leaf in leaves(call.output)]
         return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False)
+
+
+def _turned(layout: Layout) -> Layout:
+    """Another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did so."""
+    opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
+    alike = key_of(opposite) == key_of(layout.strides)
+    return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
 
 
 def _takes_no_addresses(function: Any) -> bool:
@@ -361,4 +387,5 @@ def _found(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
     layouts.add_constants(trace.constants)
     for call in live_calls(trace.bound_symbols, wanted):
         layouts.run(call)
+        layouts.settle(call)
     return layouts
