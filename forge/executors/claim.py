@@ -322,6 +322,8 @@ def fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, los
     if decision:
         return [bound]
     declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))
+    if isinstance(decision, Declined) and not decision.parts:
+        return []
     parts: list[BoundSymbol] = []
     for sub in live_calls(bound.subsymbols, bound.outputs):
         found = fusible(sub, executor, [])

@@ -57,12 +57,14 @@ from forge.ir.undecided import Undecided, for_all_sizes
 
 
 class Declined:
-    """A checker's no, with the reason in words. False in a condition."""
+    """A checker's no, with the reason in words. False in a condition. parts: whether the calls that the declined one
+    consists of may be taken in its place."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("parts", "reason")
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, parts: bool = True) -> None:
         self.reason = reason
+        self.parts = parts
 
     def __bool__(self) -> bool:
         return False
@@ -71,9 +73,13 @@ class Declined:
         return f"Declined({self.reason!r})"
 
 
-def decline(reason: str) -> Declined:
-    """What a checker returns to decline a call: `return decline("H = 100 is not a multiple of 8")`."""
-    return Declined(reason)
+def decline(reason: str, *, parts: bool = True) -> Declined:
+    """What a checker returns to decline a call: `return decline("H = 100 is not a multiple of 8")`.
+
+    parts: False where a fusion executor may not take the call's decomposition either, since it does not raise where
+    the call does.
+    """
+    return Declined(reason, parts=parts)
 
 
 def asked(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -61,6 +61,23 @@ _TORCHS = frozenset(
     }
 )
 _WRITES = frozenset({aten.native_batch_norm, aten.cudnn_batch_norm})  # the running statistics: no schema says so
+# whose kernels refuse mixtures of dtypes, or give another one than their fake implementations and decompositions
+_OF_ONE_DTYPE = frozenset(
+    {aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.huber_loss, aten.huber_loss_backward}
+)
+_NORMS = frozenset(  # with parameters in float32 for half precision
+    {
+        aten._native_batch_norm_legit,
+        aten._native_batch_norm_legit_functional,
+        aten._native_batch_norm_legit_no_training,
+        aten.native_batch_norm,
+        aten.native_batch_norm_backward,
+        aten.native_group_norm,
+        aten.native_group_norm_backward,
+        aten.native_layer_norm,
+        aten.native_layer_norm_backward,
+    }
+)
 _REMAINDERS = frozenset({aten.remainder, aten.fmod})
 _WRONG = frozenset(
     {
@@ -112,6 +129,8 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
     if operators is None:
         return decline("torch does not run it on tensors without values")
     for operator in operators:
+        if operator.overloadpacket in _OF_ONE_DTYPE | _NORMS and _mixes_dtypes(bound, operator):
+            return decline(f"{operator} is known of one dtype alone", parts=False)
         if not (_is_function(operator) if whole else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
@@ -121,6 +140,14 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
             return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
     return True
+
+
+def _mixes_dtypes(bound: BoundSymbol, operator: Any) -> bool:
+    """Return whether a call's tensors have dtypes that its operator's kernel may refuse."""
+    dtypes = {proxy.dtype for proxy in tensors(bound.args)}
+    if operator.overloadpacket in _NORMS and dtypes in ({torch.bfloat16, torch.float32}, {torch.float16, torch.float32}):
+        return False
+    return len(dtypes) > 1
 
 
 def _is_on_cpu(bound: BoundSymbol) -> bool:

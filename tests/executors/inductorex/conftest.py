@@ -18,6 +18,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _fresh(_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if shutil.which("g++") is None:
         pytest.skip("there is no C++ compiler (g++)")
+    monkeypatch.delenv("FORGE_CHECK", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(_cache))
     fusion._artifacts.pop(inductorex.inductorex, None)
     yield

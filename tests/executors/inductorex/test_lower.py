@@ -335,3 +335,27 @@ def test_what_torch_calls_for_a_part_of_a_call_does_not_take_the_name_of_another
     calls = lower.claim_by_torch(trace.bound_symbols)
     made = [name for call in calls for name in call.outputs]
     assert len(made) == len(set(made)) == 6
+
+
+MIXED = {
+    "layer_norm": lambda x, w: F.layer_norm(x + 1, (8,), w, w) * 2,
+    "group_norm": lambda x, w: F.group_norm(x + 1, 2, w[:4], w[:4]) * 2,
+    "batch_norm": lambda x, w: F.batch_norm(x + 1, w[:4], w[:4].abs()) * 2,
+    "instance_norm": lambda x, w: F.instance_norm(x + 1, weight=w[:4], bias=w[:4]) * 2,
+    "huber_loss": lambda x, w: F.huber_loss(x + 1, w.expand(2, 4, 8)) * 2,
+    "binary_cross_entropy": lambda x, w: F.binary_cross_entropy(x.sigmoid(), w.sigmoid().expand(2, 4, 8)) * 2,
+}
+
+
+def dtype_of(function: Callable, x: torch.Tensor, w: torch.Tensor) -> Any:
+    try:
+        return function(x, w).dtype
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("name", MIXED)
+def test_a_mixture_of_dtypes_gives_what_it_gives_in_eager(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    x, w = torch.rand(2, 4, 8).to(dtypes[0]), torch.rand(8).to(dtypes[1])
+    assert dtype_of(forge.jit(MIXED[name]), x, w) == dtype_of(MIXED[name], x, w)
