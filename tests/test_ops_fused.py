@@ -1,8 +1,9 @@
-"""Every OpInfo with Inductor's regions around it: results, gradients and strides are those of torch's own functions.
+"""Every OpInfo with regions around it: results, gradients and strides are those of torch's own functions.
 
-The op stands between pointwise calls, so that its own calls may be in a region with them, forward and backward. One op
-in `EVERY` runs by default in its main dtype, all in float32, bfloat16 and float64 under `slow`:
-`pytest tests/test_ops_fused.py --op softmax` runs everything about one op.
+The op stands between pointwise calls, so that its own calls may be in a region with them, forward and backward. Every
+op runs in its main dtype, with regions that torch runs and checks (check="regions"); one op in `EVERY` with Inductor's
+kernels, and all in float32, bfloat16 and float64 under `slow`: `pytest tests/test_ops_fused.py --op softmax` runs
+everything about one op.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from forge.executors.inductorex import InductorExecutor
 from forge.functional import Direct
 from forge.testing import OpInfo, Sample
 
-EVERY = 40
+EVERY = 3
 COUNT = 2  # samples of an op that are compiled
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -45,12 +46,12 @@ class Always(InductorExecutor):
 FUSER = Always("inductor")
 
 
-def _instances(config: pytest.Config) -> Iterator[Any]:
+def _instances(config: pytest.Config, *, compiled: bool) -> Iterator[Any]:
     for position, info in enumerate(chosen_opinfos(config)):
         dtypes = [dtype for dtype in DTYPES if dtype in info.dtypes] or list(info.dtypes)[:1]
         for turn, dtype in enumerate(dtypes):
             for device in DEVICES:
-                usual = turn == 0 and position % EVERY == 0 and device == "cpu"
+                usual = turn == 0 and (position % EVERY == 0 or not compiled) and device == "cpu"
                 slow = [] if usual else [pytest.mark.slow]
                 marks = [*directive_marks(info, "test_fused", "torch", device, dtype), *slow]
                 yield pytest.param(info, device, dtype, marks=marks, id=f"{info.name}-inductor-{device}-{short(dtype)}")
@@ -58,11 +59,22 @@ def _instances(config: pytest.Config) -> Iterator[Any]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "info" in metafunc.fixturenames:
-        metafunc.parametrize("info,device,dtype", list(_instances(metafunc.config)))
+        compiled = metafunc.function is test_fused
+        metafunc.parametrize("info,device,dtype", list(_instances(metafunc.config, compiled=compiled)))
 
 
+@pytest.mark.usefixtures("compiled_regions")
 def test_fused(info: OpInfo, device: str, dtype: torch.dtype) -> None:
     """Outputs and gradients of the torch executor; strides, too."""
+    _compare(info, device, dtype, FUSER)
+
+
+def test_checked(info: OpInfo, device: str, dtype: torch.dtype) -> None:
+    """The same of regions that torch's operators run; what they are promised holds."""
+    _compare(info, device, dtype, FUSER.checking())
+
+
+def _compare(info: OpInfo, device: str, dtype: torch.dtype, fuser: InductorExecutor) -> None:
     op = around(info.op)
     for sample in _few(info, device, dtype):
         changed = changed_inputs(info, sample)
@@ -70,7 +82,7 @@ def test_fused(info: OpInfo, device: str, dtype: torch.dtype) -> None:
         if gives_unspecified_values(Direct(info.op, executors=["torch"]).compile(sample.args, sample.kwargs).traces[0]):
             continue
         expected = flow_of(Direct(op, executors=["torch"]), sample, wanted, changed)
-        actual = flow_of(Direct(op, executors=[FUSER, "torch"]), sample, wanted, changed)
+        actual = flow_of(Direct(op, executors=[fuser, "torch"]), sample, wanted, changed)
         assert_same_flow(actual, expected, within=WITHIN.get(dtype), stride=True)
 
 

@@ -44,6 +44,7 @@ class InductorExecutor(FusionExecutor):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._decisions = Answers(partial(_decide, whole=self.whole))
+        self._checking: FusionExecutor | None = None
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
@@ -78,7 +79,9 @@ class InductorExecutor(FusionExecutor):
         return _Elsewhere()
 
     def checking(self) -> FusionExecutor:
-        return _with_checks[self.whole]
+        if self._checking is None:
+            self._checking = _Checking(self)
+        return self._checking
 
     def pays(self, calls: list[BoundSymbol]) -> bool:
         """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
@@ -155,9 +158,10 @@ class _Checking(InductorExecutor):
     checks = True
 
     def __init__(self, executor: InductorExecutor) -> None:
-        self.whole = executor.whole
         super().__init__(executor.name)
-        self._decisions = executor._decisions
+        self.whole = executor.whole
+        self.can_fuse = executor.can_fuse
+        self.pays = executor.pays
 
     def prepare(self) -> None:
         pass  # no processor is asked about
@@ -253,4 +257,3 @@ def _triton() -> str | None:
 
 whole = register_executor(WholeProgram("inductor-whole"))
 inductorex = register_executor(InductorExecutor("inductor"), default=True, first=True)
-_with_checks = {executor.whole: _Checking(executor) for executor in (whole, inductorex)}
