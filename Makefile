@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns models sweep clean
+.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns models sweep test-gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -30,6 +30,11 @@ models: $(INSTALLED)
 # every entry of torch's operator database, held against eager; writes docs/coverage.md
 sweep: $(INSTALLED)
 	$(BIN)/python -m tests.sweep --write docs/coverage.md
+
+# OpInfos, programs, attention and models in the default configuration on a GPU, against float64; goes on where it ended
+MINUTES ?= 25
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m tests.gpu --minutes $(MINUTES) --write docs/verification.md
 
 # downloads each version of the kernels library that pyproject.toml allows
 test-kernels-versions: $(INSTALLED)

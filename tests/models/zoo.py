@@ -1,5 +1,6 @@
 """Real models from the transformers library, each tiny and from its config, and a few written by hand."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 VOCAB, WIDTH, LAYERS, HEADS, BATCH, LENGTH = 96, 32, 2, 4, 2, 10
+if os.environ.get("FORGE_ZOO") == "wide":  # as tests/gpu has them
+    VOCAB, WIDTH, HEADS, BATCH, LENGTH = 8192, 1024, 16, 4, 60
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {}
 

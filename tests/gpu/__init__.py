@@ -1,0 +1,8 @@
+"""forge in its default configuration on a GPU, held to an error bound: `make test-gpu`."""
+
+import sys
+from pathlib import Path
+
+_TESTS = str(Path(__file__).parents[1])
+if _TESTS not in sys.path:  # as pytest has it: `support`, `frontend` and `test_ops` are found there
+    sys.path.append(_TESTS)

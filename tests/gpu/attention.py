@@ -1,0 +1,142 @@
+"""Attention between other calls, for each of torch's backends: its forward and its gradients.
+
+Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout go round.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import forge
+from tests.gpu.cases import DTYPES, Case, Skipped
+from tests.gpu.measure import judge, nudged
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+HEADS = {"equal": (4, 4), "grouped": (4, 2), "one": (4, 1)}
+WIDTHS = (32, 64, 96, 128, 192, 256)
+MASKS = ("none", "causal", "bool", "bool_broadcast", "float", "float_broadcast", "float_grad")
+LAYOUTS = ("contiguous", "transposed")
+LENGTHS = ((128, 128), (100, 100), (64, 160), (1, 96), (256, 256))
+BATCH = 2
+
+
+def cases() -> dict[str, Case]:
+    """Every case by name."""
+    found = {}
+    everything = itertools.product(BACKENDS, HEADS, WIDTHS, MASKS, LAYOUTS)
+    for turn, (backend, heads, width, mask, layout) in enumerate(everything):
+        known = ("bfloat16", "float16", "float32") if backend in ("efficient", "math") else ("bfloat16", "float16")
+        dtype = known[turn % len(known)]
+        lengths = LENGTHS[turn % len(LENGTHS)]
+        lengths = (lengths[1], lengths[1]) if mask == "causal" else lengths
+        dropout = 0.2 if turn % 7 == 3 else 0.0
+        scale = 0.3 if turn % 3 == 1 else None
+        name = f"attention/{backend}/{heads}/{width}/{mask}/{layout}/{dtype}"
+        run = partial(_run, backend, HEADS[heads], width, mask, layout, DTYPES[dtype], lengths, dropout, scale)
+        found[name] = Case(run)
+    return found
+
+
+def _run(
+    backend: str,
+    heads: tuple[int, int],
+    width: int,
+    mask: str,
+    layout: str,
+    dtype: torch.dtype,
+    lengths: tuple[int, int],
+    dropout: float,
+    scale: float | None,
+    device: torch.device,
+) -> tuple[str, str]:
+    torch.manual_seed(0)
+    inputs = _inputs(heads, width, mask, layout, dtype, lengths, device)
+    gradient = _heads(heads[0], lengths[0], width, layout, dtype, device)
+    attend = _attend(mask == "causal", dropout, scale, heads[0] != heads[1])
+
+    def flow(function: Callable, inputs: list, gradient: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [each.detach().requires_grad_() for each in inputs[:3]]
+        given = inputs[3]
+        if mask == "float_grad":
+            given = given.detach().requires_grad_()
+            leaves.append(given)
+        torch.manual_seed(1)
+        out = function(*leaves[:3], given, inputs[4])
+        return [out.detach(), *torch.autograd.grad(out, leaves, gradient)]
+
+    def in_eager(inputs: list, gradient: torch.Tensor) -> list[torch.Tensor]:
+        with sdpa_kernel([BACKENDS[backend]]):
+            return flow(attend, inputs, gradient)
+
+    def reference(draw: int | None) -> list[torch.Tensor]:
+        wide, wide_gradient = nudged((inputs, gradient), dtype, draw)
+        if dropout:  # in float64, other numbers are drawn: eager's own results, for inputs that are off
+            narrow = [
+                each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in wide
+            ]
+            return in_eager(narrow, wide_gradient.to(dtype))
+        with sdpa_kernel([SDPBackend.MATH]):
+            return flow(attend, wide, wide_gradient)
+
+    try:
+        eager = in_eager(inputs, gradient)
+    except RuntimeError as error:
+        if "No available kernel" not in str(error) and "No viable backend" not in str(error):
+            raise
+        raise Skipped("torch has no such kernel for it") from None
+    with sdpa_kernel([BACKENDS[backend]]):
+        ours = flow(forge.jit(attend), inputs, gradient)
+    return judge(ours, eager, reference)
+
+
+def _attend(causal: bool, dropout: float, scale: float | None, groups: bool) -> Callable:
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, gain: torch.Tensor
+    ) -> torch.Tensor:
+        query, key = query * gain + query, key * gain - key
+        out = F.scaled_dot_product_attention(
+            query, key, value.tanh(), mask, dropout, causal, scale=scale, enable_gqa=groups
+        )
+        return out * gain + out
+
+    return attend
+
+
+def _heads(heads: int, length: int, width: int, layout: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Of shape (batch, heads, length, width); transposed: as a view of what a projection gives."""
+    if layout == "contiguous":
+        return torch.randn(BATCH, heads, length, width, dtype=dtype, device=device)
+    return torch.randn(BATCH, length, heads, width, dtype=dtype, device=device).transpose(1, 2)
+
+
+def _inputs(
+    heads: tuple[int, int],
+    width: int,
+    mask: str,
+    layout: str,
+    dtype: torch.dtype,
+    lengths: tuple[int, int],
+    device: torch.device,
+) -> list[Any]:
+    query = _heads(heads[0], lengths[0], width, layout, dtype, device)
+    key, value = (_heads(heads[1], lengths[1], width, layout, dtype, device) for _ in range(2))
+    gain = torch.rand(width, dtype=dtype, device=device) + 0.5
+    shape = (BATCH, 1, *lengths) if mask.endswith("_broadcast") else (BATCH, heads[0], *lengths)
+    shape = lengths if mask == "bool_broadcast" else shape
+    given = None
+    if mask.startswith("bool"):
+        given = torch.rand(shape, device=device) > 0.3
+        given[..., 0] = True  # a row that attends to nothing is NaN, or not, by the kernel
+    elif mask.startswith("float"):
+        given = torch.randn(shape, dtype=dtype, device=device)
+    return [query, key, value, given, gain]

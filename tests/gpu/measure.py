@@ -1,0 +1,106 @@
+"""The error bound: how far a result may be from float64's.
+
+Let e be the result of eager in some dtype, r what eager gives in float64 for the same numbers, f forge's result. In the
+Euclidean norm and in the largest element's,
+
+    |f - r| <= 2 |e - r| + 2 eps |r|
+
+where eps is the dtype's distance from 1 to the next number. Where eager happens to be exact, or a result is a few
+numbers that cancel, eager's own distance says little of the dtype; so a result beyond the bound is within it *by
+conditioning* if the bound holds with the largest of |e - r| and |r' - r|, where r' is float64's result for inputs each
+off by half an eps, drawn `DRAWS` times. What is within by conditioning is counted by itself. Integers and booleans are
+eager's. An element that is not finite in e or r is left out: in half precision, eager overflows where forge need not.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+TIMES = 2.0
+ULPS = 2.0
+DRAWS = 4
+WITHIN, CONDITIONED = "within", "by conditioning"
+
+Values = Sequence[Any]
+
+
+def judge(forge: Values, eager: Values, reference: Callable[[int | None], Values]) -> tuple[str, str]:
+    """WITHIN, CONDITIONED or "beyond", and in words the first result that is not within the bound.
+
+    reference: the values in float64, given None; given a number, those for inputs off by half an eps.
+    """
+    wrong = metadata(forge, eager)
+    if wrong is not None:
+        return "beyond", wrong
+    exact = reference(None)
+    places = [place for place, each in enumerate(eager) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    found = {place: beyond(forge[place], eager[place], exact[place], []) for place in places}
+    found = {place: why for place, why in found.items() if why is not None}
+    if not found:
+        return WITHIN, ""
+    near = [reference(draw) for draw in range(DRAWS)]
+    for place in found:
+        why = beyond(forge[place], eager[place], exact[place], [each[place] for each in near])
+        if why is not None:
+            return "beyond", f"result {place} of {len(eager)}: {why}"
+    return CONDITIONED, f"{len(found)} of {len(eager)} results"
+
+
+def metadata(forge: Values, eager: Values) -> str | None:
+    """What differs besides the values of floating point tensors."""
+    if len(forge) != len(eager):
+        return f"{len(forge)} results where eager has {len(eager)}"
+    for place, (one, other) in enumerate(zip(forge, eager, strict=True)):
+        if not isinstance(other, torch.Tensor) or not isinstance(one, torch.Tensor):
+            if type(one) is not type(other):
+                return f"result {place} is a {type(one).__name__} where eager gives a {type(other).__name__}"
+            continue
+        ours, theirs = ((each.dtype, tuple(each.shape), each.device) for each in (one, other))
+        if ours != theirs:
+            return f"result {place} is {ours} where eager gives {theirs}"
+        if not other.is_floating_point() and not torch.equal(one, other):
+            return f"result {place}: {other.dtype} values differ from eager's"
+    return None
+
+
+def beyond(forge: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, near: Values) -> str | None:
+    """How a result is beyond the bound, None where it is within. near: float64's results for inputs that are off."""
+    eps = torch.finfo(eager.dtype).eps
+    ours, theirs, right, *others = (each.detach().double() for each in (forge, eager, exact, *near))
+    counts = theirs.isfinite() & right.isfinite()
+    for each in others:
+        counts &= each.isfinite()
+    right = right.where(counts, 0)
+    off, eagers, *conditions = (each.where(counts, 0) - right for each in (ours, theirs, *others))
+    for name, norm in (("Euclidean", torch.linalg.vector_norm), ("largest", _largest)):
+        size = norm(right).item()
+        distance = norm(off).nan_to_num(nan=torch.inf).item()
+        usual = max(norm(each).item() for each in (eagers, *conditions))
+        bound = TIMES * usual + ULPS * eps * size
+        if not distance <= bound:
+            away = f"{distance:.3g} from float64 in the {name} norm, of {size:.3g}"
+            return f"{away}; {usual:.3g} is usual, {bound:.3g} the bound"
+    return None
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().max() if x.numel() else x.new_zeros(())
+
+
+def nudged(tree: Any, dtype: torch.dtype, draw: int | None) -> Any:
+    """The floating point tensors of a nest in float64; each number off by half an eps of the dtype, up or down."""
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def nudge(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        wide = leaf.detach().double()
+        if draw is None:
+            return wide
+        generator = generators.setdefault(leaf.device, torch.Generator(leaf.device).manual_seed(1 + draw))
+        signs = torch.randint(0, 2, leaf.shape, generator=generator, device=leaf.device) * 2 - 1
+        return wide * (1 + signs * (torch.finfo(dtype).eps / 2))
+
+    return _pytree.tree_map(nudge, tree)

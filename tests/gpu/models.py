@@ -1,0 +1,94 @@
+"""Models in training, of real widths (zoo.py's constants, where FORGE_ZOO=wide), in bfloat16 and under autocast."""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+import forge
+from tests.gpu.cases import Case, Skipped
+from tests.gpu.measure import judge, nudged
+from tests.models.test_models import loss_of, outputs
+from tests.models.zoo import MODELS
+
+Make = Callable[[], tuple[nn.Module, dict[str, Any]]]
+SECONDS = 400.0
+
+
+def cases(first: bool = False) -> dict[str, Case]:
+    """Every case by name; first: those of one model at the widths at which its gradients were once wrong."""
+    makers = GEMMAS if first else MODELS
+    kinds = {"bfloat16": (torch.bfloat16, False), "autocast": (torch.float32, True)}
+    return {
+        f"model/{name}/{kind}": Case(partial(_run, make, dtype, autocast), SECONDS)
+        for name, make in makers.items()
+        for kind, (dtype, autocast) in kinds.items()
+    }
+
+
+def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -> tuple[str, str]:
+    torch.manual_seed(0)
+    model, arguments = make()
+    model = model.train().to(device, dtype)
+    arguments = _pytree.tree_map(lambda leaf: _moved(leaf, device, dtype), arguments)
+
+    def flow(model: nn.Module, arguments: dict, function: Callable, *, mixed: bool) -> list[torch.Tensor | None]:
+        torch.manual_seed(1)
+        with torch.autocast(device.type, torch.bfloat16) if mixed else contextlib.nullcontext():
+            result = function(**arguments)
+            loss = loss_of(result)
+        loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return [*(each.detach() for each in outputs(result)), loss.detach(), *gradients]
+
+    eager, compiled = copy.deepcopy(model), copy.deepcopy(model)
+    try:
+        theirs = flow(eager, arguments, eager, mixed=autocast)
+    except (RuntimeError, NotImplementedError) as error:
+        raise Skipped(f"eager refuses it: {str(error).partition(chr(10))[0]}") from error
+    ours = flow(compiled, arguments, forge.jit(compiled), mixed=autocast)
+
+    def reference(draw: int | None) -> list[torch.Tensor | None]:
+        wide = copy.deepcopy(model).double()
+        given = nudged(arguments, torch.bfloat16, draw)
+        with torch.no_grad():
+            moved = nudged(list(model.parameters()), torch.bfloat16, draw)
+            for parameter, value in zip(wide.parameters(), moved, strict=True):
+                parameter.copy_(value)
+        return flow(wide, given, wide, mixed=False)
+
+    return judge(ours, theirs, reference)
+
+
+def _moved(leaf: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device)
+
+
+def _gemma(key_heads: int, head_dim: int, layers: int) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    config = transformers.Gemma3TextConfig(
+        vocab_size=2048,
+        hidden_size=1152,
+        intermediate_size=2048,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=key_heads,
+        head_dim=head_dim,
+        use_cache=False,
+    )
+    ids = torch.randint(3, 2048, (4, 1024))
+    return transformers.Gemma3ForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+
+GEMMAS = {
+    f"gemma3-{key_heads}x{head_dim}-{layers}": partial(_gemma, key_heads, head_dim, layers)
+    for key_heads, head_dim, layers in ((1, 256, 2), (1, 256, 3), (1, 128, 2), (2, 256, 2), (4, 256, 2), (4, 64, 2))
+}
