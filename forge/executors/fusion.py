@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, asked, decline
-from forge.executors.layout import RESTRIDED, Layout, Layouts, contiguous, in_row_major, reinterpreted
+from forge.executors.layout import RESTRIDED, Layout, Layouts, contiguous, in_row_major, reinterpreted, same
 from forge.executors.regions import Node, Region, find_regions
 from forge.executors.unspecified import with_unspecified
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
@@ -317,7 +317,7 @@ class _Writer:
 
 
 def _is_contiguous(layout: Layout) -> bool:
-    return key_of(layout.strides) == key_of(contiguous(layout.shape))
+    return same(layout.strides, contiguous(layout.shape))
 
 
 def _key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:

@@ -326,6 +326,11 @@ def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
     return [(output, result)]
 
 
+def same(one: tuple[Dim, ...], other: tuple[Dim, ...] | None) -> bool:
+    """Return whether sizes or strides are the same whatever the symbols in them are; nothing is guarded."""
+    return key_of(one) == key_of(other)
+
+
 def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """The strides of a contiguous tensor."""
     strides: list[Dim] = []
@@ -371,7 +376,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
         there = found.values.get(proxy.name)
         if not isinstance(there, Layout) or not there.is_plain:  # torch conjugates it when it is read
             continue
-        if there.strides == proxy.strides and proxy.name not in found.uncertain:
+        if same(there.strides, proxy.strides) and proxy.name not in found.uncertain:
             continue
         made[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
         calls.append(BoundSymbol(RESTRIDED, (proxy, proxy.strides), {}, new))

@@ -29,15 +29,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.printers import PythonPrinter
 
 from forge.executors.checked import CheckError
 from forge.executors.executor import Decision, Declined, decline
 from forge.executors.inductorex.graphs import Described, rebuild
-from forge.executors.inductorex.saved import with_strides
+from forge.executors.inductorex.strides import NO_STRIDES, Strides
 from forge.executors.unspecified import poisoned
 from forge.ir.interpreter import unconverted
-from forge.ir.printing import qualified_name
+from forge.ir.printing import qualified_name, symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES
 
 aten = torch.ops.aten
@@ -87,9 +86,9 @@ class Promise:
 
 def _size(size: Any) -> Size:
     if not isinstance(size, SYMBOLIC_TYPES):
-        return int(size)
+        return size if isinstance(size, str) else int(size)
     known = size.node.maybe_as_int()
-    return PythonPrinter().doprint(size.node.expr) if known is None else known
+    return symbolic_expression(size) if known is None else known
 
 
 def _value(size: Size, sizes: Mapping[str, int]) -> int:
@@ -100,7 +99,7 @@ class CheckedRegion:
     """A function of one list, which it empties, that runs a graph by torch's operators between two checks.
 
     code: the graph as fx prints it; scope: qualified names of what it reads. inputs: a Promise for each tensor, an
-    expression for each size. strides: those that results get, by position, where the graph gives others. constants:
+    expression for each size. strides: those that results get where the graph gives others. constants:
     tensors that the graph holds, by name.
     """
 
@@ -110,7 +109,7 @@ class CheckedRegion:
         scope: Mapping[str, str],
         inputs: tuple[Promise | Size, ...],
         outputs: tuple[Promise, ...],
-        strides: Mapping[int, tuple] = types.MappingProxyType({}),
+        strides: Strides = NO_STRIDES,
         constants: Mapping[str, torch.Tensor] = types.MappingProxyType({}),
     ) -> None:
         self.code = code
@@ -121,9 +120,8 @@ class CheckedRegion:
         self.constants = constants
         namespace = {name: _resolve(where) for name, where in scope.items()}
         exec(compile(code, "<forge checked region>", "exec"), namespace)
-        self._run = with_strides(
-            partial(_call, partial(namespace["forward"], types.SimpleNamespace(**constants))), strides
-        )
+        forward = partial(namespace["forward"], types.SimpleNamespace(**constants))
+        self._run = strides.around(partial(_call, forward))
         defined = set().union(*(each.symbols() for each in inputs if isinstance(each, Promise)))
         defined.update(each for each in inputs if isinstance(each, str))
         for number, each in enumerate((*inputs, *outputs)):
@@ -173,8 +171,6 @@ class CheckedRegion:
 
     def dump(self) -> bytes | Declined:
         """Return what `load` makes the region of, as JSON."""
-        if any(isinstance(each, SYMBOLIC_TYPES) for strides in self.strides.values() for each in strides):
-            return decline("the strides of a region's results are symbolic")
         if self.constants:
             return decline("a region holds constants")
         inputs = [asdict(each) if isinstance(each, Promise) else each for each in self.inputs]
@@ -183,7 +179,7 @@ class CheckedRegion:
             "scope": self.scope,
             "inputs": inputs,
             "outputs": list(map(asdict, self.outputs)),
-            "strides": list(self.strides.items()),
+            "strides": [list(self.strides.results.items()), dict(self.strides.sizes)],
         }
         return json.dumps(known).encode()
 
@@ -191,9 +187,11 @@ class CheckedRegion:
 def load(data: bytes) -> CheckedRegion:
     """Return the region that `CheckedRegion.dump` described."""
     known = json.loads(data)
-    strides = {place: tuple(each) for place, each in known["strides"]}
+    results, sizes = known["strides"]
     inputs = tuple(_promise(each) if isinstance(each, dict) else each for each in known["inputs"])
-    return CheckedRegion(known["code"], known["scope"], inputs, tuple(map(_promise, known["outputs"])), strides)
+    return CheckedRegion(
+        known["code"], known["scope"], inputs, tuple(map(_promise, known["outputs"])), Strides(dict(results), sizes)
+    )
 
 
 def _promise(known: Mapping[str, Any]) -> Promise:
@@ -201,7 +199,7 @@ def _promise(known: Mapping[str, Any]) -> Promise:
 
 
 def check_region(
-    graph: torch.fx.GraphModule, inputs: list[Any], fake: FakeTensorMode, strides: Mapping[int, tuple], *, whole: bool
+    graph: torch.fx.GraphModule, inputs: list[Any], fake: FakeTensorMode, strides: Strides, *, whole: bool
 ) -> CheckedRegion | Declined:
     """Return a region's graph as a function that torch runs; the arguments are those of Inductor's code generator.
 
@@ -220,7 +218,9 @@ def check_region(
     if unnamed:
         return decline(f"the region's graph reads {unnamed}, which is no name of a module's")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")}
-    promised = [Promise.of(node.meta["val"], strides.get(position)) for position, node in enumerate(output.args[0])]
+    promised = [
+        Promise.of(node.meta["val"], strides.results.get(position)) for position, node in enumerate(output.args[0])
+    ]
     edges = tuple(Promise.of(each) if isinstance(each, torch.Tensor) else _size(each) for each in inputs)
     return CheckedRegion(python.src, scope, edges, tuple(promised), strides, constants)
 
@@ -230,7 +230,7 @@ class CheckedProgram:
 
     on_cpu = True
 
-    def __init__(self, graph: Described, strides: Mapping[int, tuple]) -> None:
+    def __init__(self, graph: Described, strides: Strides) -> None:
         self.function = check_region(*rebuild(pickle.loads(pickle.dumps(graph))), strides, whole=True)
 
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from forge.executors.executor import Decision, decline
 from forge.executors.inductorex import processes
 from forge.executors.inductorex.graphs import Described
 from forge.executors.inductorex.saved import loaded
+from forge.executors.inductorex.strides import Strides
 
 _log = logging.getLogger("forge.inductor")
 
@@ -54,11 +55,11 @@ class Settings:
 class Compilation:
     """A graph that is to be compiled; once `state` says so, a function of one list.
 
-    strides: those that its results are given, by place, where the artifact's differ. A compilation that nobody waits
+    strides: those that its results are given where the artifact's differ. A compilation that nobody waits
     for any longer ends.
     """
 
-    def __init__(self, graph: Described, strides: Mapping[int, tuple]) -> None:
+    def __init__(self, graph: Described, strides: Strides) -> None:
         self._strides = strides
         self._job = _Job(pickle.dumps((graph, Settings.current())))
         self._function: Callable | None = None

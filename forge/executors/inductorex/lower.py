@@ -5,7 +5,7 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, reduce
 from operator import add, mul
@@ -31,7 +31,8 @@ from forge.executors.executor import Decision, Declined, decline, resolve_execut
 from forge.executors.inductorex import ahead, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import describe
-from forge.executors.layout import ATTENTION, Layout, Layouts, paired
+from forge.executors.inductorex.strides import Strides
+from forge.executors.layout import ATTENTION, Layout, Layouts, paired, same
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
@@ -145,7 +146,10 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
 def _mixes_dtypes(bound: BoundSymbol, operator: Any) -> bool:
     """Return whether a call's tensors have dtypes that its operator's kernel may refuse."""
     dtypes = {proxy.dtype for proxy in tensors(bound.args)}
-    if operator.overloadpacket in _NORMS and dtypes in ({torch.bfloat16, torch.float32}, {torch.float16, torch.float32}):
+    if operator.overloadpacket in _NORMS and dtypes in (
+        {torch.bfloat16, torch.float32},
+        {torch.float16, torch.float32},
+    ):
         return False
     return len(dtypes) > 1
 
@@ -231,7 +235,7 @@ def compile_region(region: Trace, codegen: "Codegen | None" = None, *, whole: bo
         layouts = Layouts(region.inputs)
         with _alone():
             graph, given = _graph_of(region, layouts)
-            return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region), whole=whole)
+            return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region, given), whole=whole)
     except (Undecided, CheckError):
         raise
     except Exception as error:
@@ -241,14 +245,14 @@ def compile_region(region: Trace, codegen: "Codegen | None" = None, *, whole: bo
 
 
 def generate(
-    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Mapping[int, tuple], *, whole: bool
+    graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode, strides: Strides, *, whole: bool
 ) -> Callable:
     """Inductor's artifact of a graph; `given` are stand-ins for its inputs, of the mode `fake`. strides: those that
-    results get, by place, where the graph gives others. whole: C++ calls all kernels."""
+    results get where the graph gives others. whole: C++ calls all kernels."""
     ahead.wait()
     with waits.gathered() as started:
         compiled = compile_graph(graph, given, fake, whole=whole)
-        started.function = saved.with_strides(compiled.current_callable, strides)
+        started.function = strides.around(compiled.current_callable)
     saved.keep(started.function, compiled, strides)
     return started.function
 
@@ -264,11 +268,11 @@ def compile_region_elsewhere(region: Trace, start: Callable = Compilation) -> An
     try:
         layouts = Layouts(region.inputs)
         with _alone():
-            graph, _ = _graph_of(region, layouts)
+            graph, given = _graph_of(region, layouts)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
             return decline("its lengths are not known")
-        return start(describe(graph, inputs), _other_strides(graph, region))
+        return start(describe(graph, inputs), _other_strides(graph, region, given))
     except CheckError:
         raise
     except Exception as error:
@@ -335,11 +339,12 @@ def _changes(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
-def _other_strides(graph: torch.fx.GraphModule, region: Trace) -> dict[int, tuple]:
-    """The strides that torch gives results, by place, where a decomposition gives others."""
+def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any]) -> Strides:
+    """The strides that torch gives results where a decomposition gives others."""
     (output,) = graph.graph.find_nodes(op="output")
     made = [tuple(node.meta["val"].stride()) for node in output.args[0]]
-    return {place: proxy.strides for place, proxy in enumerate(region.output) if made[place] != proxy.strides}
+    wanted = {place: proxy.strides for place, proxy in enumerate(region.output) if not same(made[place], proxy.strides)}
+    return Strides.of(wanted, given)
 
 
 def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:

@@ -17,29 +17,28 @@ from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any
 
-import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import utils as inductor_utils
 from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
 
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import units
-from forge.executors.layout import restrided
+from forge.executors.inductorex.strides import NO_STRIDES, Strides
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
 _kept: "weakref.WeakKeyDictionary[Callable, Kept | _Dumped]" = weakref.WeakKeyDictionary()
 
 
 class Kept:
-    """What is known of an artifact. strides: those that results are given, by place, where Inductor's differ."""
+    """What is known of an artifact. strides: those that results are given where Inductor's differ."""
 
-    def __init__(self, graph: Any, strides: Mapping[int, tuple]) -> None:
+    def __init__(self, graph: Any, strides: Strides) -> None:
         self.source: str | None = getattr(graph, "source_code", None)
         self.scope: dict[str, Any] = getattr(graph.current_callable, "__globals__", {})
         self.reason = _not_kept(graph)
         defers = getattr(graph, "_defers_input_alignment", False)
         self.aligned: list[int] = [] if defers else list(graph.inputs_to_check)
-        self.strides = dict(strides)
+        self.strides = strides
 
     def dump(self) -> bytes | Declined:
         """As `dump`."""
@@ -47,8 +46,6 @@ class Kept:
             return decline("it is not known what Inductor made a region of")
         if self.reason is not None:
             return decline(self.reason)
-        if not all(isinstance(each, int) for strides in self.strides.values() for each in strides):
-            return decline("the strides of a region's results are symbolic")
         kernels = _kernels(self.scope)
         return json.dumps(
             {
@@ -56,7 +53,7 @@ class Kept:
                 "short": _short(self.source, kernels),
                 "kernels": kernels,
                 "aligned": self.aligned,
-                "strides": list(self.strides.items()),
+                "strides": _as_data(self.strides),
             }
         ).encode()
 
@@ -70,23 +67,13 @@ def _not_kept(graph: Any) -> str | None:
     return None
 
 
-def keep(function: Callable, graph: Any, strides: Mapping[int, tuple]) -> None:
+def _as_data(strides: Strides) -> list:
+    return [list(strides.results.items()), dict(strides.sizes)]
+
+
+def keep(function: Callable, graph: Any, strides: Strides) -> None:
     """Remembers what a region's function was made of: `graph` is Inductor's CompiledFxGraph."""
     _kept[function] = Kept(graph, strides)
-
-
-def with_strides(function: Callable, strides: Mapping[int, tuple]) -> Callable:
-    """An artifact with results of these strides, by place."""
-    if not strides:
-        return function
-
-    def run(boxed: list[Any]) -> list[torch.Tensor]:
-        results = list(function(boxed))
-        for place, wanted in strides.items():
-            results[place] = restrided(results[place], wanted)
-        return results
-
-    return run
 
 
 def dump(function: Callable) -> bytes | Declined:
@@ -97,13 +84,13 @@ def dump(function: Callable) -> bytes | Declined:
 
 def dump_artifact(graph: Any) -> bytes | Declined:
     """What `load` makes the function of Inductor's CompiledFxGraph of."""
-    return Kept(graph, {}).dump()
+    return Kept(graph, NO_STRIDES).dump()
 
 
-def loaded(data: bytes, strides: Mapping[int, tuple]) -> Callable:
+def loaded(data: bytes, strides: Strides) -> Callable:
     """As `load`, with results of these strides; it can be dumped again."""
     known = json.loads(data)
-    known["strides"] = list(strides.items())
+    known["strides"] = _as_data(strides)
     data = json.dumps(known).encode()
     function = load(data)
     _kept[function] = _Dumped(data)
@@ -129,7 +116,8 @@ def load(data: bytes) -> Callable:
         call = PyCodeCache.load(known["source"]).call
     if known["aligned"]:
         call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
-    return with_strides(call, {place: tuple(wanted) for place, wanted in known["strides"]})
+    results, sizes = known["strides"]
+    return Strides(dict(results), sizes).around(call)
 
 
 def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable | None:

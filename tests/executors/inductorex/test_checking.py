@@ -14,6 +14,7 @@ import forge
 from forge import CheckError, torchlang
 from forge.executors import OperatorExecutor
 from forge.executors.inductorex.checking import CheckedRegion, Promise, check_region, load
+from forge.executors.inductorex.strides import NO_STRIDES
 from forge.executors.unspecified import poisoned, randomly_strided
 from forge.options import Options
 
@@ -135,7 +136,7 @@ def test_programs_from_the_disk_are_checked_too(tmp_path, monkeypatch):
 def test_memory_that_was_never_written_holds_nan():
     x = torch.zeros(2, 3)
     graph = make_fx(lambda x: [x.new_empty(2, 3) + x], tracing_mode="fake")(x)
-    (result,) = check_region(graph, [x], None, {}, whole=False)([x])
+    (result,) = check_region(graph, [x], None, NO_STRIDES, whole=False)([x])
     assert result.isnan().all()
 
 

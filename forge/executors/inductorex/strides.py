@@ -1,0 +1,74 @@
+"""Strides that a region's results get where its code gives others, computed from the region's sizes when it runs."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.executors.layout import restrided
+from forge.ir import check
+from forge.ir.printing import symbolic_expression
+from forge.ir.proxies import SYMBOLIC_TYPES, Dim
+from forge.ir.pytree import names
+
+
+class Strides(NamedTuple):
+    """Strides of a region's results as numbers and Python expressions, for this process and others.
+
+    results: a result's strides, by position. sizes: for each symbol that they read, the expression of `boxed`, the list
+    of the region's inputs, that is its value.
+    """
+
+    results: Mapping[int, Sequence[int | str]]
+    sizes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, results: Mapping[int, tuple[Dim, ...]], inputs: Sequence[Any]) -> "Strides":
+        """Write strides down; `inputs` are stand-ins for the region's. Raises NotImplementedError for a symbol that no
+        input tells."""
+        known = sizes_of(inputs)
+        read = sorted(set(names(list(results.values()))))
+        unknown = [name for name in read if name not in known]
+        check(not unknown, lambda: f"strides of results read {unknown}, which no input tells", NotImplementedError)
+        written = {place: [_written(each) for each in strides] for place, strides in results.items()}
+        return cls(written, {name: known[name] for name in read})
+
+    def around(self, function: Callable) -> Callable:
+        """Return an artifact's function with results of these strides."""
+        if not self.results:
+            return function
+        lines = ["def run(boxed):"]
+        lines += [f"    {name} = {size}" for name, size in self.sizes.items()]
+        lines += ["    results = list(function(boxed))"]
+        for place, strides in self.results.items():
+            wanted = "".join(f"{each}, " for each in strides)
+            lines.append(f"    results[{place}] = restrided(results[{place}], ({wanted}))")
+        scope = {"function": function, "math": math, "restrided": restrided}
+        exec(compile("\n".join([*lines, "    return results"]), "<forge strides>", "exec"), scope)
+        return scope["run"]
+
+
+NO_STRIDES = Strides({}, {})  # where the code gives what torch gives
+
+
+def sizes_of(inputs: Sequence[Any]) -> dict[str, str]:
+    """Return for each symbol that a region's inputs tell the expression of `boxed`, their list, that is its value."""
+    numbers = {f"boxed[{place}]": each for place, each in enumerate(inputs) if isinstance(each, torch.SymInt)}
+    lengths = {
+        f"boxed[{place}].{method}({dim})": length
+        for place, each in enumerate(inputs)
+        if isinstance(each, torch.Tensor)
+        for method, lengths in (("size", each.shape), ("stride", each.stride()))
+        for dim, length in enumerate(lengths)
+        if isinstance(length, torch.SymInt)
+    }
+    known: dict[str, str] = {}
+    for text, number in {**numbers, **lengths}.items():
+        if number.node.expr.is_symbol:
+            known.setdefault(str(number.node.expr), text)
+    return known
+
+
+def _written(length: Dim) -> int | str:
+    return symbolic_expression(length) if isinstance(length, SYMBOLIC_TYPES) else int(length)

@@ -1,0 +1,156 @@
+"""Programs of symbolic sizes in the default configuration: sizes and strides are numbers when a region runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cache.support import from_disk, is_cached
+from torch import nn
+
+import forge
+from forge.executors.inductorex import inductorex, lower
+
+pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What Inductor failed at, which torch runs."""
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+    torch._dynamo.reset()
+    found: list[Exception] = []
+    monkeypatch.setattr(lower.waits, "notice", found.append)
+    return found
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def heads(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """Keys as a decoder's cache takes them."""
+    keys = (x @ w).view(*x.shape[:2], 2, 4).transpose(1, 2)
+    angles = torch.arange(x.shape[1])[:, None] * torch.ones(4)
+    return keys * angles.cos() + rotated(keys) * angles.sin(), (x @ w).relu()
+
+
+def joined(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """The strides have the sum of two lengths."""
+    both = torch.cat((x @ w, x.flip(1) @ w, (x @ w)[:, :1]), 1).transpose(1, 2)
+    return both * 2 + rotated(both.transpose(1, 2)).transpose(1, 2).sin(), both.tanh().sum(1)
+
+
+def halved(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """The strides have a quotient of a length."""
+    half = x.shape[1] // 2
+    part = (x @ w)[:, :half].reshape(x.shape[0], half, 2, 4).transpose(1, 2)
+    return part.sin() + rotated(part), part.cos() * rotated(part)
+
+
+def flattened(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """The strides have the product of two lengths."""
+    flat = (x @ w).reshape(-1, 2, 4).transpose(0, 1)
+    return flat.sin() + rotated(flat), flat.transpose(0, 1).reshape(x.shape[0], -1).cos() + 1
+
+
+def pooled(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+    """An image whose height and width change."""
+    image = (x @ w)[:, None].expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
+    image = F.conv2d(image, torch.ones(4, 3, 3, 3) / 9, padding=1, stride=(2, 1))
+    return F.avg_pool2d(image.relu() + 1, 2), image.sigmoid() * torch.cat((image[:, 2:], image[:, :2]), 1)
+
+
+PROGRAMS = [heads, joined, halved, flattened, pooled]
+SHAPES = [(2, 6), (2, 9), (4, 12)]
+
+
+def of(batch: int, length: int) -> Tensors:
+    torch.manual_seed(batch * length)
+    return torch.randn(batch, length, 8) / 3, torch.randn(8, 8) / 3
+
+
+def assert_as_eager(jitted: Callable, function: Callable, given: Tensors, *, training: bool) -> None:
+    """Compares results, their strides, and gradients."""
+    ours, theirs = ([each.clone().requires_grad_(training) for each in given] for _ in range(2))
+    results, expected = jitted(*ours), function(*theirs)
+    for one, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride()
+    if training:
+        for given, made in ((ours, results), (theirs, expected)):
+            sum(each.sin().sum() for each in made).backward(inputs=given)
+        torch.testing.assert_close(*([x.grad for x in given] for given in (ours, theirs)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("function", PROGRAMS)
+def test_results_have_eagers_strides_at_every_size(
+    function: Callable, training: bool, failures: list[Exception]
+) -> None:
+    jitted = forge.jit(function)
+    for shape in SHAPES:
+        assert_as_eager(jitted, function, of(*shape), training=training)
+    assert not failures and not forge.explain(jitted).eager
+
+
+@pytest.mark.parametrize("function", [heads, flattened])
+def test_so_they_have_where_the_first_call_is_symbolic(function: Callable, failures: list[Exception]) -> None:
+    jitted = forge.jit(function, dynamic=True)
+    for shape in SHAPES:
+        assert_as_eager(jitted, function, of(*shape), training=True)
+    assert not failures and len(forge.explain(jitted).recompiles) == 0
+
+
+@pytest.mark.parametrize("function", [heads, joined])
+def test_symbolic_strides_are_read_from_disk(
+    function: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
+    for last in (False, True):
+        torch._dynamo.reset()
+        jitted = forge.jit(function)
+        for shape in SHAPES:
+            assert_as_eager(jitted, function, of(*shape), training=True)
+        assert is_cached(jitted) == last and not forge.explain(jitted).uncached
+        from_disk(monkeypatch)
+
+
+class Decoder(nn.Module):
+    """A layer of a decoder whose cache is a result, as a model of transformers gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(16, 8), nn.Linear(8, 16)
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, ids: torch.Tensor, past: tuple | None = None) -> Tensors:
+        x = self.embedding(ids)
+        q, k, v = (each(x).view(*x.shape[:2], 2, 4).transpose(1, 2) for each in (self.query, self.key, self.value))
+        start = past[0].shape[2] if past is not None else 0
+        angles = torch.arange(start, start + x.shape[1])[:, None] * torch.ones(4)
+        q, k = (each * angles.cos() + rotated(each) * angles.sin() for each in (q, k))
+        if past is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v), strict=True))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
+        return self.out(attended.transpose(1, 2).reshape(x.shape)), k, v
+
+
+def test_a_decoder_goes_on_from_its_cache_at_every_length(failures: list[Exception]) -> None:
+    model = Decoder().eval()
+    jitted = forge.jit(model)
+    for batch, length in ((2, 5), (2, 8), (3, 7)):
+        ids, past, expected = torch.randint(16, (batch, length)), None, None
+        for _ in range(3):
+            with torch.no_grad():
+                logits, *past = jitted(ids, past)
+                wanted, *expected = model(ids, expected)
+            torch.testing.assert_close((logits, *past), (wanted, *expected))
+            assert [each.stride() for each in past] == [each.stride() for each in expected]
+            ids = wanted[:, -1:].argmax(-1)
+    assert not failures
