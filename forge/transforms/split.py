@@ -141,7 +141,7 @@ def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Se
     missing = [name for name in needed if name not in defined]
     assert not missing, f"the backward reads {missing}, which the forward does not make"
     given = [*tensors_of(backward.inputs), *tensors_of([defined[name] for name in needed])]
-    needed += [name for name in _symbols_of_expressions(given) if name in lengths and name not in needed]
+    needed += [name for name in _symbols(forward.inputs, given) if name in lengths and name not in needed]
     saved = [defined[name] for name in needed]
     tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
@@ -153,10 +153,11 @@ def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Se
     return Split(new, tensors, numbers)
 
 
-def _symbols_of_expressions(given: Iterable[TensorProxy]) -> list[str]:
-    """The symbols of the lengths that are expressions of them (4*s0), from which a tensor does not tell them."""
-    lengths = [length for proxy in given for length in proxy.shape if isinstance(length, torch.SymInt)]
-    return list(dict.fromkeys(names([length for length in lengths if not length.node.expr.is_symbol])))
+def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]:
+    """The symbols that a backward may read without naming them: the lengths of what it is given are made of some, its
+    strides of others. A tensor tells only those that are lengths themselves, and integers cost next to nothing."""
+    numbers = [proxy.name for proxy in inputs if isinstance(getattr(proxy, "value", None), torch.SymInt)]
+    return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
 
 
 def _sharing_memory(calls: list[BoundSymbol], names: Iterable[str]) -> set[str]:

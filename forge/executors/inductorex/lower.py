@@ -31,7 +31,7 @@ from forge.executors.executor import Decision, Declined, decline, resolve_execut
 from forge.executors.inductorex import ahead, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import describe
-from forge.executors.inductorex.strides import Strides
+from forge.executors.inductorex.strides import Strides, sizes_of
 from forge.executors.layout import ATTENTION, Layout, Layouts, paired, same
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.checks import in_one_line
@@ -312,7 +312,15 @@ def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, li
             _of_two(node)
             continue
         check(not _changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
-    return graph, given
+    return graph, [_resolved(each) for each in given]
+
+
+def _resolved(value: Any) -> Any:
+    """A length by the symbol that stands for it now. Inductor defines the one that it was made with, which a guard
+    may have replaced since: two inputs that turned out to be of one length have two symbols, of which one is used."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    return value.node.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
 
 
 _OF_TWO = (add, mul)
@@ -393,9 +401,11 @@ def _binding(given: list[Any]) -> dict[str, bool]:
 
 def _not_in_its_key(given: list[Any], fake: FakeTensorMode) -> tuple:
     """What Inductor compiles for and does not look at when it finds a graph in its cache: the default dtype (torch
-    2.11), and the bounds of lengths that values decide, which it asserts and simplifies by."""
+    2.11), the bounds of lengths that values decide, which it asserts and simplifies by, and the symbols that its code
+    defines."""
     ranges = fake.shape_env.var_to_range
-    return torch.get_default_dtype(), *sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
+    bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
+    return torch.get_default_dtype(), *bounds, *sizes_of(given)
 
 
 def _value(known: dict[str, Any], leaf: Any) -> Any:
