@@ -22,9 +22,11 @@ class Case:
 
 def all_cases() -> dict[str, Case]:
     """Every case by name, those first that find most."""
-    from tests.gpu import attention, models, operations, programs
+    from tests.gpu import attention, models, operations, programs, reductions
 
-    return {**models.cases(first=True), **attention.cases(), **operations.cases(), **models.cases(), **programs.cases()}
+    kinds = (attention.cases, operations.cases, models.cases, programs.cases)
+    first = {**models.cases(first=True), **reductions.cases()}
+    return first | {name: case for cases in kinds for name, case in cases().items()}
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -111,10 +111,10 @@ _INDEXED = frozenset(
         aten.take,
     }
 )
-# strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time
-_SETTINGS = {
-    name: False for name in ("size_asserts", "alignment_asserts", "graph_partition") if hasattr(inductor_config, name)
-}
+# strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time; a kernel that
+# reduces rows and columns at once leaves results unwritten that lie in another one's memory (torch's issue 193061)
+_OFF = ("size_asserts", "alignment_asserts", "graph_partition", "triton.mix_order_reduction")
+_SETTINGS = {name: False for name in _OFF if hasattr(inductor_config, name)}
 _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = new_lock()

@@ -293,6 +293,21 @@ def test_what_inductor_warns_of_its_kernels_reaches_nobody(monkeypatch: pytest.M
     assert [each.filename for each in found if "softmax" in str(each.message)] == ["somebody.elses.py"]
 
 
+def test_no_kernel_reduces_rows_and_columns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such kernels of Inductor leave results unwritten; what they compute on a GPU is in tests/gpu/reductions.py."""
+    compile_fx_inner, seen = lower.compile_fx_inner, []
+
+    def noting(*args: Any, **options: Any) -> Any:
+        seen.append(lower.inductor_config.triton.mix_order_reduction)
+        return compile_fx_inner(*args, **options)
+
+    monkeypatch.setattr(lower, "compile_fx_inner", noting)
+    monkeypatch.setattr(lower.inductor_config.triton, "mix_order_reduction", True)
+    jitted = forge.jit(lambda x, w: F.rms_norm(x.tanh(), (8,), w).exp(), executors=["inductor", "torch"], cache=False)
+    jitted(torch.randn(5, 8, requires_grad=True), torch.randn(8, requires_grad=True)).sum().backward()
+    assert seen and not any(seen)
+
+
 def test_pooling_to_one_of_channels_beside_each_other_is_fused() -> None:
     """torch's kernel ends by giving its result other strides in place, where they say nothing."""
 
