@@ -136,10 +136,23 @@ class _Writer:
         self.proxies = {proxy.name: proxy for proxy in known}
         self.numbers = {name: proxy for name, proxy in self.proxies.items() if isinstance(proxy, NumberProxy)}
         self.checks = any(node.fuser is not None and node.fuser.checks for node in nodes)
-        self.visible = {layouts.shown.get(name, (name, 0))[0] for name in trace.output_names}
+        self.visible = self._visible(nodes) if self.checks else set()
         self.restrided: dict[str, TensorProxy] = {}
         self.fixed: set[str] = set()
         self.count = 0
+
+    def _visible(self, nodes: Sequence[Node]) -> set[str]:
+        """Return the values whose strides decide those of the program's results."""
+        visible = set(map(self._memory, self.outputs))
+        for call in (call for node in reversed(nodes) for call in reversed(node.calls)):
+            if not visible.isdisjoint(map(self._memory, call.outputs)):
+                given = [name for name in call.inputs if isinstance(self.layouts.values.get(name), Layout)]
+                visible.update(self._memory(name) for name in given if self.layouts.follows(call, [name]))
+        return visible
+
+    def _memory(self, name: str) -> str:
+        """Return the value whose memory a value is."""
+        return self.layouts.shown.get(name, (name, 0))[0]
 
     def single(self, node: Node) -> None:
         """The call as it is."""

@@ -202,11 +202,13 @@ class Layouts:
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
         doubtful = [name for name in given if name in self.uncertain and isinstance(self.values[name], Layout)]
         made = [leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy)]
-        if doubtful and not self.uncertain.issuperset(made) and self._follows(call, doubtful):
+        if doubtful and not self.uncertain.issuperset(made) and self.follows(call, doubtful):
             self.uncertain.update(made)
 
-    def _follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
-        """Whether a call gives other strides where these of its arguments have others."""
+    def follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
+        """Return whether a call gives other strides where these of its arguments have others."""
+        if not UNPREDICTABLE.isdisjoint(call.all_tags) or not _takes_no_addresses(call.symbol.op):
+            return False
         ran, before = self._known(call), {name: self.values[name] for name in arguments}
         self.values.update((name, _turned(layout)) for name, layout in before.items())
         try:
