@@ -62,6 +62,7 @@ from forge.transforms import (
 from forge.transforms.dce import live_calls
 from forge.transforms.double import Given, differentiable_backward, given_calls
 from forge.transforms.grad import Joint, differentiate, without_gradients
+from forge.transforms.lifetimes import read_places
 from forge.transforms.parts import find_parts, in_parts
 from forge.transforms.rematerialize import rematerialize
 from forge.transforms.split import Split, backward_of, backward_of_saved, innermost, seeds_of, split
@@ -269,7 +270,9 @@ def _generate(
     final = delete_last_used(claimed, own_inputs=own_inputs)
     function, final = (final.python_callable(), final) if options.edit is None else edited(final, options.edit)
     stages.append(final)
-    return Generated(function if checked is None else checked.around(function), final)
+    if checked is not None:
+        return Generated(checked.around(function), final)
+    return Generated(function, final, read_places(final) if own_inputs and options.edit is None else None)
 
 
 def _compile_training(trace: Trace, joint: Joint, program: Program, options: Options, compiled: Compiled) -> Recipe:
@@ -278,13 +281,15 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     given = given_calls(joint)
     mutated = [program.trace.inputs[i].name for i in program.mutated]
     with compiled.timed("gradients"):
-        full = backward_of(joint, list(flowing.values()), joint.forward.inputs, joint.forward.bound_symbols)
+        weights = [program.trace.inputs[i] for i in (*program.weights, *program.unversioned)]
+        parameters = [weight.name for weight in weights if weight.requires_grad]
+        full, copied = backward_of(joint, list(flowing.values()), joint.forward.inputs, mutated, parameters)
     if options.memory != "speed":
         with compiled.timed("rematerialize"):
-            forward = rematerialize(joint.forward, full, options.may_run_again, mutated)
+            forward = rematerialize(joint.forward, full, options.may_run_again, copied)
             joint = Joint(forward, joint.runs, joint.active, joint.parted)
     with compiled.timed("split"):
-        parts = split(joint.forward, full, mutated, [value for each in given for value in each.values or ()])
+        parts = split(joint.forward, full, copied, [value for each in given for value in each.values or ()])
         effects = program.epilogue
         if effects is not None:
             effects, parts.forward = write_early(effects, parts.forward, joint.active)
@@ -399,7 +404,7 @@ def _sets_mode(trace: Trace) -> bool:
 
 def _sources(trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy]) -> Sources:
     """Where a differentiable backward finds the inputs that it may read."""
-    saved = {proxy.name: place for place, proxy in enumerate(parts.saved_tensors)}
+    saved = {proxy.name: place for place, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
     live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
     live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read
     read = {name for bound in live for name in bound.inputs}
@@ -407,7 +412,7 @@ def _sources(trace: Trace, parts: Split, mutated: list[int], outputs: list[Tenso
     for position, proxy in enumerate(trace.inputs):
         if not isinstance(proxy, TensorProxy):
             sources.numbers.append(position)
-        elif proxy.name in saved and position not in mutated:
+        elif proxy.name in saved:
             sources.saved[position] = saved[proxy.name]
         elif proxy.name in read:
             (sources.mutated if position in mutated else sources.remembered).append(position)

@@ -107,6 +107,7 @@ def _training_data(training: Training | None) -> dict[str, Any] | None:
         "constants": training.constants,
         "sources": [list(sources.saved.items()), sources.remembered, sources.mutated, sources.numbers],
         "split": _hash(training.split),
+        "read": training.backward.read,
         "parts": training.parts,
     }
 
@@ -162,6 +163,7 @@ def _training(
     constants: list[int],
     sources: list,
     split: str,
+    read: list[int] | None,
     parts: list[list[int]],
 ) -> Training:
     saved, *rest = sources
@@ -186,7 +188,7 @@ def _training(
 
     places = Sources({int(position): place for position, place in saved}, *rest)
     epilogue = made.get("epilogue")
-    backward = made["backward"]
+    backward = made["backward"]._replace(read=read)
     return Training(
         backward, tuple(usual), epilogue, constants, places, backward_for, again_for, numbers=numbers, parts=parts
     )

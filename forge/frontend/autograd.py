@@ -1,11 +1,12 @@
 """One torch.autograd.Function for a differentiated region."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import SavedTensor
 from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
 from torch._C._functorch import is_legacy_batchedtensor as is_batched
 
@@ -52,6 +53,13 @@ class Again(NamedTuple):
     wanted: list[int]
 
 
+class Backward(NamedTuple):
+    """A generated backward. read: places of the saved tensors that it reads; the others may have changed. None: all."""
+
+    function: Callable
+    read: Collection[int] | None = None
+
+
 class Later:
     """What is compiled on first use, after Dynamo has taken its guards: `compile(key)`, for every size, or for one
     where its sizes decide what it is. `numbers()` are the symbolic ones of the program's inputs, `ready` what is
@@ -84,7 +92,7 @@ class Later:
 class Region:
     """A compiled forward that saves and the backwards that read what it saved.
 
-    forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a function for each set of outputs
+    forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a Backward for each set of outputs
     that have a gradient, so that an unused output costs nothing and leaves None; `batched` too, for gradients that
     torch.autograd.grad(is_grads_batched=True) makes, on which no other code than torch's runs. `agains` has the Again
     for a set of them, those of the gradients that have a history, and the gradients of opaque calls that are None. It
@@ -140,10 +148,11 @@ class Region:
                     if any(map(_is_graph, ctx.numbers)):
                         return ForgeFunction.backward_with_graphs(ctx, present, given)
                     if any(map(is_batched, given)):
-                        function = batched.get(present, ctx.lengths if numbered else ())
+                        function, read = batched.get(present, ctx.lengths if numbered else ())
                     else:
-                        function = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
-                    boxed = [*ctx.saved_tensors, *ctx.numbers, *given]
+                        found = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
+                        function, read = found
+                    boxed = [*_unpacked(ctx, read), *ctx.numbers, *given]
                     ctx.maybe_clear_saved_tensors()
                     if not graph_is_kept():
                         ctx.remembered = ctx.copies = None
@@ -168,16 +177,16 @@ class Region:
                 """The gradients of the inputs, and which of those of opaque calls are None, as (place of the graph,
                 input): that is known only when they run, and most likely as it was before."""
                 found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
-                saved, lengths = ctx.saved_tensors, ctx.lengths if numbered else ()
+                lengths = ctx.lengths if numbered else ()
                 compiled = batched if any(map(is_batched, given)) else backwards
                 for place, graph in found.items():
                     graph.unreached = unreached.get(place, frozenset())
                 while True:
                     missing = frozenset((place, i) for place, graph in found.items() for i in graph.unreached)
-                    function = compiled.get((*present, missing) if missing else present, lengths)
+                    function, read = compiled.get((*present, missing) if missing else present, lengths)
                     try:
                         with torch.no_grad():
-                            return missing, function([*saved, *ctx.numbers, *given])
+                            return missing, function([*_unpacked(ctx, read), *ctx.numbers, *given])
                     except Unreached:
                         unreached.update((place, graph.unreached) for place, graph in found.items())
 
@@ -193,7 +202,8 @@ class Region:
                     missing, _ = ForgeFunction.reached(ctx, present, [each.detach() for each in given])
                     key = (*key, missing) if missing else key
                 again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
-                saved = [*ctx.saved_tensors, *ctx.numbers]
+                read = {*again.drawn, *(sources.saved[i] for i in again.reads if i in sources.saved)}
+                saved = [*_unpacked(ctx, read), *ctx.numbers]
                 inputs = _inputs(ctx, saved, sources, again.reads)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
@@ -295,10 +305,26 @@ def _apart(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
     """Return the tensors to save, without references to outputs.
 
     A view of an output refers to it, and the output's history to the node that saves the view: a cycle that nothing
-    frees. A detached view has the same memory and the same version, and no base.
+    frees. A detached view has the same memory and the same version, and no base. (torch keeps no cycle of an output
+    itself, which it can unpack with the others alone.)
     """
     owners = set(map(id, outputs))
-    return [x.detach() if x is not None and id(x._base) in owners else x for x in saved]
+    return [x.detach() if x is not None and (id(x) in owners or id(x._base) in owners) else x for x in saved]
+
+
+_UNPACKS_EACH = hasattr(SavedTensor, "unpack")
+
+
+def _unpacked(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
+    """Return the saved tensors. Where one was changed, only those at the places `read`, and None for the others; raises
+    torch's error where it is one of them."""
+    try:
+        return ctx.saved_tensors
+    except RuntimeError:
+        if read is None or not _UNPACKS_EACH:
+            raise
+        raw = ctx._raw_saved_tensors
+        return [each.unpack() if place in read else None for place, each in enumerate(raw)]
 
 
 def _is_graph(number: Any) -> bool:

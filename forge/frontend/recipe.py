@@ -3,23 +3,29 @@
 A program that was compiled in this process and one that was read from the disk (forge/cache) are put together alike.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from forge.executors.torchex.attention import as_chosen_now
-from forge.frontend.autograd import Again, Later, Region, Sources
+from forge.frontend.autograd import Again, Backward, Later, Region, Sources
 from forge.frontend.frozen import Folded
 from forge.ir import Trace
 from forge.torchlang import autocast_mode, grad_mode
 
 
 class Generated(NamedTuple):
-    """A generated function and the trace that it was printed from; None for one that was read from the disk."""
+    """A generated function and the trace that it was printed from; None for one that was read from the disk. read: as
+    of a Backward."""
 
     function: Callable
     trace: Trace | None = None
+    read: Collection[int] | None = None
+
+    @property
+    def backward(self) -> Backward:
+        return Backward(self.function, self.read)
 
 
 class Training(NamedTuple):
@@ -69,9 +75,9 @@ def assemble(recipe: Recipe, otherwise: Callable | None = None) -> Callable:
 
 
 def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Callable:
-    ready, backward_for = {training.usual: training.backward.function}, training.backward_for
-    backwards = Later(lambda present: backward_for(present).function, training.numbers, ready)
-    batched = Later(lambda present: backward_for(present, batched=True).function, training.numbers)
+    ready, backward_for = {training.usual: training.backward.backward}, training.backward_for
+    backwards = Later(lambda present: backward_for(present).backward, training.numbers, ready)
+    batched = Later(lambda present: backward_for(present, batched=True).backward, training.numbers)
     agains = Later(training.again_for, training.numbers)
     region = Region(forward, training.constants, training.sources, backwards, batched, agains)
     apply = region.in_parts(training.parts) if training.parts else region.apply

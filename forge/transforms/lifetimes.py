@@ -25,3 +25,10 @@ def delete_last_used(trace: Trace, *, own_inputs: bool = False) -> Trace:
         calls.append(BoundSymbol(DEL, tuple(unread), {}, None))
     calls.reverse()
     return trace.derive("lifetimes", calls)
+
+
+def read_places(trace: Trace) -> list[int]:
+    """The places of the inputs that the trace reads."""
+    read = {name for bound in trace.bound_symbols if bound.symbol is not DEL for name in bound.inputs}
+    read.update(trace.output_names)
+    return [place for place, name in enumerate(trace.input_names) if name in read]

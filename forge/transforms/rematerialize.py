@@ -2,8 +2,9 @@
 
 The forward is a network from its inputs to what the backward reads. Each value is an edge whose capacity is its bytes;
 the minimum cut is what to save, and what lies between the cut and the backward is computed again. Inputs that the
-backward reads anyway, and parameters, cost nothing. What is not cheap to run twice (a matrix product, attention, an
-embedding, whatever draws random numbers or is opaque) is never on the far side of the cut.
+backward reads anyway, and parameters of modules, cost nothing; others are saved as copies, since their memory may
+change. What is not cheap to run twice (a matrix product, attention, an embedding, whatever draws random numbers or is
+opaque) is never on the far side of the cut.
 
 Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), for computing again; a cut as in the
 partitioners of AOTAutograd (torch._functorch.partitioners).
@@ -25,11 +26,11 @@ _SOURCE, _SINK = "source", "sink"
 
 
 def rematerialize(
-    forward: Trace, backward: Trace, cheap: Callable[[BoundSymbol], bool], mutated: Collection[str] = ()
+    forward: Trace, backward: Trace, cheap: Callable[[BoundSymbol], bool], copied: Collection[str] = ()
 ) -> Trace:
     """The forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
 
-    cheap: whether a call may be run twice. mutated: inputs that are written to after the forward.
+    cheap: whether a call may be run twice. copied: values of which only a copy can be saved.
     """
     lengths = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
     read = set(free_names(backward, lengths))
@@ -38,10 +39,9 @@ def rematerialize(
     again = [_may_run_again(bound, cheap) for bound in calls]
     if not any(again):
         return forward
-    network = _Network()
+    network = _Network(copied)
     for proxy in forward.inputs:
-        free = proxy.name in read or not isinstance(proxy, TensorProxy) or proxy.requires_grad
-        network.add(proxy, _bytes(proxy) if proxy.name in mutated else 0 if free else None)  # a copy is saved
+        network.add(proxy, _bytes(proxy) if proxy.name in copied else 0)
         network.give(proxy.name)
     for name in forward.constants:
         network.add(Proxy(name), 0)
@@ -67,18 +67,17 @@ def _tagged(bound: BoundSymbol) -> BoundSymbol:
 class _Network:
     """Values as edges (name, 0) → (name, 1); who may run again leads from what it reads to what it makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, copied: Collection[str]) -> None:
         self.graph = networkx.DiGraph()
         self.graph.add_nodes_from((_SOURCE, _SINK))
         self.values: set[str] = set()
+        self.copied = copied
 
-    def add(self, proxy: Proxy, bytes: int | None) -> None:
-        """A value; None: it cannot be saved for fewer bytes than there are."""
+    def add(self, proxy: Proxy, bytes: int) -> None:
+        """A value."""
         self.values.add(proxy.name)
-        if bytes is None:
-            self.graph.add_edge((proxy.name, 0), (proxy.name, 1))
-        else:
-            self.graph.add_edge((proxy.name, 0), (proxy.name, 1), capacity=bytes)
+        made = proxy.name in self.copied  # of values of one size, one that is there anyway
+        self.graph.add_edge((proxy.name, 0), (proxy.name, 1), capacity=bytes + made)
 
     def give(self, name: str) -> None:
         """The value is there."""

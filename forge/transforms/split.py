@@ -1,7 +1,7 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -42,15 +42,15 @@ class Split:
 
     def saved(self) -> list[Saved]:
         """What is saved, in order."""
-        outputs, _, _ = self.forward.output
+        outputs, given, _ = self.forward.output
         there = {*self.forward.input_names, *names(outputs)}
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
         found = []
-        for proxy in self.saved_tensors:
+        for proxy, value in zip(self.saved_tensors, given, strict=True):
             lengths = all(isinstance(length, int) for length in proxy.shape)
             size = math.prod(proxy.shape) * proxy.dtype.itemsize if lengths else None
             source = makers[proxy.name].source if proxy.name in makers else None
-            found.append(Saved(proxy.name, in_words(proxy), size, proxy.name not in there, source))
+            found.append(Saved(proxy.name, in_words(proxy), size, value.name not in there, source))
         return found
 
 
@@ -68,13 +68,21 @@ def seeds_of(
 
 
 def backward_of(
-    joint: Joint, outputs: Sequence[TensorProxy], wanted: Sequence[Proxy], visible: list[BoundSymbol]
-) -> Trace:
-    """The backward from these outputs to the inputs `wanted`, without repetitions.
+    joint: Joint,
+    outputs: Sequence[TensorProxy],
+    wanted: Sequence[Proxy],
+    mutated: Iterable[str] = (),
+    parameters: Collection[str] = (),
+) -> tuple[Trace, set[str]]:
+    """The backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of which it
+    must be given copies (see `_exposed`). mutated: inputs that are written to after the forward.
 
-    What the `visible` calls of the forward compute is not computed twice.
+    What a call of the forward computes is not computed twice, unless its result is one of those.
     """
-    return _simplified(backward(joint, seeds_of(joint.forward, outputs), wanted), visible)
+    every = backward(joint, seeds_of(joint.forward, outputs), wanted)
+    exposed = _exposed(joint.forward, every, mutated, parameters)
+    visible = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
+    return _simplified(every, visible), exposed
 
 
 def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
@@ -120,15 +128,14 @@ def free_names(trace: Trace, lengths: set[str]) -> list[str]:
     return list(read)
 
 
-def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Sequence[Proxy] = ()) -> Split:
+def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: Sequence[Proxy] = ()) -> Split:
     """Cuts the joint program after the forward: what the backward reads is saved, and nothing else.
 
     A composite of the forward stays one call unless the backward reads a value from inside it. What is recomputed is
-    not saved. The inputs `mutated` are written to after the forward: what the
-    backward reads of their memory is saved as a copy. The values `also` are saved in any case.
+    not saved. The values `copied` (see `backward_of`) are saved as copies, where the backward reads them. The values
+    `also` are saved in any case.
     """
-    made = (bound.output for bound in forward.bound_symbols)
-    lengths = {proxy.name for proxy in (*forward.inputs, *made) if isinstance(proxy, NumberProxy)}
+    lengths = _lengths(forward)
     more = [proxy.name for proxy in also]
     wanted = {*free_names(backward, lengths), *more, *forward.output_names}
     calls = unfold(forward.bound_symbols, wanted)
@@ -146,9 +153,8 @@ def split(forward: Trace, backward: Trace, mutated: Iterable[str] = (), also: Se
     tensors = [proxy for proxy in saved if isinstance(proxy, TensorProxy)]
     numbers = [proxy for proxy in saved if not isinstance(proxy, TensorProxy)]
     new = forward.derive("forward, split", calls, name="forward")
-    shared = _sharing_memory(calls, mutated)
     with recording(new):
-        copies = tuple(prims.clone(proxy) if proxy.name in shared else proxy for proxy in tensors)
+        copies = tuple(prims.clone(proxy) if proxy.name in copied else proxy for proxy in tensors)
     new.output = (forward.output, copies, tuple(numbers))
     return Split(new, tensors, numbers)
 
@@ -160,19 +166,47 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
     return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
 
 
-def _sharing_memory(calls: list[BoundSymbol], names: Iterable[str]) -> set[str]:
-    """The names of values that may share memory with these."""
-    found = set(names)
-    for bound in calls if found else ():
-        if not found.isdisjoint(bound.inputs) and _may_be_view(bound):
-            found.update(bound.outputs)
-    return found
+def _exposed(forward: Trace, every: Trace, mutated: Iterable[str], parameters: Collection[str]) -> set[str]:
+    """The names of values whose memory may be written to between forward and backward. A backward that reads one which
+    eager's would not read is given a copy.
+
+    These are the inputs `mutated`, which the program itself writes to, and the inputs and results, which belong to the
+    caller. A result or input that gradient rules read is none: eager saves it, too, and a write to it is an error
+    there. Values that share memory are alike. The `parameters` of modules are large and change in optimizer steps,
+    after the backward: they are none. every: the backward as the rules make it.
+    """
+    memory, lengths = _SharedMemory(innermost(forward.bound_symbols)), _lengths(forward)
+    live = every.derive(every.stage, live_calls(every.bound_symbols, every.output_names))
+    read = set(free_names(live, lengths))
+    read.update(free_names(recompute(unfold(forward.bound_symbols, read), live), lengths))
+    visible = {*names(tensors_of(forward.inputs)), *forward.output_names}.difference(parameters)
+    return memory.of(mutated) | (memory.of(visible) - memory.of(read))
 
 
-def _may_be_view(bound: BoundSymbol) -> bool:
-    if Tag.VIEW in bound.all_tags or bound.symbol in (prims.reshape, prims.contiguous):
-        return True
-    return any(map(_may_be_view, bound.subsymbols))
+def _lengths(forward: Trace) -> set[str]:
+    made = (bound.output for bound in forward.bound_symbols)
+    return {proxy.name for proxy in (*forward.inputs, *made) if isinstance(proxy, NumberProxy)}
+
+
+class _SharedMemory:
+    """Which values of a program may share memory: views with what they show."""
+
+    def __init__(self, calls: Iterable[BoundSymbol]) -> None:
+        self._groups: dict[str, set[str]] = {}
+        for bound in calls:
+            if Tag.VIEW in bound.all_tags or bound.symbol in _MAY_BE_VIEWS:
+                group = set().union(*map(self._group, (*names(tensors_of(bound.args)), *bound.outputs)))
+                self._groups.update(dict.fromkeys(group, group))
+
+    def _group(self, name: str) -> set[str]:
+        return self._groups.get(name, {name})
+
+    def of(self, names: Iterable[str]) -> set[str]:
+        """These names, and those of values that may share memory with them."""
+        return set().union(*map(self._group, names))
+
+
+_MAY_BE_VIEWS = frozenset((prims.reshape, prims.contiguous))
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:

@@ -15,6 +15,7 @@ from support import rounded
 from torch import nn
 
 import forge
+from forge.frontend.autograd import _UNPACKS_EACH
 from forge.records import record_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -67,6 +68,14 @@ def a_view_of_an_input(jit: Callable) -> Any:
     y = jit(lambda x: x[0])(x)
     y.add_(1)
     return x, y
+
+
+def a_result_changed_before_the_backward_of_a_loss(jit: Callable) -> Any:
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    y, loss = jit(lambda x: ((x @ x.t()).tanh(), x.square().sum()))(x)
+    if _UNPACKS_EACH:
+        y.mul_(2)
+    return torch.autograd.grad(loss, x)
 
 
 def an_input_changed_in_place(jit: Callable) -> Any:
@@ -197,6 +206,7 @@ PROGRAMS = [
     net,
     inference,
     a_view_of_an_input,
+    a_result_changed_before_the_backward_of_a_loss,
     an_input_changed_in_place,
     inputs_that_overlap,
     an_epilogue_in_training,

@@ -29,7 +29,8 @@ def derived(trace: Trace, names: Sequence[str], executors: Sequence[Executor]) -
     if not outputs:
         return None
     wanted = [proxy for proxy in joint.forward.inputs if proxy.name in names]
-    parts = split(joint.forward, backward_of(joint, outputs, wanted, joint.forward.bound_symbols))
+    full, _ = backward_of(joint, outputs, wanted)
+    parts = split(joint.forward, full)
     backward = backward_of_saved(joint, parts, outputs, wanted)
     active = [output.name in joint.active for output in joint.forward.output]
     return Derived(claim(parts.forward, executors)[0], claim(backward, executors)[0], active)
