@@ -1,21 +1,33 @@
 """What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
-Programs run by torch's own functions unless a test names executors: compiling each test's regions would take an hour.
-Tests of fusion name them. Nothing is kept on disk for another process, or in a user's home, unless a test asks for it.
+Programs are compiled as a user's are: fused, kept on disk, in the default order of executors. One thing is different:
+FORGE_CHECK=regions has torch's operators run each region, between checks of what its code would be compiled for, since
+compiling all regions would take hours. Tests of what Inductor generates ask for the fixture `compiled_regions`. The
+programs are kept in a folder of the test run's own, never in a user's home. The last lines of a run say how many tests
+compiled programs with regions.
 """
 
 import importlib
 import os
+import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-os.environ.setdefault("FORGE_EXECUTORS", "hub,torch")
-if os.environ.setdefault("FORGE_CACHE", "0") == "0":
-    os.environ.pop("FORGE_CACHE_DIR", None)  # a test's own cache is where XDG_CACHE_HOME says
+# where programs that name no executors are not fused yet, nor kept on disk: these tests were not run in the default
+# configuration
+UNFUSED = ("distributed", "executors/hubex", "hub", "models", "patterns")
+
+os.environ.setdefault("FORGE_CHECK", "regions")
+for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CACHE_DIR"):
+    os.environ.pop(name, None)
+_cache = tempfile.TemporaryDirectory(prefix="forge-tests-", ignore_cleanup_errors=True)
+os.environ["XDG_CACHE_HOME"] = _cache.name  # of this process; a worker of pytest-xdist has its own
 settings.register_profile(
     "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
@@ -25,9 +37,10 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     """A mistake in forge's own files that keeps it from being imported is told once, not by every file of tests."""
     try:
-        importlib.import_module("forge")
+        claim = importlib.import_module("forge.executors.claim")
     except Exception:
         pytest.exit(f"forge cannot be imported:\n{traceback.format_exc()}", returncode=pytest.ExitCode.USAGE_ERROR)
+    claim.fuse_regions = _counted(claim.fuse_regions)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +50,53 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what the stages print now to tests/golden")
 
 
+_regions: list[int] = []  # how many each trace was cut into, while one test runs
+_with_regions: set[str] = set()
+
+
+def _counted(fuse_regions: Callable) -> Callable:
+    def fuse_and_count(*args: Any) -> Any:
+        fused = fuse_regions(*args)
+        _regions.append(len(fused.regions))
+        return fused
+
+    return fuse_and_count
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    _regions.clear()
+    try:
+        return (yield)
+    finally:
+        if any(_regions):
+            item.user_properties.append(("regions", sum(_regions)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and dict(report.user_properties).get("regions"):
+        _with_regions.add(report.nodeid)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(f"{len(_with_regions)} tests compiled programs with regions")
+
+
+@pytest.fixture(autouse=True)
+def _configuration(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
+    if folder.startswith(UNFUSED):
+        monkeypatch.setenv("FORGE_EXECUTORS", "hub,torch")
+        monkeypatch.setenv("FORGE_CACHE", "0")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture
+def compiled_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor compiles the regions of this test's programs, as it does a user's."""
+    monkeypatch.delenv("FORGE_CHECK")

@@ -186,7 +186,7 @@ def test_saved_values_are_freed_as_backward_uses_them():
         return x
 
     x = torch.randn(1000, requires_grad=True)
-    y = forge.jit(f)(Probe.apply(x))
+    y = forge.jit(f, memory="speed")(Probe.apply(x))
     saved = y.grad_fn.saved_tensors
     refs += [weakref.ref(t) for t in saved]
     assert len(refs) >= 4

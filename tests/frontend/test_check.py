@@ -47,8 +47,9 @@ def test_in_place_changes_views_and_numbers_are_let_be() -> None:
         y = x[1:].relu_()
         return y.t(), x.shape[0], buffer.sum().item()
 
+    x = (X * 8).round()  # whole numbers, whose sums are exact in any order
     torch.testing.assert_close(
-        forge.jit(program, check="eager")(X.clone(), torch.zeros(3)), program(X.clone(), torch.zeros(3))
+        forge.jit(program, check="eager")(x.clone(), torch.zeros(3)), program(x.clone(), torch.zeros(3))
     )
 
 
@@ -169,7 +170,7 @@ def test_a_transform_that_changes_a_value_is_found() -> None:
         return trace.derive("sin to cos", calls)
 
     with pytest.raises(forge.CheckError, match=r"= torch.cos by torch"):
-        forge.jit(lambda x: torch.sin(x) * 2, check="eager", transforms=[sin_to_cos])(X)
+        forge.jit(lambda x: torch.sin(x) * 2, check="eager", transforms=[sin_to_cos], executors=["torch"])(X)
 
 
 def test_a_result_that_is_not_what_its_meta_function_says_is_found() -> None:
