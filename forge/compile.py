@@ -82,8 +82,9 @@ def _of_a_program(options: Options, found: list[Measured]) -> Options:
 
 
 def _compile_alone(options: Options, trace: Trace, executors: Sequence[Executor], selection: Selection) -> Alone:
-    """A program of one call, to be called now."""
-    options = selecting(options, selection, executors=executors, cuda_graphs=False, check=None, edit=None)
+    """A program of one call, to be called now; what fails is dropped."""
+    how = {"strict": True, "cuda_graphs": False, "check": None, "edit": None}
+    options = selecting(options, selection, executors=executors, **how)
 
     def compile() -> Compiled:
         compiled = Compiled()
@@ -255,7 +256,8 @@ def _generate(
     """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's,
     `strided` those that get the strides of eager's. reference: what the values are compared with where that is wanted.
     divide: has the claimed trace give its results in parts."""
-    claimed, made = claim(trace, options.executors, declined, layouts, options.selection)
+    strict = options.strict or options.check is not None
+    claimed, made = claim(trace, options.executors, declined, layouts, options.selection, strict=strict)
     claims.extend(made)
     stages.append(claimed)
     claimed = with_strides(claimed, strided, layouts)

@@ -6,9 +6,10 @@ what its executor dumps of it; an object of forge's own classes its attributes. 
 
 import functools
 import importlib
+import json
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ import torch
 from forge.cache.graphs import Uncacheable
 from forge.cache.store import Entry
 from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor
+from forge.executors.fallback import Fallback
 from forge.executors.hubex import HubExecutor
-from forge.ir.printing import qualified_name
+from forge.ir.printing import Code, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.source import Source
 
 TENSOR_BYTES = 64 * 2**20  # of a program's constants
 _PLAIN = (type(None), bool, int, str)
@@ -26,18 +29,37 @@ _TORCHS = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class Writer:
-    """Describes objects for an entry. `regions` are functions of fusion executors, by id."""
+    """Describes objects for an entry. `regions` are functions of fusion executors, by id; `lines` are the numbers of
+    lines of the user's program."""
 
-    def __init__(self, entry: Entry, executors: Sequence[Executor], regions: dict[int, FusionExecutor]) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        executors: Sequence[Executor],
+        regions: Mapping[int, FusionExecutor],
+        lines: Mapping[Source, int],
+    ) -> None:
         self.entry = entry
         self.executors = executors
         self.regions = regions
+        self.lines = lines
         self._places = {
             id(function): place
             for number, executor in enumerate(executors)
             for place, function in _places(number, executor)
         }
         self._tensor_bytes = 0
+
+    def code(self, code: Code) -> dict[str, Any]:
+        """Describe a generated function."""
+        return {
+            "lines": code.lines,
+            "table": {name: self.describe(each) for name, each in code.scope.items()},
+            "sources": [
+                [line, [self.lines[each] for each in sources if each in self.lines]]
+                for line, sources in code.sources.items()
+            ],
+        }
 
     def describe(self, value: Any) -> list:
         """Raises Uncacheable, with the reason, for what another process cannot have."""
@@ -70,6 +92,8 @@ class Writer:
         fuser = self.regions.get(id(value))
         if fuser is not None:
             return self._region(value, fuser)
+        if isinstance(value, Fallback):
+            return self._fallback(value)
         name = qualified_name(value)
         if name is not None and _is_same(name, value):
             return ["name", name]
@@ -88,6 +112,11 @@ class Writer:
             raise Uncacheable(data.reason)
         return ["region", self.executors.index(fuser), self.entry.add(data)]
 
+    def _fallback(self, fallback: Fallback) -> list:
+        """It is a blob of its own, which nobody parses unless it is to run."""
+        code = json.dumps(self.code(fallback.code())).encode()
+        return ["fallback", fallback.executor, fallback.strict, fallback.regions, self.entry.add(code)]
+
     def _tensor(self, tensor: torch.Tensor) -> list:
         """A constant of the program, with its strides."""
         plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
@@ -105,13 +134,18 @@ class Writer:
 
 
 class Reader:
-    """Finds or makes what was described."""
+    """Finds or makes what was described. `lines`: those of the user's program, by number."""
 
     def __init__(
-        self, entry: Entry, executors: Sequence[Executor], load: Callable[[FusionExecutor, bytes], Any]
+        self,
+        entry: Entry,
+        executors: Sequence[Executor],
+        load: Callable[[FusionExecutor, bytes], Any],
+        lines: Mapping[int, Source],
     ) -> None:
         self.entry = entry
         self.executors = executors
+        self.lines = lines
         self._load = load
         self._regions: dict[int, Any] = {}
         self._tensors: dict[int, Any] = {}
@@ -121,6 +155,16 @@ class Reader:
         """Raises an error, of whatever kind, where it is not here."""
         kind, *parts = described
         return _FINDERS[kind](self, *parts)
+
+    def code(self, lines: list[str], table: Mapping[str, list], sources: list[list]) -> Code:
+        """Return a generated function that was described."""
+        scope = {key: self.find(each) for key, each in table.items()}
+        return Code(lines, scope, {line: [self.lines[number] for number in numbers] for line, numbers in sources})
+
+    def _fallback(self, executor: str, strict: bool, regions: list[str], number: int) -> Fallback:
+        reader = Reader(Entry({}), self.executors, self._load, self.lines)  # the other blobs are not kept alive
+        data = self.entry.blobs[number]
+        return Fallback(executor, lambda: reader.code(**json.loads(data)), strict=strict, regions=regions)
 
     def _dict(self, *items: list) -> dict:
         return {self.find(key): self.find(each) for key, each in items}
@@ -166,6 +210,7 @@ _FINDERS: dict[str, Callable] = {
     "name": lambda reader, name: resolve(name),
     "dict": Reader._dict,
     "region": Reader._region,
+    "fallback": Reader._fallback,
     "place": Reader._place,
     "made": Reader._made,
     "partial": Reader._partial,

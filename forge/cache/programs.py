@@ -18,6 +18,7 @@ from forge.cache.store import Entry
 from forge.compiled import Compiled
 from forge.executors.claim import Claim
 from forge.executors.executor import Executor, FusionExecutor
+from forge.executors.fallback import Fallback
 from forge.executors.later import Replacement
 from forge.executors.selection import Measured
 from forge.frontend.autograd import Again, Sources
@@ -25,7 +26,7 @@ from forge.frontend.recipe import Generated, Recipe, Training, assemble, finishe
 from forge.ir import Trace
 from forge.ir.bounded import Bounded
 from forge.ir.locks import new_lock
-from forge.ir.printing import Code, compile_function
+from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.options import Options
@@ -85,17 +86,8 @@ def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor], g
         for bound in trace.bound_symbols
         if isinstance(bound.symbol.executor, FusionExecutor)
     }
-    writer = Writer(entry, executors, regions)
-    code = trace.python_source()
-    return {
-        "name": trace.name,
-        "lines": code.lines,
-        "table": {name: writer.describe(each) for name, each in code.scope.items()},
-        "sources": [
-            [line, [graph.lines[each] for each in sources if each in graph.lines]]
-            for line, sources in code.sources.items()
-        ],
-    }
+    writer = Writer(entry, executors, regions, graph.lines)
+    return {"name": trace.name, **writer.code(trace.python_source())}
 
 
 def _training_data(training: Training | None) -> dict[str, Any] | None:
@@ -130,9 +122,10 @@ def load(
     """The program of an entry. compile: compiles it from the captured graph. An error, of whatever kind, where what it
     names is not here."""
     data = entry.data
-    reader = Reader(entry, options.executors, _load_region)
     program = Loaded(entry, graph, compile)
-    made = {part: _function(reader, program.lines, **each) for part, each in data["functions"].items()}
+    reader = Reader(entry, options.executors, _load_region, program.lines)
+    made = {part: _function(reader, **each) for part, each in data["functions"].items()}
+    program.fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
     recipe = Recipe(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
         training = _training(made, program, **data["training"])
@@ -148,12 +141,15 @@ def load(
     return program
 
 
-def _function(
-    reader: Reader, places: dict[int, Source], name: str, lines: list[str], table: dict[str, list], sources: list[list]
-) -> Generated:
-    scope = {key: reader.find(each) for key, each in table.items()}
-    code = Code(lines, scope, {line: [places[number] for number in numbers] for line, numbers in sources})
-    return Generated(compile_function(name, code))
+def _function(reader: Reader, name: str, **code: Any) -> Generated:
+    return Generated(compile_function(name, reader.code(**code)))
+
+
+def _fallbacks(generated: Generated | None) -> dict[str, Fallback]:
+    """Those of a function's regions, by the region's name."""
+    scope = {} if generated is None else generated.function.__globals__
+    found = [each for each in scope.values() if isinstance(each, Fallback)]
+    return {region: each for each in found for region in each.regions}
 
 
 def _training(
@@ -211,6 +207,7 @@ class Loaded(Compiled):
     edited = ()  # such programs are not kept
 
     def __init__(self, entry: Entry, graph: Described, compile: Callable[[], Compiled]) -> None:
+        self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
         self._told = [entry.blobs[number] for number in entry.data["claims"]]
         self.lines = {number: line for line, number in graph.lines.items()}
         self._compile = compile
@@ -235,14 +232,22 @@ class Loaded(Compiled):
         return self.whole.grow(call)
 
     def _claims(self, number: int) -> list[Claim]:
-        return [_claim(self.lines, *each) for each in json.loads(self._told[number])]
+        fallbacks = self.fallbacks[number]
+        return [_claim(self.lines, fallbacks, *each) for each in json.loads(self._told[number])]
 
 
 def _claim(
-    lines: dict[int, Source], operation: str, outputs: list[str], results: list[str], line: int | None, *made: Any
+    lines: dict[int, Source],
+    fallbacks: dict[str, Fallback],
+    operation: str,
+    outputs: list[str],
+    results: list[str],
+    line: int | None,
+    *made: Any,
 ) -> Claim:
     executor, declined, level, region = made
-    return Claim(operation, outputs, results, lines.get(line), executor, map(tuple, declined), level, region)
+    how = lines.get(line), executor, map(tuple, declined), level, region, fallbacks.get(region)
+    return Claim(operation, outputs, results, *how)
 
 
 def _of_whole(name: str, otherwise: Callable[[Loaded], Any]) -> property:

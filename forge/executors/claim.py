@@ -6,6 +6,7 @@ from typing import Protocol
 
 from forge import clang
 from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, decline, operators_of
+from forge.executors.fallback import Fallback
 from forge.executors.fusion import Fused, fuse_regions, settled
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
@@ -45,9 +46,10 @@ class Claim:
     claims are kept as long as the program.
 
     results: the metadata of `outputs`, in words. region: the call of the final trace that runs it with others.
+    fallback: what runs it where that fails.
     """
 
-    __slots__ = ("declined", "executor", "level", "operation", "outputs", "region", "results", "source")
+    __slots__ = ("declined", "executor", "fallback", "level", "operation", "outputs", "region", "results", "source")
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Claim:
         declined: Iterable[tuple[str, str]],
         level: int,
         region: str | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         self.operation = operation
         self.outputs = tuple(outputs)
@@ -68,13 +71,22 @@ class Claim:
         self.declined = list(dict.fromkeys(declined))
         self.level = level
         self.region = region
+        self.fallback = fallback
 
     @classmethod
-    def of(cls, bound: BoundSymbol, executor: str, declined: Reasons, level: int, region: str | None = None) -> "Claim":
+    def of(
+        cls,
+        bound: BoundSymbol,
+        executor: str,
+        declined: Reasons,
+        level: int,
+        region: str | None = None,
+        fallback: Fallback | None = None,
+    ) -> "Claim":
         """Of a call."""
         made = {proxy.name: proxy for proxy in proxies(bound.output)}
         results = [in_words(made[name]) for name in bound.outputs]
-        return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region)
+        return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region, fallback)
 
 
 class _Placed:
@@ -105,16 +117,18 @@ def claim(
     earlier: Mapping[str, Reasons] = MappingProxyType({}),
     layouts: Layouts | None = None,
     select: Selection = in_order,
+    *,
+    strict: bool = False,
 ) -> tuple[Trace, list[Claim]]:
     """The trace with every call an executor's, and who claimed what.
 
     Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
     to is claimed by the executors after it as well, and runs there where no region of it pays. `earlier` holds, by
     output name, why calls that were taken apart before this pass had been declined. `layouts` knows the strides of the
-    inputs, and is told those of every value. `select` says who does not get a call that it would take. Raises
-    NotImplementedError naming a prim that nobody claims, with the reasons.
+    inputs, and is told those of every value. `select` says who does not get a call that it would take. strict: a region
+    that fails when it runs is an error. Raises NotImplementedError naming a prim that nobody claims, with the reasons.
     """
-    return settled(lambda: _claim(trace, executors, earlier, layouts, select))
+    return settled(lambda: _claim(trace, executors, earlier, layouts, select, strict=strict))
 
 
 def _claim(
@@ -123,6 +137,8 @@ def _claim(
     earlier: Mapping[str, Reasons],
     layouts: Layouts | None,
     select: Selection,
+    *,
+    strict: bool,
 ) -> tuple[Trace, list[Claim]]:
     new = trace.derive("claim")
     walker = _Claiming(executors, new, select)
@@ -135,15 +151,15 @@ def _claim(
     if not fuses or (layouts is None and not any(each.fuser for each in placed)):
         new.bound_symbols.extend(call for each in placed for call in each.calls)
         return new, [made for each in placed for made in each.claims]
-    return _with_regions(new, placed, Layouts(trace.inputs) if layouts is None else layouts)
+    return _with_regions(new, placed, Layouts(trace.inputs) if layouts is None else layouts, strict=strict)
 
 
-def _with_regions(trace: Trace, placed: list[_Placed], layouts: Layouts) -> tuple[Trace, list[Claim]]:
+def _with_regions(trace: Trace, placed: list[_Placed], layouts: Layouts, *, strict: bool) -> tuple[Trace, list[Claim]]:
     layouts.add_constants(trace.constants)
     nodes: list[Node] = []
     for each in placed:
         nodes += _nodes(each, layouts)
-    fused = fuse_regions(trace, nodes, layouts)
+    fused = fuse_regions(trace, nodes, layouts, strict=strict)
     trace.bound_symbols.extend(fused.calls)
     trace.output = rename(trace.output, fused.fixed)
     return trace, [made for each in placed for made in _claims(each, fused)]
@@ -188,7 +204,8 @@ def _claims(placed: _Placed, fused: Fused) -> list[Claim]:
     reason = fused.unfused.get(name)
     if reason is None:
         region = fused.regions.get(name)
-        return [Claim.of(placed.bound, placed.fuser.name, placed.declined, placed.level, region)]
+        fallback = fused.fallbacks.get(region)
+        return [Claim.of(placed.bound, placed.fuser.name, placed.declined, placed.level, region, fallback)]
     _decline(placed, reason)
     return placed.claims
 

@@ -4,6 +4,8 @@ Identical regions (the layers of a model) are one artifact: a region's key is it
 metadata of what it reads, strides included.
 """
 
+import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,20 +13,25 @@ from typing import Any, TypeVar
 
 from forge.executors import progress
 from forge.executors.executor import Declined, FusionExecutor, asked, decline
+from forge.executors.fallback import Fallback, fallback_for
 from forge.executors.layout import RESTRIDED, Layout, Layouts, contiguous, in_row_major, reinterpreted, same
 from forge.executors.regions import Node, Region, find_regions
 from forge.executors.unspecified import with_unspecified
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
+from forge.ir.checks import in_one_line
 from forge.ir.pytree import names, proxies
+from forge.ir.source import warn
 from forge.ir.structure import key_of, settings
 from forge.ir.symbol import substitute
+from forge.ir.undecided import Undecided
 
 ARTIFACTS = 4096  # the regions of one executor that are kept
 
 _artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
 
 T = TypeVar("T")
+_log = logging.getLogger("forge.claim")
 
 
 class _Compiling(threading.local):
@@ -41,9 +48,23 @@ REINTERPRETED = Symbol(
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
 
 
-def _made(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
-    """What a fusion executor makes of a region. Raises TypeError where that is neither a function nor a reason."""
-    made = asked(fuser.fuse, region)
+def _fuse(fuser: FusionExecutor, region: Trace, *, strict: bool) -> Callable | Declined:
+    """What a fusion executor makes of a region; Declined, with a warning, where it fails. Raises TypeError where that
+    is neither a function nor a reason, and the executor's own error under `strict`."""
+
+    @functools.wraps(fuser.fuse)
+    def fuse(region: Trace) -> Any:
+        try:
+            return fuser.fuse(region)
+        except Exception as error:
+            if strict or isinstance(error, Undecided):
+                raise
+            reason = f"it failed at a region: {in_one_line(error)}"
+            _log.debug("%s failed at\n%s", fuser.name, region, exc_info=True)
+            warn(f"{fuser.name} leaves calls to others: {reason}", region.bound_symbols[0].source)
+            return decline(reason)
+
+    made = asked(fuse, region)
     check(
         callable(made) or isinstance(made, Declined),
         lambda: f"{fuser.name}: fuse returned {made!r}, but must return a function, or decline with the reason",
@@ -55,15 +76,22 @@ def _made(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
 class Fused:
     """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
     them, `regions` what the region's call is named that runs one, both by the first name that the call makes. `fixed`
-    are the values of a region that are no tensors, by name."""
+    are the values of a region that are no tensors, by name. `fallbacks` are those of regions, by what their calls are
+    named."""
 
     def __init__(
-        self, calls: list[BoundSymbol], unfused: dict[str, str], regions: dict[str, str], fixed: dict[str, Any]
+        self,
+        calls: list[BoundSymbol],
+        unfused: dict[str, str],
+        regions: dict[str, str],
+        fixed: dict[str, Any],
+        fallbacks: dict[str, Fallback],
     ) -> None:
         self.calls = calls
         self.unfused = unfused
         self.regions = regions
         self.fixed = fixed
+        self.fallbacks = fallbacks
 
 
 def settled(compile: Callable[[], T]) -> T:
@@ -103,9 +131,10 @@ def _fails(fuser: FusionExecutor, used: list[tuple[FusionExecutor, Callable]]) -
     return True
 
 
-def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> Fused:
-    """The calls that run a trace: its regions, and the calls of the nodes that are in none."""
-    writer = _Writer(trace, nodes, layouts)
+def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> Fused:
+    """The calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region that fails
+    when it runs is an error."""
+    writer = _Writer(trace, nodes, layouts, strict=strict)
     plan = find_regions(nodes, trace.output_names)
     progress.expect(sum(isinstance(item, Region) for item in plan))
     for item in plan:
@@ -117,12 +146,15 @@ def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> Fused
     writer.ready(trace.output_names)
     fixed = {name: layouts.values[name] for name in writer.fixed}
     layouts.fixed.update(fixed)
-    return Fused([substitute(call, fixed) for call in writer.calls], writer.unfused, writer.regions, fixed)
+    calls = [substitute(call, fixed) for call in writer.calls]
+    fallbacks = {name: each for each in writer.fallbacks.values() if each is not None for name in each.regions}
+    return Fused(calls, writer.unfused, writer.regions, fixed, fallbacks)
 
 
 class _Writer:
-    def __init__(self, trace: Trace, nodes: Sequence[Node], layouts: Layouts) -> None:
+    def __init__(self, trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool) -> None:
         self.trace = trace
+        self.strict = strict
         self.layouts = layouts
         self.calls: list[BoundSymbol] = []
         self.unfused: dict[str, str] = {}
@@ -139,6 +171,7 @@ class _Writer:
         self.visible = self._visible(nodes) if self.checks else set()
         self.restrided: dict[str, TensorProxy] = {}
         self.fixed: set[str] = set()
+        self.fallbacks: dict[Any, Fallback | None] = {}  # of identical regions there is one
         self.count = 0
 
     def _visible(self, nodes: Sequence[Node]) -> set[str]:
@@ -196,7 +229,9 @@ class _Writer:
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
         body, inputs = self._body(region)
         self.ready(inputs)
-        function = self._artifact(region, body, inputs, outputs) if outputs else decline("it gives no tensor")
+        key, function = None, decline("it gives no tensor")
+        if outputs:
+            key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
             self.unfused.update((node.makes[0], function.reason) for node in region.nodes)
             for node in region.nodes:
@@ -208,8 +243,15 @@ class _Writer:
         given = [self._given(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
         symbol = Symbol(
-            name, f"{region.fuser.name}.{name}", meta=lambda *args: made, executor=region.fuser, op=function
+            name,
+            f"{region.fuser.name}.{name}",
+            meta=lambda *args: made,
+            executor=region.fuser,
+            op=function,
+            fallback=self._fallback(region, (region.fuser, key or name), body, inputs, made),
         )
+        if symbol.fallback is not None:
+            symbol.fallback.regions.append(symbol.id)
         args = (given,) if region.fuser.boxed else tuple(given)
         inside = [node.bound for node in body]
         self.regions.update((node.makes[0], symbol.id) for node in body)
@@ -291,24 +333,42 @@ class _Writer:
     def _proxy(self, name: str) -> Proxy:
         return self.proxies[name] if name in self.proxies else self.trace.constant_proxy(name)
 
-    def _artifact(self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]) -> Callable | Declined:
-        """What runs the region; the same for an identical one."""
+    def _artifact(
+        self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
+    ) -> tuple[tuple | None, Callable | Declined]:
+        """A key that identical regions have in common, where there is one, and what runs them."""
         pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
-            return pays if isinstance(pays, Declined) else decline(f"a region of {len(region.nodes)} here does not pay")
+            here = f"a region of {len(region.nodes)} here does not pay"
+            return None, pays if isinstance(pays, Declined) else decline(here)
         if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
-            return decline("the strides of what it reads are not known here")
-        fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
-        calls = [substitute(node.bound, fixed) for node in body]
+            return None, decline("the strides of what it reads are not known here")
+        calls = self._without_fixed(node.bound for node in body)
         key = _key(calls, inputs, outputs, self.layouts)
         known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))
+        make = lambda: _fuse(region.fuser, self._region_trace(region, calls, inputs, outputs), strict=self.strict)
         try:
             found = known.get(key)
         except TypeError:  # a call's argument is not hashable
-            return _made(region.fuser, self._region_trace(region, calls, inputs, outputs))
+            return None, make()
         if found is None:
-            found = known[key] = _made(region.fuser, self._region_trace(region, calls, inputs, outputs))
-        return found
+            found = known[key] = make()
+        return key, found
+
+    def _fallback(
+        self, region: Region, key: Any, body: list[Node], inputs: list[str], outputs: tuple[Proxy, ...]
+    ) -> Fallback | None:
+        """What runs the region's calls where its function fails. `key` is that of identical regions."""
+        if key not in self.fallbacks:
+            calls = self._without_fixed(call for node in body for call in node.calls)
+            how = {"boxed": region.fuser.boxed, "strict": self.strict}
+            self.fallbacks[key] = fallback_for(calls, list(map(self._proxy, inputs)), outputs, **how)
+        return self.fallbacks[key]
+
+    def _without_fixed(self, calls: Iterable[BoundSymbol]) -> list[BoundSymbol]:
+        """The calls with values that were decided when the program was compiled in the place of their names."""
+        fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
+        return [substitute(call, fixed) for call in calls]
 
     def _region_trace(self, region: Region, calls: list[BoundSymbol], inputs: list[str], outputs: list[str]) -> Trace:
         trace = self.trace.derive(

@@ -99,7 +99,7 @@ class Writer:
         self.globals: dict[str, Any] = {"math": math, "torch": torch}
         self.holders: list[_Holder] = []
         self.callees: dict[str, Callable] = {}
-        self._flat_names: dict[int, str] = {}
+        self._flat_names: dict[tuple, str] = {}
 
     def value(self, value: Any) -> str:
         """A proxy as its name, everything else as a Python expression."""
@@ -147,8 +147,9 @@ class Writer:
         self.imports.add("forge.ir.printing")
         return f"forge.ir.printing.held({holder.number})"
 
-    def _bind(self, value: Any, hint: str) -> str:
-        key = id(value)
+    def _bind(self, value: Any, hint: str, *also: Any) -> str:
+        """The name of a global for an object; another one for each thing that it goes with."""
+        key = (id(value), *map(id, also))
         if key not in self._flat_names:
             name = re.sub(r"\W", "_", hint)
             while name in self.globals or name in self.taken:
@@ -161,7 +162,7 @@ class Writer:
         if symbol.op is None:
             return symbol.id
         if self.flat:
-            return self._bind(symbol.op, "call_" + symbol.name)
+            return self._bind(symbol.op, "call_" + symbol.name, symbol.fallback)
         return self.object(symbol.op, symbol.name) if qualified_name(symbol.op) else self._callee(symbol)
 
     def _callee(self, symbol: Symbol) -> str:
@@ -201,6 +202,22 @@ class Writer:
             return f"{text}; {self._written(bound)}"
         target = _target(bound.output, set(bound.inputs))
         return f"{target} = {text}" if bound.outputs else text
+
+    def guarded(self, bound: BoundSymbol) -> list[str]:
+        """The statements of a call that is replaced by its fallback once it raises; they cost nothing until then. Its
+        callee is a global that they assign."""
+        failure = "failure"
+        while failure in self.taken:
+            failure += "_"
+        fallback = self._bind(bound.symbol.fallback, f"fallback_{bound.symbol.name}")
+        args = ", ".join([failure, *map(self.value, bound.args)])
+        replaced = f"{self.callee(bound.symbol)}, ({_target(bound.output, set(bound.inputs))})"
+        return [
+            "try:",
+            f"    {self.call(bound)}",
+            f"except Exception as {failure}:",
+            f"    {replaced} = {fallback}({args})",
+        ]
 
     def _written(self, bound: BoundSymbol) -> str:
         """The results of a call that wrote them to its arguments."""
@@ -344,9 +361,9 @@ _LONGEST_CALL = 100  # characters that are told
 _MOST_LINES = 8
 
 
-def note_place(error: BaseException) -> None:
-    """Adds a note to an error that came out of a generated function: the user's line, or those of a region's calls,
-    and the call as it is generated."""
+def place_of(error: BaseException) -> tuple[list[Source], str] | None:
+    """The places in the user's program of the generated call that an error came out of, several of a region's, and the
+    call itself; None where it came out of none."""
     path, number = None, 0
     traceback = error.__traceback__
     while traceback is not None:
@@ -354,13 +371,21 @@ def note_place(error: BaseException) -> None:
             path, number = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
         traceback = traceback.tb_next
     if path is None:
+        return None
+    sources = {source.line: source for source in _sources[path].get(number, ()) if source.line}
+    return (list(sources.values()), linecache.getline(path, number).strip()) if sources else None
+
+
+def note_place(error: BaseException) -> None:
+    """Adds a note to an error that came out of a generated function: the user's line, or those of a region's calls,
+    and the call as it is generated."""
+    found = place_of(error)
+    if found is None:
         return
-    lines = list(dict.fromkeys(filter(None, (source.line for source in _sources[path].get(number, ())))))
-    if not lines:
-        return
+    sources, call = found
+    lines = [source.line for source in sources]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"one of {len(lines) - _MOST_LINES} other lines"]
-    call = linecache.getline(path, number).strip()
     call = call if len(call) <= _LONGEST_CALL else f"{call[: _LONGEST_CALL - 1]}…"
     note = "\nor ".join(["at " + lines[0], *lines[1:]]) + f", in {call}"
     if note not in getattr(error, "__notes__", ()):

@@ -55,7 +55,8 @@ class Symbol:
     part of it. Symbols that are made for one call, a user's torch.autograd.Function say, share an id: what two calls
     compute is told by the symbols themselves. `rule` is the gradient rule of such a symbol; others are registered
     (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op` writes its results
-    to and that become the call's output, whatever it returns.
+    to and that become the call's output, whatever it returns. `fallback` is called where `op` raises, with the error
+    and the arguments: it gives what runs in `op`'s place from then on, and the call's output.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Symbol:
         op: Callable | None = None,
         rule: Callable | None = None,
         out: tuple[int | str, ...] = (),
+        fallback: Callable | None = None,
     ) -> None:
         assert (meta is None) != (body is None), f"{id}: a symbol has a meta or a body"
         self.name = self.__name__ = name
@@ -81,6 +83,7 @@ class Symbol:
         self.op = op
         self.rule = rule
         self.out = out
+        self.fallback = fallback
         self.__doc__ = (meta or body).__doc__
 
     @property

@@ -222,12 +222,19 @@ class Trace:
         writer = printing.Writer(flat=True, taken=taken)
         writer.globals.update(self._read_constants())
         signature, body = self._signature()
+        guarded = [bound for bound in self.bound_symbols if bound.symbol.fallback is not None]
+        if guarded:
+            replaced = dict.fromkeys(writer.callee(bound.symbol) for bound in guarded)
+            body.insert(0, f"    global {', '.join(replaced)}")
         sources = {}
         for bound in self.bound_symbols:
             runs = bound.symbol.op is not None or bound.symbol in printing.STATEMENTS
             assert runs, f"{bound.symbol.id} was not claimed"
-            body.append(f"    {writer.call(bound)}")
-            sources[len(body) + 1] = printing.sources_of(bound)  # the signature is above
+            statements = [writer.call(bound)] if bound.symbol.fallback is None else writer.guarded(bound)
+            found = printing.sources_of(bound)
+            for statement in statements:
+                body.append(f"    {statement}")
+                sources[len(body) + 1] = found  # the signature is above
         body.append(f"    return {writer.value(self.output)}")
         return printing.Code([f"def {self.name}({signature}):", *body], writer.globals, sources)
 

@@ -32,19 +32,22 @@ class Row:
 
     @classmethod
     def of(cls, graph: int, phase: str, claim: Claim) -> "Row":
-        """Of what the claim pass decided."""
-        source = claim.source
+        """Of what the claim pass decided, or of what runs a call since its region failed."""
+        source, executor, declined, region = claim.source, claim.executor, claim.declined, claim.region
+        if claim.fallback is not None and claim.fallback.reason is not None:
+            declined = [*declined, (executor, claim.fallback.reason)]
+            executor, region = claim.fallback.executor, None
         return cls(
             graph,
             phase,
             claim.operation,
-            claim.executor,
-            tuple(claim.declined),
+            executor,
+            tuple(declined),
             claim.outputs,
             claim.results,
             source.module if source else None,
             source.line if source else None,
-            claim.region,
+            region,
         )
 
 

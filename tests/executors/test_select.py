@@ -495,6 +495,21 @@ def test_a_region_that_cannot_be_made_is_dropped(timer: Timer) -> None:
     assert who(told) == ["torch"] and ("fuser", "measured: no compiler") in told.rows[0].declined
 
 
+@pytest.mark.parametrize("when", ["it is made", "it runs"])
+def test_a_region_that_fails_is_dropped(timer: Timer, when: str, recwarn: pytest.WarningsRecorder) -> None:
+    class Failing(Fuser):
+        def fuse(self, region: Trace) -> Any:
+            if when == "it is made":
+                raise NameError("no such size")
+            return lambda *inputs: raises(inputs[0])
+
+    timer.seconds = {"mine": SLOW, "torch": FAST}
+    told = measured(F.silu, torch.randn(4), executors=[mine(), Failing("silu"), "torch"])
+    error = "NameError: no such size" if when == "it is made" else "RuntimeError: no such instruction"
+    assert who(told) == ["torch"] and ("fuser", f"measured: {error}") in told.rows[0].declined
+    assert not [each for each in recwarn if "forge" in str(each.message)]
+
+
 def out_of_memory(x: torch.Tensor) -> torch.Tensor:
     raise torch.OutOfMemoryError("too large")
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forge.executors.claim import claim
-from forge.executors.executor import Declined, decline, resolve_executors
+from forge.executors.executor import Declined, decline
 from forge.executors.layout import restrided
 from forge.executors.nvfuserex.definition import Definition, Output, define, dump, load
 from forge.executors.nvfuserex.translate import dense_strides, translate
@@ -34,20 +33,15 @@ _lock = new_lock()  # nvFuser knows one definition in progress
 class Fusion:
     """nvFuser's function of a region, called with one list.
 
-    `laid_out`: the results that are given memory or strides of torch's, by place. What nvFuser fails at when it is
-    called, torch runs from then on: `otherwise` makes the function for it.
+    `laid_out`: the results that are given memory or strides of torch's, by place.
     """
 
-    __slots__ = ("_execute", "_instead", "_laid_out", "_otherwise", "_places", "definition")
+    __slots__ = ("_execute", "_laid_out", "definition")
 
-    def __init__(
-        self, definition: Definition, library: Any, otherwise: Callable[[], Callable] | None, laid_out: Sequence[int]
-    ) -> None:
+    def __init__(self, definition: Definition, library: Any, laid_out: Sequence[int]) -> None:
         self.definition = definition
         self.laid_out = laid_out
         self._execute = define(definition, library).execute
-        self._otherwise = otherwise
-        self._instead: Callable | None = None
 
     @property
     def laid_out(self) -> tuple[int, ...]:
@@ -58,12 +52,7 @@ class Fusion:
         self._laid_out = [(place, self.definition.outputs[place]) for place in places]
 
     def __call__(self, boxed: list[Any]) -> Sequence[torch.Tensor]:
-        if self._instead is not None:
-            return self._instead(*boxed)
-        try:
-            results = self.execute(boxed)
-        except RuntimeError as error:
-            return self._fail(error, boxed)
+        results = self.execute(boxed)
         for place, output in self._laid_out:
             results[place] = _laid_out(results[place], output, [*boxed, *results[:place]])
         return results
@@ -72,15 +61,6 @@ class Fusion:
         """What the library gives."""
         places = self.definition.places
         return self._execute(boxed if len(places) == len(boxed) else [boxed[place] for place in places])
-
-    def _fail(self, error: RuntimeError, boxed: list[Any]) -> Sequence[torch.Tensor]:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise error
-        if self._otherwise is None:
-            raise RuntimeError(f"nvFuser failed at a region: {in_one_line(error)}") from None
-        _log.warning("forge: nvFuser failed at a region, which torch runs from now on: %s", in_one_line(error))
-        self._instead = self._otherwise()
-        return self._instead(*boxed)
 
 
 def _laid_out(result: torch.Tensor, output: Output, others: Sequence[Any]) -> torch.Tensor:
@@ -122,11 +102,8 @@ class Compiler:
             return decline(f"nvFuser failed: {in_one_line(error)}")
 
     def _make(self, definition: Definition, region: Trace) -> Fusion:
-        def by_torch() -> Callable:
-            return claim(region, resolve_executors(["torch"]))[0].python_callable()
-
         with _lock, _disable_current_modes(), torch.no_grad():
-            fusion = Fusion(definition, self.library, by_torch, ())
+            fusion = Fusion(definition, self.library, ())
             given = [_zeros(proxy) for proxy in region.inputs]
             fusion.laid_out = _different(fusion.execute(given), region.output, definition.outputs)
         return fusion
@@ -142,7 +119,7 @@ class Compiler:
         """The function that was dumped."""
         definition, laid_out = load(data)
         with _lock:
-            return Fusion(definition, self.library, None, laid_out)
+            return Fusion(definition, self.library, laid_out)
 
 
 def _zeros(proxy: Proxy) -> Any:

@@ -1,0 +1,76 @@
+"""What runs a region's calls where the region's function fails and they do not."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from forge.ir import BoundSymbol, Proxy, Trace
+from forge.ir.checks import in_one_line
+from forge.ir.printing import Code, compile_function, place_of
+from forge.ir.source import warn
+from forge.transforms.lifetimes import delete_last_used
+from forge.transforms.split import free_names
+
+NAME = "fallback"  # of the generated functions
+_OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)  # unfused calls take more
+_log = logging.getLogger("forge.claim")
+
+
+class Fallback:
+    """The calls of regions that one function runs, as the executors after the fuser run them.
+
+    A program calls it with what the function raised and was given: regions are pure, so that their calls can run after
+    a function that has failed. What they raise themselves is the program's own error. Otherwise they run from then on,
+    with one warning; under `strict` the function's error is raised.
+
+    regions: the names of the regions in their program. executor: who runs the calls. code: gives the function to
+    generate. reason: why they run; None as long as the region's function does.
+    """
+
+    def __init__(self, executor: str, code: Callable[[], Code], *, strict: bool, regions: Iterable[str] = ()) -> None:
+        self.regions = list(regions)
+        self.executor = executor
+        self.code = code
+        self.strict = strict
+        self.reason: str | None = None
+        self._function: Callable | None = None
+
+    def __call__(self, error: Exception, *given: Any) -> tuple[Callable, Any]:
+        """Return what runs from now on, and its results. Raises `error` where it is not to run, and what it raises."""
+        if isinstance(error, _OUT_OF_MEMORY):
+            raise error
+        self._function = self._function or compile_function(NAME, self.code())
+        try:
+            results = self._function(*given)
+        except Exception as own:
+            raise own from None
+        if self.strict:
+            error.add_note(f"the region {self.regions[0]} fails where {self.executor} runs its calls")
+            raise error
+        if self.reason is None:
+            self._tell(error)
+        return self._function, results
+
+    def _tell(self, error: Exception) -> None:
+        region, reason = self.regions[0], in_one_line(error)
+        self.reason = f"its region failed: {reason}"
+        _log.debug("%s failed", region, exc_info=error)
+        sources, _ = place_of(error) or ([], "")
+        warn(f"{region} failed, {self.executor} runs its calls from now on: {reason}", *sources[:1])
+
+
+def fallback_for(
+    calls: list[BoundSymbol], inputs: list[Proxy], outputs: tuple[Proxy, ...], *, boxed: bool, strict: bool
+) -> Fallback | None:
+    """Return the fallback of a region: claimed calls that make `outputs` of `inputs`, which come in one list where it
+    is `boxed`. None where they read something else."""
+    trace = Trace(NAME)
+    trace.inputs, trace.output, trace.boxed = inputs, outputs, boxed
+    trace.bound_symbols.extend(calls)
+    if free_names(trace, set()):
+        return None
+    names = [getattr(bound.symbol.executor, "name", "torch") for bound in calls]
+    code = delete_last_used(trace).python_source()
+    return Fallback(", ".join(dict.fromkeys(names)), lambda: code, strict=strict)
