@@ -88,6 +88,10 @@ _WRONG = frozenset(
         aten.avg_pool2d_backward,  # with ceil_mode
         aten.avg_pool3d_backward,
         aten.scalar_tensor,  # a whole number's dtype
+        aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
+        aten._unsafe_masked_index,  # of indices out of range, which torch clamps
+        aten._unsafe_masked_index_put_accumulate,
+        *([aten.searchsorted, aten.bucketize] if TORCH < (2, 13) else []),  # among a part of a tensor (issue 182343)
     }
 )
 # an index out of range: torch raises; Inductor's loops on a CPU end the process, or wrap it

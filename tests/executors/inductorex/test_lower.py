@@ -13,6 +13,7 @@ import forge
 from forge import clang, prims
 from forge.executors.inductorex import lower, waits
 from forge.ir import Symbol, TensorProxy, Trace, recording
+from forge.ir.versions import TORCH
 
 EXECUTORS = ["inductor", "torch"]
 
@@ -219,6 +220,40 @@ def test_an_index_out_of_range_is_refused_as_torch_does(name: str, index: int) -
             jitted(x, i)
     else:
         torch.testing.assert_close(jitted(x, i), expected)
+
+
+PLACES = torch.tensor([7, -3, 2, 9, -8, 100])
+SHOWN = torch.tensor([True, False, True, True, True, False])
+LABELS = torch.tensor([[3, 0, -1, 1], [-1, 2, 2, 2], [1, 1, 2, 0]])
+WRONG: dict[str, tuple[tuple[int, ...], Callable]] = {
+    "_unsafe_masked_index": ((5,), lambda x: torch._unsafe_masked_index(x.sin(), SHOWN, [PLACES], 2.0).cos() + 1),
+    "_unsafe_masked_index, twice": (
+        (5, 5),
+        lambda x: torch._unsafe_masked_index(x.sin(), SHOWN[:, None], [PLACES[:, None], PLACES], 0.0).cos() + 1,
+    ),
+    **{
+        f"multilabel_margin_loss, {reduction}": (
+            (3, 4),
+            lambda x, reduction=reduction: F.multilabel_margin_loss(x.sin() * 3, LABELS, reduction=reduction) * 2 + 1,
+        )
+        for reduction in ("none", "mean", "sum")
+    },
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", WRONG)
+def test_an_operator_that_inductor_computes_otherwise_is_left_to_torch(name: str, requires_grad: bool) -> None:
+    """Indices out of range that torch clamps; fewer targets than classes."""
+    shape, program = WRONG[name]
+    x = torch.randn(shape, generator=torch.manual_seed(0), requires_grad=requires_grad)
+    torch.testing.assert_close(forge.jit(program, executors=EXECUTORS, cache=False)(x), program(x))
+
+
+@pytest.mark.parametrize("operator", [torch.ops.aten.searchsorted.Tensor, torch.ops.aten.bucketize.Tensor])
+def test_a_search_is_in_a_region_where_inductor_finds_places_in_parts_of_tensors(operator: Any) -> None:
+    """Before 2.13, Inductor's kernel on a GPU searched from the start of the memory that the part lies in."""
+    assert lower._has_loops(operator) == (TORCH >= (2, 13))
 
 
 def test_infinities_are_divided_as_torch_does() -> None:
