@@ -55,8 +55,8 @@ _with_regions: set[str] = set()
 
 
 def _counted(fuse_regions: Callable) -> Callable:
-    def fuse_and_count(*args: Any) -> Any:
-        fused = fuse_regions(*args)
+    def fuse_and_count(*args: Any, **options: Any) -> Any:
+        fused = fuse_regions(*args, **options)
         _regions.append(len(fused.regions))
         return fused
 
