@@ -15,6 +15,8 @@ from forge.executors import Declined, FusionExecutor, claim, resolve_executors
 from forge.ir import BoundSymbol, Trace
 from forge.records import record_of
 
+pytestmark = pytest.mark.usefixtures("compiled_regions")  # under check="regions" a failure is raised
+
 TAKEN = frozenset("add cos exp mul neg relu sigmoid sin sub tanh".split())
 
 
