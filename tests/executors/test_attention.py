@@ -1,5 +1,7 @@
 """Attention's kernels of a GPU, on tensors without values: what they keep has the metadata that programs promise."""
 
+import struct
+
 import pytest
 import torch
 
@@ -71,3 +73,24 @@ def test_cudnn_is_given_a_gradient_of_its_results_strides(monkeypatch):
     for gradient in (torch.empty_like(out.mT).mT, torch.empty((), dtype=out.dtype, device="meta").expand_as(out)):
         attention._cudnn_backward(call, gradient, query, key, value, None, out, logsumexp, rest)
     assert [args[0].stride() for args, _ in calls[1:]] == [out.stride()] * 2
+
+
+def test_a_composition_is_given_a_gradient_of_its_results_strides():
+    """It may be one call of cuDNN, where a mask is given."""
+    query = torch.randn(2, 40, 4, 64).transpose(1, 2).requires_grad_()
+    out, read = query * 2, []
+    out.register_hook(lambda g: read.append(g.stride()))
+    state = attention.Composition([query], out)
+    for g in (torch.ones(2, 4, 40, 64), torch.ones(()).expand(2, 4, 40, 64), torch.ones_like(out)):
+        wanted = (True, False, False, False)
+        found, *_ = attention._attention_backward(g, query, query, query, None, out.detach(), None, state, wanted)
+        torch.testing.assert_close(found, torch.full_like(query, 2.0))
+    assert read == [out.stride()] * 3
+
+
+@pytest.mark.parametrize("dropout_p", [0, 0.0, 0.5])
+def test_plans_of_cudnn_are_not_those_of_the_programs_own_calls(dropout_p):
+    """torch compares the bytes of the options that it looks a plan up by."""
+    call = Attention(dropout_p, False, None, False, (True, True, True, False))
+    assert call.dropout_p == dropout_p
+    assert (struct.pack("d", call.dropout_p) == struct.pack("d", dropout_p)) == (dropout_p > 0)

@@ -25,6 +25,12 @@ from forge.prims.core import like
 
 aten = torch.ops.aten
 
+# torch looks up cuDNN's plan of a backward by query, key, value, mask and options, whose bytes it compares, and runs it
+# for an output's gradient of other strides than it was made for. Those of forge's calls have the output's strides; a
+# zero of another sign keeps them apart from the plans of the program's own calls.
+_NO_DROPOUT = -0.0
+
+
 class Attention:
     """The options of one call, and which of query, key, value and mask need a gradient."""
 
@@ -33,7 +39,7 @@ class Attention:
     def __init__(
         self, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool, wanted: tuple[bool, ...]
     ) -> None:
-        self.dropout_p = dropout_p
+        self.dropout_p = dropout_p or _NO_DROPOUT
         self.is_causal = is_causal
         self.scale = scale
         self.enable_gqa = enable_gqa
@@ -157,7 +163,6 @@ def _cudnn_backward(
 ) -> tuple[torch.Tensor, ...]:
     lengths, kept = rest
     how = (*lengths, call.dropout_p, call.is_causal)
-    # torch keeps cuDNN's plan by the strides of query, key and value, and runs it for a gradient of other strides too
     g = restrided(g, out.stride())
     return aten._scaled_dot_product_cudnn_attention_backward(
         g, q, k, v, out, logsumexp.unsqueeze(-1), *(kept or _unread(q)), mask, *how, scale=call.scale
@@ -340,6 +345,7 @@ def _attention_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of query, key, value and mask, None where none is wanted."""
     if isinstance(state, Composition):
+        g = restrided(g, state.out.stride())  # it may be a call of cuDNN
         found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
         return tuple(next(found) if needed else None for needed in wanted)
     call, backward, rest = state
