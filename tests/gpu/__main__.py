@@ -6,14 +6,17 @@ failed, 3 where some are left.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import queue
 import selectors
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,6 +25,7 @@ from tests.gpu.cases import Case, all_cases
 from tests.gpu.report import FAILED, described, written
 
 ROOT = Path(__file__).parents[2]
+STATE = ROOT / "build" / "gpu" / "results.jsonl"
 LEFT = 3
 
 
@@ -62,8 +66,8 @@ class Worker:
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
-        environment.pop("FORGE_EXECUTORS", None)  # the default configuration is what is tested
-        environment.pop("FORGE_CACHE", None)
+        for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CHECK"):  # the default configuration is what is tested
+            environment.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu.worker", self.device],
             stdin=subprocess.PIPE,
@@ -98,12 +102,13 @@ class Run:
         for name in self.cases:
             if name not in self.found:
                 todo.put(name)
-        workers = [Worker(self.device, self.state.parent / "cache") for _ in range(min(jobs, todo.qsize()))]
-        threads = [threading.Thread(target=self._work, args=(each, todo)) for each in workers]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        with _cache(self.state) as cache:
+            workers = [Worker(self.device, cache) for _ in range(min(jobs, todo.qsize()))]
+            threads = [threading.Thread(target=self._work, args=(each, todo)) for each in workers]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
 
     def _work(self, worker: Worker, todo: "queue.Queue[str]") -> None:
         try:
@@ -129,6 +134,17 @@ class Run:
                 print(f"{result['name']} {result['status']}: {result['why']}", flush=True)
 
 
+@contextlib.contextmanager
+def _cache(state: Path) -> Iterator[Path]:
+    """The folder of compiled programs: beside the default state file, where the next call finds them, else a temporary
+    one."""
+    if state == STATE:
+        yield state.parent / "cache"
+        return
+    with tempfile.TemporaryDirectory(prefix="forge-gpu-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 def _read(state: Path) -> list[dict]:
     return [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
 
@@ -138,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes")
-    parser.add_argument("--state", type=Path, default=ROOT / "build" / "gpu" / "results.jsonl")
+    parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--only", nargs="*", help="cases by the start of their names")
     parser.add_argument("--every", type=int, default=1, help="every Nth of them")
     parser.add_argument("--again", action="store_true", help="run those that failed once more")

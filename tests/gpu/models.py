@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 import forge
@@ -54,15 +56,35 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -
     ours = flow(compiled, arguments, forge.jit(compiled), mixed=autocast)
 
     def reference(draw: int | None) -> list[torch.Tensor | None]:
-        wide = copy.deepcopy(model).double()
+        wide = _in_float64(model)
         given = nudged(arguments, torch.bfloat16, draw)
         with torch.no_grad():
             moved = nudged(list(model.parameters()), torch.bfloat16, draw)
             for parameter, value in zip(wide.parameters(), moved, strict=True):
                 parameter.copy_(value)
-        return flow(wide, given, wide, mixed=False)
+        with _Float64():
+            return flow(wide, given, wide, mixed=False)
 
     return judge(ours, theirs, reference)
+
+
+class _Float64(TorchFunctionMode):
+    """Linear functions of float32, which a model makes whatever its own dtype is, by parameters in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is F.linear and (args[0].dtype, args[1].dtype) == (torch.float32, torch.float64):
+            args = (args[0].double(), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _in_float64(model: nn.Module) -> nn.Module:
+    """A copy whose experts are multiplied one by one: torch's grouped product has no float64."""
+    wide = copy.deepcopy(model).double()
+    for part in wide.modules():
+        config = getattr(part, "config", None)
+        if getattr(config, "_experts_implementation", None) is not None:
+            config._experts_implementation = "eager"
+    return wide
 
 
 def _moved(leaf: Any, device: torch.device, dtype: torch.dtype) -> Any:

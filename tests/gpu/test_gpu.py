@@ -1,11 +1,12 @@
 """The machinery of `make test-gpu`, on the CPU."""
 
 import json
+import subprocess
 
 import pytest
 import torch
 
-from tests.gpu.__main__ import LEFT, main
+from tests.gpu.__main__ import LEFT, Worker, main
 from tests.gpu.measure import CONDITIONED, WITHIN, judge, nudged
 from tests.gpu.report import BEGIN, END, written
 
@@ -36,6 +37,21 @@ def test_a_few_cases_are_within_the_bound(run):
     assert {each["status"] for each in found} <= {WITHIN, CONDITIONED}, found
     assert status == 0
     assert f"{len(found)} of {len(found)} cases ran" in document.read_text()
+
+
+def test_nothing_but_results_is_in_the_folder_of_the_results(run):
+    _, state, document, _ = run
+    assert set(state.parent.iterdir()) == {state, document}
+
+
+def test_the_default_configuration_is_tested(monkeypatch, tmp_path):
+    for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CHECK"):
+        monkeypatch.setenv(name, "regions")
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: started.append(options["env"]))
+    Worker("cpu", tmp_path)._start()
+    assert not {"FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CHECK"} & set(started[0])
+    assert started[0]["FORGE_CACHE_DIR"] == str(tmp_path)
 
 
 def test_what_ran_is_not_run_again(run):

@@ -314,7 +314,7 @@ def whisper():
         d_model=WIDTH,
         **ENCODER_DECODER,
         max_source_positions=16,
-        max_target_positions=32,
+        max_target_positions=64,
         num_mel_bins=8,
         pad_token_id=0,
         bos_token_id=1,
