@@ -101,13 +101,16 @@ def _compile_alone(options: Options, trace: Trace, executors: Sequence[Executor]
 def compile_program(program: Program, options: Options, *, eager: Callable | None = None) -> Compiled:
     """Compiles a recorded program; gradients flow to the inputs that require them.
 
-    `eager` runs in its place when an input that the program changes shares memory with another one. What autocast does
-    is written in the program, so neither the passes nor what they make run under it; `eager` does.
+    `eager` runs in its place when an input that the program changes shares memory with another one, and when what was
+    assumed of its numbers does not hold. What autocast does is written in the program, so neither the passes nor what
+    they make run under it; `eager` does.
     """
     with autocast_mode.disabled():
         compiled = settled(partial(_compile, program, options))
     compiled.shorten()
-    compiled.call = finished(compiled.assembled(), program.mutated, eager)
+    checks = (call for call in innermost(program.trace.bound_symbols) if call.symbol is prims.require)
+    assumes = any(call.args[2] is prims.Violated for call in checks)
+    compiled.call = finished(compiled.assembled(), program.mutated, eager, assumes=assumes)
     return compiled
 
 

@@ -28,6 +28,7 @@ from forge.executors.hubex import LayerExecutor, Layers, Source, kernel_executor
 from forge.frontend import dynamo
 from forge.frontend.against_eager import against_eager
 from forge.frontend.ambient import restored, uncaptured
+from forge.frontend.checks import assumptions_last
 from forge.frontend.dtensors import localized
 from forge.frontend.entry import enter, must_be_one_graph
 from forge.frontend.higher_order import runnable
@@ -300,6 +301,7 @@ def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> C
 
 
 def _compile_tensors(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
+    assumptions_last(graph)
     uses = decide(graph, next((each for each in options.executors if isinstance(each, LayerExecutor)), None))
     run, slot = runnable(graph), Slot(graph, options, record.parameters)
     given = len(graph.graph.find_nodes(op="placeholder"))

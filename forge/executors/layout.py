@@ -182,6 +182,8 @@ class Layouts:
 
     def run(self, call: BoundSymbol) -> Ran:
         """What a claimed call gives; its outputs are known from now on."""
+        for proxy in tensors(call.output):
+            self._see(proxy.shape)
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and _takes_no_addresses(call.symbol.op)
         ran = self._known(call) if predictable else self._promised(call)
         self.flops += ran.flops
@@ -243,7 +245,8 @@ class Layouts:
         return key_of(value)
 
     def _see(self, lengths: Iterable[Any]) -> None:
-        """Symbolic lengths live in an environment of their own."""
+        """Symbolic lengths, those too that values decide, live in an environment of their own, which is the program's:
+        another program may know other things of a symbol of the same name."""
         for length in lengths:
             if isinstance(length, SYMBOLIC_TYPES) and not self.is_symbolic:
                 self.fake = FakeTensorMode(shape_env=length.node.shape_env, allow_non_fake_inputs=True)

@@ -42,6 +42,7 @@ from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariabl
 from torch.autograd.function import FunctionCtx
 
 from forge.executors.hubex.layers import LayerExecutor
+from forge.frontend.checks import CHECKS, capture_check, captured_asserts
 from forge.frontend.functions import wrong_gradients
 from forge.frontend.layers import captured_call, replacing
 from forge.frontend.replaced import Replaced
@@ -186,7 +187,7 @@ _SETTERS = frozenset(
 
 def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs.
-    Another looks at values: what stands for it does not."""
+    Another looks at values: what stands for it does not. A check is one of when the program runs."""
     if self.value in _SETTERS:
         unimplemented(
             gb_type="a setting of the process changes",
@@ -196,6 +197,8 @@ def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, *args: Any, **optio
         )
     if self.value in STAND_INS:
         self = TorchInGraphFunctionVariable(STAND_INS[self.value])
+    if self.value in CHECKS:
+        return capture_check(tx, self.value, *args, **options, call=partial(_calls_torch.original, self, tx))
     return _calls_torch.original(self, tx, *args, **options)
 
 
@@ -402,6 +405,7 @@ _EVERYWHERE = (
     _finds,
     _finds_in_lists,
     *_CATCHABLE,
+    captured_asserts,
     _warns,
 )
 

@@ -6,16 +6,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 import torch._functorch.predispatch
 from torch._dynamo.source import UnspecializedParamBufferSource
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from forge import prims, torchlang
 from forge.frontend import as_written, higher_order, layers
 from forge.frontend.aliasing import Pair, pairs, reconcile
+from forge.frontend.checks import ASSUMES, Asked, Check, checks_of
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.functions import from_graphs, run_alone
 from forge.frontend.lowering import recorded
@@ -37,7 +40,7 @@ from forge.ir import (
     strides_of,
 )
 from forge.ir.memory import Ambiguous
-from forge.ir.pytree import leaves, tensors, tree_map
+from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.source import Source, text_of
 from forge.prims.library import operator_symbol
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
@@ -57,6 +60,7 @@ class Capture:
         self.held = held
 
 
+ACTS = frozenset({Tag.EFFECT, Tag.RANDOM})
 CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
 
 
@@ -91,6 +95,8 @@ class _Interpreter:
         self.native = False  # whether opaque calls are refused
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
+        self.checks = checks_of(graph.graph)  # that are not recorded yet
+        self.asked = Asked()
         self.paths: dict[str, str] = {}  # of inputs that are parameters or buffers, in their modules
 
     @contextmanager
@@ -107,6 +113,7 @@ class _Interpreter:
     def run(self) -> Any:
         higher_order.hooks_first(self.graph.graph)
         left_out = layers.left_out(self.graph.graph)
+        self.add_checks()
         nodes = iter(self.graph.graph.nodes)
         for node in nodes:
             self.trace.source = Source.of(node)
@@ -237,6 +244,10 @@ class _Interpreter:
     def call_function(self, node: Node) -> Any:
         if node.target is layers.layer_call:
             return self.layer(node)
+        if node.target is ASSUMES:
+            return None  # recorded before, unless it is of a number that no value tells
+        if isinstance(node.target, Check):
+            return self.add_check(node)
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
         special = _SPECIAL.get(node.target)
         if special is not None:
@@ -296,6 +307,8 @@ class _Interpreter:
         made = name if kwargs.get("out") is None else ""
         output = _without_gradients(reconcile(self.trace.memory, given, output, example, made), example)
         self.note(node, output, example)
+        if self.checks:
+            self.read_lengths(output, example)
         return output
 
     def attribute(self, args: tuple) -> tuple[Any, tuple]:
@@ -312,21 +325,55 @@ class _Interpreter:
 
     def number(self, symbol: Symbol, args: tuple, value: Any) -> None:
         """Records the reading of a number that is known when the program runs."""
-        number = NumberProxy(str(value.node.expr), value)
+        (symbol_of,) = value.node._expr.free_symbols  # whatever Dynamo has learnt of it; a bool is one that is 1
+        number = NumberProxy(str(symbol_of), value)
         if number.name not in self.numbers:
             self.numbers.add(number.name)
             self.trace.names.add(number.name)
             self.trace.record(BoundSymbol(symbol, args, {}, number))
+            self.add_checks()
 
-    def read_lengths(self, name: str, output: Any, example: Any) -> None:
-        """What the values that a call was given decide of how long its results are: numbers that the results tell."""
-        unread = {*map(str, free_unbacked_symbols(_real_tensors(example)))} - set(self.trace.names)
+    def add_checks(self) -> None:
+        """Records the checks that the program can make by now: before what is computed of their numbers."""
+        for node in list(self.checks):
+            if all(map(self.is_known, node.all_input_nodes)):
+                self.add_check(node)
+
+    def is_known(self, node: Node) -> bool:
+        if not isinstance(node.meta.get("example_value"), NUMBER_TYPES):
+            return node in self.env
+        return self.trace.names.issuperset(names(self.asked.number(node)))
+
+    def add_check(self, node: Node) -> None:
+        """Records a check, once."""
+        if node not in self.checks:
+            return
+        self.checks.remove(node)
+        condition, *values = self.trace.memory.read_all(tree_map(self.as_asked, node.args))
+        if isinstance(node.target, Check):
+            prims.require(condition, node.target.message, node.target.error, *values)
+        else:
+            prims.require(condition, *values, RuntimeError if self.has_acted() else prims.Violated)
+
+    def as_asked(self, value: Any) -> Any:
+        """A node's value; a number as the graph computes it."""
+        return self.env[value] if isinstance(value, Node) and value in self.env else self.asked.number(value)
+
+    def has_acted(self) -> bool:
+        """Whether the program has done by now what it may not do again."""
+        calls = (bound for bound in self.trace.bound_symbols if bound.symbol is not prims.require)
+        return any(not ACTS.isdisjoint(bound.all_tags) for bound in calls)
+
+    def read_lengths(self, output: Any, example: Any) -> None:
+        """Records what values decide of how long the results of a call are: numbers that the results tell."""
         for made, fake in zip(leaves(output), leaves(example), strict=True):
             for dim, count in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
-                if str(count) in unread:
-                    unread.discard(str(count))
+                if _is_read(count):
                     self.number(prims.length, (made, dim), count)
-        if unread:
+
+    def must_know_lengths(self, name: str, example: Any) -> None:
+        """Raises Unsupported for results that are as long as values decide that nothing tells."""
+        if not self.trace.names.issuperset(map(str, free_unbacked_symbols(_real_tensors(example)))):
             raise Unsupported(
                 f"how long the result of {name} is depends on the values that it is given",
                 "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
@@ -404,7 +451,8 @@ class _Interpreter:
             symbol = opaque_symbol(function, name, lambda: fresh(example), tags=tags)
             output = symbol(*read_args, **read_kwargs)
             self.reinterpret(symbol, output, example, args, kwargs)
-            self.read_lengths(name, output, example)
+            self.read_lengths(output, example)
+            self.must_know_lengths(name, example)
             return output
         flat = list(leaves((args, kwargs)))
         changed = [flat[i] for i in found.changed]
@@ -443,6 +491,12 @@ class _Interpreter:
         if output.dtype != base.dtype or example.is_conj() or example.is_neg():
             step = torchlang.scatter_step(symbol, args[1:], kwargs, None)
             self.trace.memory.alias(output, base, step)  # where it is none, the fake tensors say so
+
+
+def _is_read(length: Any) -> bool:
+    """Whether a length is a symbol of what values decide, whatever Dynamo has learnt of it."""
+    expression = length.node._expr if isinstance(length, torch.SymInt) else None
+    return isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.UNBACKED_INT)
 
 
 def fresh(example: Any) -> Any:

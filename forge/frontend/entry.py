@@ -70,6 +70,7 @@ _NO_FAKE = "no fake impl"  # what torch says of an operator for which none was r
 _OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n(?: {{4,}}.*\n)*', re.MULTILINE)
 _SHAPE = re.compile(r"size=\(([^)]*)\)")
 _IN_LOOP = "graph break in loop"
+_RAISED = "Observed exception"  # the program raises an exception and does not catch it
 _EXPLANATIONS = "Explanation: ", "Developer debug context: "
 _DISABLED = re.compile(r"`torch\.compiler\.disable` \(reason: (?!None\))(.+)\)")
 _UNSUPPORTED_OPERATOR = "Operator does not support running with fake tensors"
@@ -310,10 +311,11 @@ class _Configured:
             except (FailOnRecompileLimitHit, RecompileError, StrictError):
                 raise
             except Exception as failure:  # of a call of the program, or of Dynamo's own
-                if self._fullgraph or (self._history.strict and _raises_in_eager(failure)):
+                raises = getattr(failure, "gb_type", None) == _RAISED
+                if not raises and (self._fullgraph or (self._history.strict and _raises_in_eager(failure))):
                     raise
                 reason, source = _in_words(failure), Source(str(failure))
-                if self._history.strict or isinstance(failure, InternalTorchDynamoError):
+                if (self._history.strict and not raises) or isinstance(failure, InternalTorchDynamoError):
                     self._history.gave_up(source, reason)
                 return self._in_eager(f"a call fails: {reason}", source)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from forge import prims
 from forge.executors.torchex.attention import as_chosen_now
 from forge.frontend.autograd import Again, Backward, Later, Region, Sources
 from forge.frontend.frozen import Folded
@@ -93,11 +94,24 @@ def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Ca
     return call
 
 
-def finished(call: Callable, mutated: Sequence[int], eager: Callable | None) -> Callable:
-    """`call` as a front end runs it: without autocast, and not where an input that it changes shares memory with
-    another one, which is what `eager` is for."""
+def finished(call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False) -> Callable:
+    """`call` as a front end runs it: without autocast. `eager` runs in its place where an input that it changes shares
+    memory with another one, and where an assumption that it makes (assumes: there are some) does not hold."""
     call = autocast_mode.without(call)
+    if assumes and eager is not None:
+        call = _unless_violated(call, eager)
     return _unless_overlapping(call, mutated, eager) if mutated and eager is not None else call
+
+
+def _unless_violated(call: Callable, eager: Callable) -> Callable:
+    def checked(*inputs: Any) -> Any:
+        try:
+            return call(*inputs)
+        except (prims.Violated, ZeroDivisionError):  # the latter of a number by which another one is divided
+            pass
+        return eager(*inputs)  # where that has no error of its own, the assumption is one
+
+    return checked
 
 
 def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable) -> Callable:

@@ -1,11 +1,38 @@
 """Prims that look at values when the program runs."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
 from forge.ir import Tag, TensorProxy, check
 from forge.prims.core import check_tensor, make_prim
 
 
-def _require_meta(condition: TensorProxy, message: str, error: str) -> None:
-    """Raises the built-in exception of the name `error` where the condition, one bool, does not hold."""
+class Violated(RuntimeError):
+    """An assumption under which a program was captured does not hold; the program has changed nothing yet."""
+
+
+def fail(error: type[Exception], message: str | Callable[..., str] | None, *values: Any) -> NoReturn:
+    """Raise what torch._check_with does of a condition that does not hold. Arguments as those of `require`."""
+    text = partial(message, *values) if callable(message) else partial(str, message)
+    torch._check_with(error, False, None if message is None else text)
+    raise AssertionError("torch._check_with did not raise")
+
+
+def _require_meta(
+    condition: TensorProxy | bool | torch.SymBool,
+    message: str | Callable[..., str] | None,
+    error: str | type[Exception],
+    *values: Any,
+) -> None:
+    """Raises an exception, or the built-in one of this name, where the condition, one bool, does not hold.
+
+    message: text, a function of the values, or None for torch's own.
+    """
+    if isinstance(condition, (bool, torch.SymBool)):
+        return
     check_tensor("prims.require", condition=condition)
     check(condition.ndim == 0, lambda: f"prims.require: condition is {condition}, but must be one bool")
 

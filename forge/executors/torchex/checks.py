@@ -1,6 +1,8 @@
 """How torch runs prims that look at values."""
 
 import builtins
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -9,7 +11,12 @@ from forge.executors.torchex.core import run_prim
 
 
 @run_prim(prims.require)
-def require(condition: torch.Tensor, message: str, error: str) -> None:
+def require(
+    condition: torch.Tensor | bool,
+    message: str | Callable[..., str] | None,
+    error: str | type[Exception],
+    *values: Any,
+) -> None:
     """A GPU is waited for, as in eager."""
     if not condition:
-        raise getattr(builtins, error)(message)
+        prims.fail(getattr(builtins, error) if isinstance(error, str) else error, message, *values)
