@@ -338,12 +338,13 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
         return made
 
     def again_for(key: tuple) -> Again:
-        present, recorded, *missing = key
+        present, recorded, special, *missing = key
+        by = options.in_torch() if special else options
         chosen = [output for i, output in enumerate(outputs) if present[i]]
         with paused_gc(), restored(), compiled.timed("backward"):
             seeds = seeds_of(trace, chosen, recorded)
             unreached = _unreached_results(parts, missing)
-            make = partial(_differentiable_backward, trace, parts, given, seeds, options, compiled, unreached)
+            make = partial(_differentiable_backward, trace, parts, given, seeds, by, compiled, unreached)
             return settled(make)
 
     constants = [i for i in range(len(outputs)) if i not in flowing]

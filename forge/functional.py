@@ -18,6 +18,7 @@ from forge.executors.executor import Executor
 from forge.frontend import direct, nested
 from forge.frontend.ambient import modes, restored, uncaptured
 from forge.frontend.program import Program, inline_epilogue
+from forge.frontend.python_dispatch import is_dispatched
 from forge.frontend.recipe import overlap
 from forge.ir import TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
@@ -74,7 +75,8 @@ def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
     mutated = recorded.program.mutated
     if mutated and overlap(recorded.inputs, mutated):
         return function(*args, **kwargs)
-    compiled = _programs.compile(recorded.program, Options())
+    options = Options().in_torch() if any(map(is_dispatched, recorded.inputs)) else Options()
+    compiled = _programs.compile(recorded.program, options)
     return recorded.result(compiled.call(*recorded.inputs))
 
 

@@ -35,9 +35,11 @@ from forge.frontend.higher_order import runnable
 from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused, StrictError, Unsupported
+from forge.frontend.python_dispatch import dispatched
 from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
+from forge.ir.source import Source as Place
 from forge.ir.source import warn
 from forge.options import Options, default_check
 from forge.records import Record, name_of, record_of, record_of_torch_compile
@@ -302,6 +304,18 @@ def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> C
 
 def _compile_tensors(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
     assumptions_last(graph)
+    special = dispatched(graph)
+    if special is not None:
+        compiled = _compile_plain(graph, options.in_torch(), record)
+        node, kind = special
+        name = dynamo.friendly(node.name, record.parameters)
+        reason = f"{name} is a {kind}, whose operators are not torch's kernels alone"
+        warn(f"a graph runs by torch's own functions, without regions: {reason}", Place.of(node))
+        return compiled
+    return _compile_plain(graph, options, record)
+
+
+def _compile_plain(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
     uses = decide(graph, next((each for each in options.executors if isinstance(each, LayerExecutor)), None))
     run, slot = runnable(graph), Slot(graph, options, record.parameters)
     given = len(graph.graph.find_nodes(op="placeholder"))

@@ -93,10 +93,10 @@ class Region:
     """A compiled forward that saves and the backwards that read what it saved.
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a Backward for each set of outputs
-    that have a gradient, so that an unused output costs nothing and leaves None; `batched` too, for gradients that
-    torch.autograd.grad(is_grads_batched=True) makes, on which no other code than torch's runs. `agains` has the Again
-    for a set of them, those of the gradients that have a history, and the gradients of opaque calls that are None. It
-    runs in place of the backward under create_graph=True.
+    that have a gradient, so that an unused output costs nothing and leaves None. `batched` has those for gradients on
+    which no other code than torch's runs (`_is_special`). `agains` has the Again for a set of outputs, those of their
+    gradients that have a history, whether torch's code alone runs on them, and the gradients of opaque calls that are
+    None. It runs in place of the backward under create_graph=True.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Region:
                         return ForgeFunction.backward_again(ctx, present, given)
                     if any(map(_is_graph, ctx.numbers)):
                         return ForgeFunction.backward_with_graphs(ctx, present, given)
-                    if any(map(is_batched, given)):
+                    if any(map(_is_special, given)):
                         function, read = batched.get(present, ctx.lengths if numbered else ())
                     else:
                         found = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
@@ -178,7 +178,7 @@ class Region:
                 input): that is known only when they run, and most likely as it was before."""
                 found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
                 lengths = ctx.lengths if numbered else ()
-                compiled = batched if any(map(is_batched, given)) else backwards
+                compiled = batched if any(map(_is_special, given)) else backwards
                 for place, graph in found.items():
                     graph.unreached = unreached.get(place, frozenset())
                 while True:
@@ -197,7 +197,7 @@ class Region:
                 for number in ctx.numbers:
                     if isinstance(number, OpaqueGraph) and number.random:
                         raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
-                key: tuple = present, flowing
+                key: tuple = present, flowing, any(map(_is_special, given))
                 if any(map(_is_graph, ctx.numbers)):
                     missing, _ = ForgeFunction.reached(ctx, present, [each.detach() for each in given])
                     key = (*key, missing) if missing else key
@@ -325,6 +325,12 @@ def _unpacked(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor |
             raise
         raw = ctx._raw_saved_tensors
         return [each.unpack() if place in read else None for place, each in enumerate(raw)]
+
+
+def _is_special(gradient: torch.Tensor) -> bool:
+    """Whether no other code than torch's runs on a gradient: torch.autograd.grad(is_grads_batched=True) made it, or it
+    is of a subclass of Tensor."""
+    return type(gradient) is not torch.Tensor or is_batched(gradient)
 
 
 def _is_graph(number: Any) -> bool:

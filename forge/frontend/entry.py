@@ -43,6 +43,7 @@ from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.ambient import transforms_restored
 from forge.frontend.capturing import WRONG_ARGUMENTS, WRONG_BACKWARD, captured
 from forge.frontend.program import Refused, StrictError
+from forge.frontend.python_dispatch import count_modes, mode_around
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import call_with_room, paused_gc, unconverted
 from forge.ir.locks import free_after_fork
@@ -114,6 +115,7 @@ class History:
         self._failures: list[str] = []
         self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
         self._refused: dict[str, Refused] = {}  # of the running call, by line
+        self._modes: set[str] = set()  # under which calls ran in eager
         self._unimplemented: Counter[str] = Counter()  # what Dynamo counted before the frame
 
     @contextmanager
@@ -215,6 +217,12 @@ class History:
         """A frame runs in eager for a reason that is no graph break."""
         self._runs_in_eager(f"a frame runs in eager: {reason}", source)
         self.unsaid = False
+
+    def under(self, mode: str) -> None:
+        """A call runs in eager, since a dispatch mode of this class is active; the first one is told."""
+        if mode not in self._modes:
+            self._modes.add(mode)
+            self._runs_in_eager(f"{self._name} runs in eager: the dispatch mode {mode} is active")
 
     def _runs_in_eager(self, what: str, source: Source | None = None) -> None:
         line = source.line if source is not None else None
@@ -367,6 +375,9 @@ def enter(
         if has_global_hooks() or forward_ad._current_level >= 0:
             return function(*args, **kwargs)
         if tracing() or jit_tracing():  # its calls are part of what is traced
+            return function(*args, **kwargs)
+        if count_modes() and (mode := mode_around()) is not None:
+            history.under(mode)
             return function(*args, **kwargs)
         is_long = eval_frame._stance is not plain or compiling() is not None
         try:

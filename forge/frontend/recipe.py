@@ -34,9 +34,10 @@ class Training(NamedTuple):
 
     backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
     constants: the positions of outputs without a gradient. backward_for: compiles the backward of other outputs, or one
-    by torch's own functions alone, for batched gradients. again_for: an Again of a set of outputs, those of their
-    gradients that have a history, and those of opaque calls that are None. split: the forward with what it
-    saves, before it was claimed; None for one that was read from the disk. numbers: gives the symbolic inputs. parts:
+    by torch's own functions alone. again_for: an Again of a set of outputs, those of their gradients that have a
+    history, whether it is one by torch's own functions alone, and those of opaque calls that are None. split: the
+    forward with what it saves, before it was claimed; None for one that was read from the disk. numbers: gives the
+    symbolic inputs. parts:
     the positions of the inputs whose gradients leave the backward together, in order, where they do in parts: then each
     backward is a generator.
     """
