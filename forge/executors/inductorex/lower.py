@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forge.executors.checked import CheckError
 from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import ahead, saved, waits
+from forge.executors.inductorex import ahead, barriers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import describe
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -409,7 +409,7 @@ def _not_in_its_key(given: list[Any], fake: FakeTensorMode) -> tuple:
     defines."""
     ranges = fake.shape_env.var_to_range
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
-    return torch.get_default_dtype(), *bounds, *sizes_of(given)
+    return "with barriers", torch.get_default_dtype(), *bounds, *sizes_of(given)
 
 
 def _value(known: dict[str, Any], leaf: Any) -> Any:
@@ -425,6 +425,7 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
     with (
         tracing(TracingContext(fake)),
+        barriers.inserted(),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),

@@ -1,0 +1,59 @@
+"""Barriers in Inductor's Triton kernels that read what they have written.
+
+A reduction that does not fit a block is a loop, and a value that two loops need is written by one and read by the next.
+Triton may give the two accesses other layouts, so that one thread reads what another one wrote; without a barrier
+between the loops it reads what the memory held before. Seen on an H100 with torch 2.11: gradients of a norm in bfloat16
+and of the rotary embedding before it were wrong by a factor of 10,000 (Gemma3).
+
+Source: torch._inductor.codegen.triton.TritonKernel.codegen_kernel, which returns the text of a kernel.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch._inductor.codegen.triton import TritonKernel
+
+_LOOP = re.compile(r"( *)for r\d_offset in ")
+_STORE = re.compile(r"tl\.(?:store|atomic_\w+)\((\w+_ptr\d+)")
+_LOAD = re.compile(r"tl\.load\((\w+_ptr\d+)")
+
+
+def with_barriers(kernel: str) -> str:
+    """Return a kernel's text with a barrier before each loop, and before what follows it, that reads memory which was
+    written before it."""
+    lines: list[str] = []
+    written: set[str] = set()  # since the last barrier
+    loop = -1  # the line of the loop that is open
+    for line in kernel.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        if loop >= 0 and line.strip() and indent <= len(_LOOP.match(lines[loop])[1]):
+            loop = -1
+        if _LOOP.match(line):
+            loop = len(lines)
+        if written.intersection(_LOAD.findall(line)):
+            place = loop if loop >= 0 else len(lines)
+            lines.insert(
+                place, f"{' ' * (len(_LOOP.match(lines[loop])[1]) if loop >= 0 else indent)}tl.debug_barrier()"
+            )
+            written.clear()
+            loop += loop >= 0
+        lines.append(line)
+        written.update(_STORE.findall(line))
+    return "\n".join(lines)
+
+
+@contextmanager
+def inserted() -> Iterator[None]:
+    """Inside, the kernels that Inductor generates have barriers. To be entered under a lock of the caller's."""
+    codegen = TritonKernel.codegen_kernel
+
+    def codegen_with_barriers(self: TritonKernel, *args: Any, **options: Any) -> str:
+        return with_barriers(codegen(self, *args, **options))
+
+    TritonKernel.codegen_kernel = codegen_with_barriers
+    try:
+        yield
+    finally:
+        TritonKernel.codegen_kernel = codegen
