@@ -15,7 +15,7 @@ from typing import Any
 
 from torch._inductor.codegen.triton import TritonKernel
 
-_LOOP = re.compile(r"( *)for r\d_offset in ")
+_LOOP = re.compile(r" *for r\d_offset in ")
 _STORE = re.compile(r"tl\.(?:store|atomic_\w+)\((\w+_ptr\d+)")
 _LOAD = re.compile(r"tl\.load\((\w+_ptr\d+)")
 
@@ -25,23 +25,27 @@ def with_barriers(kernel: str) -> str:
     written before it."""
     lines: list[str] = []
     written: set[str] = set()  # since the last barrier
-    loop = -1  # the line of the loop that is open
+    loop: int | None = None  # the line of the loop that is open
     for line in kernel.split("\n"):
-        indent = len(line) - len(line.lstrip())
-        if loop >= 0 and line.strip() and indent <= len(_LOOP.match(lines[loop])[1]):
-            loop = -1
+        indent = _indent(line)
+        if loop is not None and line.strip() and indent <= _indent(lines[loop]):
+            loop = None
         if _LOOP.match(line):
             loop = len(lines)
         if written.intersection(_LOAD.findall(line)):
-            place = loop if loop >= 0 else len(lines)
-            lines.insert(
-                place, f"{' ' * (len(_LOOP.match(lines[loop])[1]) if loop >= 0 else indent)}tl.debug_barrier()"
-            )
+            if loop is None or loop == len(lines):
+                lines.append(f"{' ' * indent}tl.debug_barrier()")
+            else:
+                lines.insert(loop, f"{' ' * _indent(lines[loop])}tl.debug_barrier()")
+                loop += 1
             written.clear()
-            loop += loop >= 0
         lines.append(line)
         written.update(_STORE.findall(line))
     return "\n".join(lines)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 @contextmanager
