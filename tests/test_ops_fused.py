@@ -28,7 +28,9 @@ from forge.executors.inductorex import InductorExecutor
 from forge.functional import Direct
 from forge.testing import OpInfo, Sample
 
-EVERY = 3
+EVERY = 40
+RECURRENT = "torch's fake tensors have other strides than its recurrent kernels"
+_RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 COUNT = 2  # samples of an op that are compiled
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -53,7 +55,8 @@ def _instances(config: pytest.Config, *, compiled: bool) -> Iterator[Any]:
             for device in DEVICES:
                 usual = turn == 0 and (position % EVERY == 0 or not compiled) and device == "cpu"
                 slow = [] if usual else [pytest.mark.slow]
-                marks = [*directive_marks(info, "test_fused", "torch", device, dtype), *slow]
+                recurrent = [pytest.mark.xfail(strict=True, reason=RECURRENT)] if info.name in _RECURRENT else []
+                marks = [*recurrent, *directive_marks(info, "test_fused", "torch", device, dtype), *slow]
                 yield pytest.param(info, device, dtype, marks=marks, id=f"{info.name}-inductor-{device}-{short(dtype)}")
 
 

@@ -47,7 +47,6 @@ class Fallback:
         except Exception as own:
             raise own from None
         if self.strict:
-            error.add_note(f"the region {self.regions[0]} fails where {self.executor} runs its calls")
             raise error
         if self.reason is None:
             self._tell(error)

@@ -153,7 +153,7 @@ def test_an_error_of_a_region_has_the_lines_of_its_calls() -> None:
         y = y.exp()
         return y.cos() + 1
 
-    jitted = forge.jit(function, executors=[Failing("failing"), "torch"])
+    jitted = forge.jit(function, executors=[Failing("failing"), "torch"], strict=True)
     note = notes_of(lambda: jitted(torch.ones(64)), RuntimeError)
     *lines, last = [line.partition("  ")[2] for line in note.splitlines()]
     assert lines == ["y = x.sin() * 2", "y = y.exp()"]

@@ -408,4 +408,4 @@ def dtype_of(function: Callable, x: torch.Tensor, w: torch.Tensor) -> Any:
 @pytest.mark.parametrize("name", MIXED)
 def test_a_mixture_of_dtypes_gives_what_it_gives_in_eager(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     x, w = torch.rand(2, 4, 8).to(dtypes[0]), torch.rand(8).to(dtypes[1])
-    assert dtype_of(forge.jit(MIXED[name]), x, w) == dtype_of(MIXED[name], x, w)
+    assert dtype_of(forge.jit(MIXED[name], executors=["inductor", "torch"]), x, w) == dtype_of(MIXED[name], x, w)
