@@ -1,8 +1,8 @@
 """What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
-Programs of the tests in `FUSED` are compiled as a user's are: fused, kept on disk, in the default order of executors. One
-thing is different: FORGE_CHECK=regions has torch's operators run each region, between checks of what its code would be
-compiled for, since compiling all regions would take hours. Tests of what Inductor generates ask for the fixture
+Programs of the tests in `FUSED` are compiled as a user's are: fused, kept on disk, in the default order of executors.
+One thing is different: FORGE_CHECK=regions has torch's operators run each region, between checks of what its code would
+be compiled for, since compiling all regions would take hours. Tests of what Inductor generates ask for the fixture
 `compiled_regions`. The programs are kept in a folder of the test run's own, never in a user's home. The last lines of a
 run say how many tests compiled programs with regions.
 """
@@ -19,9 +19,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# whose programs run in the default configuration; in the other tests, those that name no executors are neither fused nor
-# kept on disk, until these tests have been run so
-FUSED = ("cache", "clang", "frontend", "gpu", "ir", "prims", "report", "torchlang", "transforms")
+# whose programs run in the default configuration. Elsewhere, programs of tests that name no executors are neither fused
+# nor kept on disk, until these tests have been run so.
+FUSED = ("cache", "clang", "gpu", "ir", "prims", "report", "transforms")
 
 os.environ.setdefault("FORGE_CHECK", "regions")
 for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CACHE_DIR"):
