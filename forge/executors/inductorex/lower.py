@@ -21,6 +21,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.output_code import CompiledFxGraph
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.compiler import config as compiler_config
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
@@ -312,7 +313,7 @@ def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, li
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
             continue
-        if node.target in _OF_TWO and len(node.args) > 2:
+        if node.target in _OF_TWO:
             _of_two(node)
             continue
         check(not _changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
@@ -327,13 +328,19 @@ def _resolved(value: Any) -> Any:
     return value.node.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
 
 
-_OF_TWO = (add, mul)
+# what make_fx calls with all of a number's terms, and the operator of two that Inductor knows
+_OF_TWO = {add: add, mul: mul}
+_OF_TWO |= {
+    several: two
+    for name, two in (("_nary_sym_max", torch.sym_max), ("_nary_sym_min", torch.sym_min))
+    if (several := getattr(proxy_tensor, name, None)) is not None  # since torch 2.13
+}
 
 
 def _of_two(node: torch.fx.Node) -> None:
-    """Makes a sum or product of several lengths one of two at a time: make_fx calls the operator with all of them."""
+    """Makes a sum, product, maximum or minimum of several lengths one of two at a time."""
     *others, last = node.args
-    graph = node.graph
+    graph, node.target = node.graph, _OF_TWO[node.target]
     with graph.inserting_before(node):
         made = reduce(lambda x, y: graph.call_function(node.target, (x, y)), others)
     node.args = made, last
