@@ -46,6 +46,7 @@ from forge.frontend.checks import CHECKS, capture_check, captured_asserts
 from forge.frontend.functions import wrong_gradients
 from forge.frontend.layers import captured_call, replacing
 from forge.frontend.replaced import Replaced
+from forge.frontend.scopes import captured_globals
 from forge.frontend.stand_ins import STAND_INS
 from forge.ir.versions import TORCH
 
@@ -406,6 +407,7 @@ _EVERYWHERE = (
     _finds_in_lists,
     *_CATCHABLE,
     captured_asserts,
+    captured_globals,
     _warns,
 )
 

@@ -12,12 +12,13 @@ import functools
 import inspect
 import os
 import re
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
@@ -26,7 +27,6 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
-    InternalTorchDynamoError,
     RecompileError,
     TorchRuntimeError,
     Unsupported,
@@ -56,6 +56,7 @@ _KEPT = 256  # reasons of each kind
 _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
 _PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
+_FAILURES = 2  # in calls that returned, after which a frame is not captured again
 _LONGEST = 100  # characters of a guard that are told
 _WRONG_CALLS = (
     WRONG_ARGUMENTS,
@@ -91,16 +92,28 @@ _DYNAMIC = {
 }
 
 
+class _Failed(NamedTuple):
+    """A function that could not be captured. likely: whether torch, or the program, most likely raises in eager."""
+
+    code: CodeType
+    reason: str
+    source: Source | None
+    likely: bool
+
+
 class History:
     """Why Dynamo compiled more than one graph, or none: graph breaks and failed guards, in words; the last of them.
 
     name: of what was jitted. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
     frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told. limits: why
     Dynamo compiles no more of a frame. skipped: which functions run in eager, but for what they call, and why. strict:
-    what forge would warn of is refused.
+    what forge would warn of is refused. entry: the code that calls what was jitted. hopeless: whether nothing of it can
+    be captured, so that calls need not try.
     """
 
     strict = False
+    entry: CodeType | None = None
+    hopeless = False
 
     def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
         self._name = name
@@ -116,6 +129,9 @@ class History:
         self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
         self._refused: dict[str, Refused] = {}  # of the running call, by line
         self._modes: set[str] = set()  # under which calls ran in eager
+        self._failed: list[_Failed] = []  # of the running call
+        self._failures_of: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
+        self._told: set[str] = set()
         self._unimplemented: Counter[str] = Counter()  # what Dynamo counted before the frame
 
     @contextmanager
@@ -186,10 +202,22 @@ class History:
         )
         self._runs_in_eager(f"{self._name}: {self.limits[-1]}")
 
-    def refused(self, refused: Refused) -> None:
+    def refused(self, code: CodeType, refused: Refused) -> None:
         """A frame runs in eager, where torch most likely raises: until that is known, nothing is told."""
         line = refused.source.line if refused.source is not None else None
         self._refused.setdefault(line or str(refused), refused)
+        self.failed(code, str(refused), refused.source, likely=True)
+
+    def failed(self, code: CodeType, reason: str, source: Source | None, *, likely: bool) -> None:
+        """A frame runs in eager because it cannot be captured; whether it is `likely` to raise there. Raises
+        StrictError under strict where it is not."""
+        if self.strict and not likely:
+            self._runs_in_eager(f"a frame runs in eager: {reason}", source)
+        self._failed.append(_Failed(code, reason, source, likely))
+
+    def stays_in_eager(self, code: CodeType) -> bool:
+        """Whether capturing the function failed so often, in calls that returned, that it is not tried again."""
+        return self._failures_of.get(code, 0) >= _FAILURES
 
     def blame(self, error: Exception) -> None:
         """Adds notes to an error that came out of the running call: where in a compiled program, and what forge says of
@@ -198,25 +226,29 @@ class History:
         for refused in self._refused.values():
             error.add_note(f"forge: a frame runs in eager: {refused}")
         self._refused.clear()
+        self._failed.clear()
 
     def tell(self) -> None:
         """The running call has returned: warns of frames that ran in eager, and that nothing was compiled, if that is
         so and was not said. Raises StrictError instead under strict."""
-        for refused in self._refused.values():
-            warn(f"a frame runs in eager: {refused}", refused.source)
-        told = bool(self._refused)
+        told, failed = list(self._refused.values()), list(self._failed)
         self._refused.clear()
+        self._failed.clear()
+        for each in failed:
+            self._failures_of[each.code] = self._failures_of.get(each.code, 0) + 1
+        if self.entry is not None and not (self.strict or self.graphs):
+            self.hopeless = self.stays_in_eager(self.entry)
+        for refused in told:
+            self._warn(f"a frame runs in eager: {refused}", refused.source)
         reason = next((each[0] for each in (self.graph_breaks, self.skipped) if each), None)
         if not told and not self.graphs and reason is not None:
-            self._runs_in_eager(
-                f"nothing of {self._name} was compiled, it runs in eager: {reason}", self._sources.get(reason)
-            )
+            what = f"nothing of {self._name} was compiled, it runs in eager: {reason}"
+            self._runs_in_eager(what, self._sources.get(reason))
+            failed = []
+        for each in failed:
+            if not each.likely or self.stays_in_eager(each.code):
+                self._runs_in_eager(f"a frame runs in eager: {each.reason}", each.source)
         self.unsaid = False  # what is refused stays refused
-
-    def gave_up(self, source: Source | None, reason: str) -> None:
-        """A frame runs in eager for a reason that is no graph break."""
-        self._runs_in_eager(f"a frame runs in eager: {reason}", source)
-        self.unsaid = False
 
     def under(self, mode: str) -> None:
         """A call runs in eager, since a dispatch mode of this class is active; the first one is told."""
@@ -229,7 +261,13 @@ class History:
         what = f"{what} ({line})" if line is not None and f"({line})" not in what else what
         if self.strict:
             raise StrictError(f"forge.jit(strict=True): {what}")
-        warn(what, source)
+        self._warn(what, source)
+
+    def _warn(self, what: str, source: Source | None) -> None:
+        """Warns once."""
+        if what not in self._told:
+            self._told.add(what)
+            warn(what, source)
 
     def _named(self, argument: re.Match[str]) -> str:
         position = int(argument[1])
@@ -298,6 +336,9 @@ class _Configured:
         self._shapes = _there(shapes_config, _SHAPES)
 
     def __call__(self, *frame: Any) -> Any:
+        code = frame[0].f_code
+        if self._history.stays_in_eager(code):
+            return _IN_EAGER
         settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
         self._before()
         quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
@@ -308,13 +349,13 @@ class _Configured:
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
                     self._history.limited(self._dynamic)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
-                    self._history.skips(frame[0].f_code)
+                    self._history.skips(code)
                 return returned
             except BackendCompilerFailed as failure:
                 refused = failure.inner_exception
                 if self._fullgraph or not isinstance(refused, Refused):
                     raise
-                self._history.refused(refused)
+                self._history.refused(code, refused)
                 return self._in_eager(f"a call is refused: {in_one_line(refused.reason)}", refused.source)
             except (FailOnRecompileLimitHit, RecompileError, StrictError):
                 raise
@@ -323,8 +364,7 @@ class _Configured:
                 if not raises and (self._fullgraph or (self._history.strict and _raises_in_eager(failure))):
                     raise
                 reason, source = _in_words(failure), Source(str(failure))
-                if (self._history.strict and not raises) or isinstance(failure, InternalTorchDynamoError):
-                    self._history.gave_up(source, reason)
+                self._history.failed(code, reason, source, likely=raises or _raises_in_eager(failure))
                 return self._in_eager(f"a call fails: {reason}", source)
 
     def _in_eager(self, reason: str, source: Source | None) -> ConvertFrameReturn:
@@ -364,6 +404,7 @@ def enter(
     """
     context = torch._dynamo.optimize(backend, nopython=fullgraph, guard_fail_fn=history.guard_failed)
     callback = context.callback = _Configured(context.callback, before, dynamic, history, fullgraph, layers)
+    history.entry = function.__code__
     compiled = context(function)
     compiling, jit_tracing = torch._C._functorch.maybe_current_level, torch._C._is_tracing
     tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
@@ -372,7 +413,7 @@ def enter(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal plain
-        if has_global_hooks() or forward_ad._current_level >= 0:
+        if history.hopeless or has_global_hooks() or forward_ad._current_level >= 0:
             return function(*args, **kwargs)
         if tracing() or jit_tracing():  # its calls are part of what is traced
             return function(*args, **kwargs)

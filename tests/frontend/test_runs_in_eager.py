@@ -14,6 +14,7 @@ import torch
 
 import forge
 from forge import clang, torchlang
+from forge.frontend import capturing
 
 library = torch.library.Library("forge_in_eager", "DEF")
 library.define("without_a_fake(Tensor x) -> Tensor")
@@ -101,6 +102,57 @@ def test_that_nothing_was_compiled_is_one_warning_with_the_reason_at_the_users_l
     text = str(warning.message)
     assert text.startswith(start) and re.search(reason, text)
     assert text.endswith(f"(test_runs_in_eager.py:{number}  {line})")
+
+
+@pytest.mark.parametrize("name", ["no fake", "a wrong fake"])
+def test_what_cannot_be_captured_is_told_once_and_not_captured_at_every_call(name: str) -> None:
+    function = NOTHING[name][0]
+    jitted = forge.jit(function)
+    told, tries = [], []
+    for _ in range(6):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(jitted(torch.ones(2)), function(torch.ones(2)))
+        told.append(len(caught))
+        tries.append(len(forge.explain(jitted).graph_breaks))
+    assert told == [1, 0, 0, 0, 0, 0] and tries[1] == tries[-1] > 0
+
+
+def test_an_error_inside_of_the_capture_is_told_once_and_other_frames_stay_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise KeyError("inside")
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * 2
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() + 1
+        torch._dynamo.graph_break()
+        return inner(y)
+
+    monkeypatch.setattr(capturing._calls_torch, "replacement", fails)
+    jitted = forge.jit(outer)
+    told, tries = [], []
+    for _ in range(6):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(jitted(torch.ones(2)), outer(torch.ones(2)))
+        told += [str(each.message) for each in caught]
+        tries.append(len(forge.explain(jitted).graph_breaks))
+    assert tries[1] == tries[-1] and forge.explain(jitted).graphs == 1
+    assert len(told) == 1 and told[0].startswith("forge: a frame runs in eager: KeyError: inside")
+
+
+def test_a_call_that_raises_is_captured_again() -> None:
+    """The arguments were wrong, and those of the next call may fit."""
+    jitted = forge.jit(lambda x, y: x @ y)
+    for _ in range(4):
+        with pytest.raises(RuntimeError):
+            jitted(torch.ones(2, 3), torch.ones(2, 3))
+    torch.testing.assert_close(jitted(torch.ones(2, 3), torch.ones(3, 2)), torch.full((2, 2), 3.0))
+    assert forge.explain(jitted).graphs == 1
 
 
 def test_where_no_line_is_known_the_warning_stands_at_the_call() -> None:
