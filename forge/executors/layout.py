@@ -57,6 +57,9 @@ class Layout(NamedTuple):
         return cls(tuple(proxy.shape), contiguous(proxy.shape), proxy.dtype, proxy.device)
 
 
+UNKNOWN = object()  # stands for a value that is no tensor and is made when the program runs
+
+
 def _settled(length: Dim) -> Dim:
     """A symbolic length that can only be one number as that number."""
     known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
@@ -273,7 +276,7 @@ class Layouts:
             return self._promised(call)
 
     def _promised(self, call: BoundSymbol) -> Ran:
-        outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else None for leaf in leaves(call.output)]
+        outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
         return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False)
 
 

@@ -186,3 +186,24 @@ def test_gradients_of_a_norm_in_half_precision_are_eagers(name: str, wide: bool)
     for one, other in zip(*found, strict=True):
         scale = other.float().abs().max().item()
         torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=3e-2 * scale)  # roundings of bfloat16
+
+
+OF_ANOTHER_LAYOUT: dict[str, Callable] = {
+    "a product with a transpose": lambda x, w: (x @ w).t() * x,
+    "a function of a transpose": lambda x, w: (x @ w).t().exp(),
+    "a product with a permutation": lambda x, w: (x @ w).view(2, 2, 4).permute(2, 0, 1) * x.view(4, 2, 2),
+    "a negated transpose": lambda x, w: -(x @ w).t() * 2,
+    "heads": lambda x, w: (x @ w).view(4, 2, 2).transpose(0, 1) * x.view(2, 4, 2),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANOTHER_LAYOUT)
+def test_a_gradient_may_have_other_strides_than_its_result(name: str) -> None:
+    """A call of the backward that is in no region passes them on to what it gives."""
+    function = OF_ANOTHER_LAYOUT[name]
+    x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    found, expected = forge.jit(function, executors=EXECUTORS)(x, w), function(x, w)
+    given = torch.randn(expected.shape)
+    for g in (given, given.transpose(0, -1).contiguous().transpose(0, -1), given[:1, ..., :1].expand(expected.shape)):
+        wanted = torch.autograd.grad(expected, w, g, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(found, w, g, retain_graph=True), wanted)
