@@ -1,6 +1,6 @@
 """Prims about memory: writes, and values that cross between tensors and Python."""
 
-from forge.ir import Dim, NumberProxy, Tag, TensorProxy, get_grad, put_grad, register_grad
+from forge.ir import Dim, NumberProxy, Proxy, Tag, TensorProxy, current_trace, get_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, like, make_prim
 
 
@@ -52,13 +52,15 @@ def _alias_grad(x: TensorProxy) -> TensorProxy:
     return out
 
 
-def _place_meta(x: TensorProxy) -> TensorProxy:
-    """A tensor without elements where x is in memory: what knows later where that was."""
+def _place_meta(x: TensorProxy) -> Proxy:
+    """How many bytes lie before x's first element in its memory: no metadata tells, and they differ from run to run."""
     check_tensor("prims.place", x=x)
-    return like(x, shape=(0,))
+    return Proxy(current_trace().fresh_name("place"))
 
 
-place = make_prim("place", "place", meta=_place_meta, tags=[Tag.NOT_DIFFERENTIABLE])
+place = make_prim("place", "place", meta=_place_meta, tags=[Tag.NOT_DIFFERENTIABLE, Tag.SYNCHRONIZING])
+
+Origin = TensorProxy | Proxy | None
 
 
 def _as_strided_meta(
@@ -67,11 +69,11 @@ def _as_strided_meta(
     stride: tuple[Dim, ...],
     offset: Dim,
     strides: tuple[Dim, ...],
-    origin: TensorProxy | None = None,
+    origin: Origin = None,
 ) -> TensorProxy:
     """What memory in which x has these `strides` shows, from `offset` elements after x's first.
 
-    origin: where an input is that x shows the first element of; `offset` then counts from the memory's start.
+    origin: the input whose memory x shows, or its place; `offset` then counts from the memory's start.
     Shapes: out has `size`. Source: torch.as_strided, relative to x.
     """
     check_tensor("prims.as_strided", x=x)
@@ -87,7 +89,7 @@ def _as_strided_backward_meta(
     stride: tuple[Dim, ...],
     offset: Dim,
     strides: tuple[Dim, ...],
-    origin: TensorProxy | None = None,
+    origin: Origin = None,
 ) -> TensorProxy:
     """The gradient of x, which has `shape` and `strides`, from that of what as_strided shows of it."""
     check_tensor("prims.as_strided_backward", g=g)

@@ -28,7 +28,7 @@ class Shown(NamedTuple):
     stride: tuple[Dim, ...]
     offset: Dim
     strides: tuple[Dim, ...]
-    origin: TensorProxy | None
+    origin: prims.memory.Origin
 
 
 def _check_strided(op: str, size: Sequence[Dim], stride: Sequence[Dim], offset: Dim | None) -> None:
@@ -73,9 +73,9 @@ def _within(x: TensorProxy, shown: Shown, offset: Dim) -> bool:
 
 def _placed(
     op: str, x: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Dim | None, memory: Memory
-) -> Shown:
-    """What a call shows. Raises NotImplementedError where x's layout is not known, Ambiguous where memory around x is
-    shown that may not be there."""
+) -> tuple[Shown, bool]:
+    """What a call shows, and whether it is known to be nothing but x. Raises NotImplementedError where x's layout is
+    not known, Ambiguous where memory around x is shown that may not be there."""
     _check_strided(op, size, stride, storage_offset)
     if x.strides is None or (storage_offset is not None and x.offset is None):
         raise NotImplementedError(f"{op} of {x}, whose layout is not known while tracing")
@@ -83,12 +83,18 @@ def _placed(
     given = any(storage.root is each for each in current_trace().inputs)
     relative = 0 if storage_offset is None else storage_offset - x.offset
     origin = storage.root if given and storage_offset is not None else None
-    offset = relative if origin is None else storage_offset - (x.offset - origin.offset)
+    offset = relative if origin is None else storage_offset - (x.offset - _elements_before(origin, x.dtype))
     shown = Shown(tuple(size), tuple(stride), offset, x.strides, origin)
     overlaps = any(known(step == 0) and not known(n == 1) for step, n in zip(x.strides, x.shape, strict=True))
-    if (overlaps or not _within(x, shown, relative)) and (not given or storage.version):
+    inside = not overlaps and _within(x, shown, relative)
+    if not inside and (not given or storage.version):
         raise Ambiguous(f"{op} of {x} shows memory that is not its own")
-    return shown
+    return shown, inside and origin is None
+
+
+def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
+    """How many elements of a dtype lie before x in its memory."""
+    return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 
 
 def _held(shown: Shown) -> Shown:
@@ -108,10 +114,12 @@ def _show_of(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
-    shown = _placed("as_strided", input, size, stride, storage_offset, memory)
+    shown, inside = _placed("as_strided", input, size, stride, storage_offset, memory)
     out = symbol(memory.read(input), *_held(shown))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
+        if not inside:
+            raise Ambiguous(f"an in-place change through as_strided of {input}, which may show memory around it")
         return prims.view_scatter(x, new, prims.as_strided, tuple(shown), {}, None)
 
     memory.alias(out, input, ViewStep(prims.as_strided, tuple(shown), {}, None, invert))
@@ -136,7 +144,7 @@ def _copy_of(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
-    shown = _placed("as_strided_copy", input, size, stride, storage_offset, memory)
+    shown, _ = _placed("as_strided_copy", input, size, stride, storage_offset, memory)
     return symbol(memory.read(input), *_held(shown))
 
 

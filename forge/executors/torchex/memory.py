@@ -31,13 +31,16 @@ def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 @run_prim(prims.place)
-def place(x: torch.Tensor) -> torch.Tensor:
-    """Of x.data, whose version says nothing of writes into x."""
-    return x.data.as_strided((0,), (1,), x.storage_offset())
+def place(x: torch.Tensor) -> int:
+    """Its bytes: of a view of another dtype it counts other elements."""
+    return x.storage_offset() * x.element_size()
 
 
-def _relative(offset: int, origin: torch.Tensor | None) -> int:
-    return offset if origin is None else offset - origin.storage_offset()
+def _relative(x: torch.Tensor, offset: int, origin: torch.Tensor | int | None) -> int:
+    """Elements of x's dtype, after its first one."""
+    if origin is None:
+        return offset
+    return offset - (place(origin) if isinstance(origin, torch.Tensor) else origin) // x.element_size()
 
 
 def _reach(shape: tuple, strides: tuple) -> int:
@@ -53,11 +56,11 @@ def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: int)
 
 @run_prim(prims.as_strided)
 def as_strided(
-    x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | None = None
+    x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
     """A view where x has the strides that the program knows of it, and memory around it where that is shown; else a
     view of a copy, with zeros around it."""
-    offset = _relative(offset, origin)
+    offset = _relative(x, offset, origin)
     begin = x.storage_offset() + offset
     held = x.untyped_storage().nbytes() // x.element_size()
     if x.stride() == tuple(strides) and begin >= 0 and begin + _reach(size, stride) <= held:
@@ -77,11 +80,11 @@ def laid_out(
 
 @run_prim(prims.as_strided_backward)
 def as_strided_backward(
-    g: torch.Tensor, shape: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | None = None
+    g: torch.Tensor, shape: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
     """Each element of g is added where the view showed it; what it showed around x is left out. Places of an expanded x
     that are one in memory share its part."""
-    offset = _relative(offset, origin)
+    offset = _relative(g, offset, origin)
     before, count = _span(shape, strides, g.shape, stride, offset)
     memory = g.new_zeros(count)
     places = torch.arange(count, device=g.device).as_strided(g.shape, stride, before + offset)
@@ -97,9 +100,9 @@ def strided_scatter(
     stride: tuple,
     offset: int,
     strides: tuple,
-    origin: torch.Tensor | None = None,
+    origin: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """A copy of x with y where as_strided shows it."""
-    copy, shown = laid_out(x, size, stride, _relative(offset, origin), strides)
+    copy, shown = laid_out(x, size, stride, _relative(x, offset, origin), strides)
     shown.copy_(y)
     return copy

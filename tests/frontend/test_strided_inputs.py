@@ -1,0 +1,84 @@
+"""as_strided, unfold and views of another dtype of inputs that begin further on in their memory, and writes through
+them, in the default configuration: one compiled function is called with inputs at several places."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import forge
+
+
+@pytest.fixture(autouse=True)
+def _default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+
+
+def through(show: Callable, write: Callable) -> Callable:
+    """A program that writes through a view and gives what the input is then."""
+
+    def program(x: torch.Tensor) -> tuple:
+        write(show(x))
+        return x * 1, x
+
+    return program
+
+
+READ: dict[str, Callable] = {
+    "from the start of the memory": lambda x: ((x.as_strided((2, 2), (2, 1), 1) * 2 + 1).sigmoid(), x.sin() * 2),
+    "a copy": lambda x: torch.as_strided_copy(x, (2, 2), (1, 2), 1).exp() + 1,
+    "of a view": lambda x: x[1:].as_strided((2, 2), (1, 2), 3) * x[0, 0],
+    "transposed": lambda x: x.as_strided((2, 2), (2, 1), 4).t().exp() + 1,
+    "from the input on": lambda x: x.t().as_strided((2, 2), (1, 2)).cos() * 2,
+    "windows": lambda x: (x.view(-1).unfold(0, 3, 2), x.unfold(1, 2, 2).sin() * 2),
+    "integers": lambda x: (x.view(torch.int32).as_strided((2,), (1,), 5) + 1, x.view(torch.int16)),
+    "halves": lambda x: x.view(torch.int16).as_strided((2, 2), (1, 2), 9) * 2 + 1,
+    "a view of halves": lambda x: x.view(torch.int16).as_strided((2, 2), (1, 2), 1),
+    "complex": lambda x: (torch.view_as_complex(x.view(-1, 2)) * 2j, torch.view_as_complex(x.view(-1, 2))),
+}
+WRITTEN: dict[str, Callable] = {
+    "from the start of the memory": through(lambda x: x.as_strided((2,), (1,), 4), lambda v: v.mul_(3)),
+    "of a view": through(lambda x: x[1:].as_strided((2,), (1,), 4), lambda v: v.mul_(3)),
+    "of a row of a transpose": through(lambda x: x.t().split(1)[1].as_strided((2,), (1,)), lambda v: v.mul_(3)),
+    "of what is detached": through(lambda x: x.detach()[1:].as_strided((2,), (1,), 4), lambda v: v.mul_(3)),
+    "from the input on": through(lambda x: x.as_strided((2, 2), (1, 2)), lambda v: v.mul_(3)),
+    "a window": through(lambda x: x.view(-1).unfold(0, 2, 3)[1], lambda v: v.add_(3)),
+    "integers": through(lambda x: x.view(torch.int32), lambda v: v.bitwise_and_(-65536)),
+    "halves": through(lambda x: x.view(torch.int16).as_strided((2,), (2,), 12), lambda v: v.zero_()),
+    "complex": through(lambda x: torch.view_as_complex(x.view(-1, 2)), lambda v: v.mul_(2j)),
+}
+
+
+def observed(program: Callable, start: int, requires_grad: bool) -> Any:
+    memory = torch.arange(1.0, 25.0, requires_grad=requires_grad)
+    x = (memory * 1 if requires_grad else memory)[start : start + 8].view(2, 4)
+    try:
+        results = tree_leaves(program(x))
+    except RuntimeError as error:
+        return type(error)
+    flowing = [each for each in results if each.requires_grad]
+    gradient = None
+    if flowing:
+        total = sum((each.abs() * torch.arange(each.numel()).view(each.shape)).sum() for each in flowing)
+        (gradient,) = torch.autograd.grad(total, memory)
+    places = [(each.data_ptr() - x.data_ptr(), each.stride()) for each in results if each._is_view()]
+    return [each.detach().resolve_conj().clone() for each in results], memory.detach(), places, gradient
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "program", [*READ.values(), *WRITTEN.values()], ids=[*READ, *(f"written {name}" for name in WRITTEN)]
+)
+def test_an_input_may_begin_anywhere_in_its_memory(program: Callable, requires_grad: bool) -> None:
+    jitted = forge.jit(program)
+    for start in (0, 4, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = observed(jitted, start, requires_grad)
+        expected = observed(program, start, requires_grad)
+        assert isinstance(found, type) == isinstance(expected, type), (found, expected)
+        if not isinstance(found, type):
+            torch.testing.assert_close(found, expected)
