@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from forge import prims, torchlang
+from forge.frontend.fields import Fields
 from forge.ir import TensorProxy
 from forge.ir.memory import Memory, Ref, ViewStep
 from forge.ir.proxies import hint_of
@@ -143,9 +144,12 @@ def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
 
 
 def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:
-    """The handles of a node's arguments with their fake tensors."""
-    return [
-        (env[node], node.meta["example_value"])
-        for node in leaves(arguments)
-        if isinstance(node, Node) and isinstance(env[node], TensorProxy)
-    ]
+    """The handles of a node's arguments with their fake tensors, those in objects too."""
+    found: list[Pair] = []
+    for node in leaves(arguments):
+        value = env[node] if isinstance(node, Node) else None
+        if isinstance(value, TensorProxy):
+            found.append((value, node.meta["example_value"]))
+        elif isinstance(value, Fields):
+            found += pairs(env, node.kwargs)
+    return found

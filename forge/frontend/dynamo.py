@@ -20,6 +20,7 @@ from forge.frontend import as_written, higher_order, layers
 from forge.frontend.aliasing import Pair, pairs, reconcile
 from forge.frontend.checks import ASSUMES, Asked, Check, checks_of
 from forge.frontend.effects import Effects, Functional, effects
+from forge.frontend.fields import Constructing, Fields, is_constructor, plain
 from forge.frontend.functions import from_graphs, run_alone
 from forge.frontend.lowering import recorded
 from forge.frontend.program import Program, Refused, Unsupported, finish
@@ -142,16 +143,31 @@ class _Interpreter:
 
     def run_region(self, region: higher_order.Region) -> None:
         """Nodes that only make sense together: the operators that torch runs for them, else one opaque call."""
-        args, function = self.look_up(tuple(region.inputs)), grad_mode.InMode(region.function)
+        args, given = self.look_up(tuple(region.inputs)), pairs(self.env, region.inputs)
+        function = grad_mode.InMode(region.function)
         grad_mode.note(self.trace)
+        changed = [args[i] for i in region.changed]
+        self.check_apart(changed, region.name, args)
+        places = [i for i, leaf in enumerate(leaves((args, {}))) if any(leaf is each for each in changed)]
         try:
-            output = recorded(function, region.name, self.inline_operators)(*self.trace.memory.read_all(args))
+            output = self.transformed(function, region.name, args, places)
         except Unsupported as reason:
-            nothing = Effects([], frozenset(), [])  # transform_region has looked
-            output = self.opaque(function, f"{region.name} ({reason})", args, {}, [], region.example, nothing)
+            does = Effects(places, frozenset(), [])
+            output = self.opaque(function, f"{region.name} ({reason})", args, {}, given, region.example, does)
+        output = reconcile(self.trace.memory, given, output, region.example, region.name)
         for node, value in zip(region.outputs, output, strict=True):
             self.env[node] = value
             self.note(node, value, node.meta["example_value"])
+
+    def transformed(self, function: Callable, name: str, args: tuple, changed: list[int]) -> tuple:
+        """The results of a function of torch's transforms that changes some of its arguments."""
+        values, flat = self.trace.memory.read_all(args), list(leaves((args, {})))
+        if not changed:
+            return recorded(function, name, self.inline_operators)(*values)
+        result, written = recorded(Functional(function, changed), name, self.inline_operators)(*values)
+        for place, new in zip(changed, written, strict=True):
+            torchlang.write(flat[place], new, self.trace.memory, name)
+        return result
 
     def layer(self, node: Node) -> Any:
         """The end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
@@ -249,6 +265,11 @@ class _Interpreter:
         if isinstance(node.target, Check):
             return self.add_check(node)
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
+        if is_constructor(node.target):
+            return Fields(node.target, kwargs)
+        if any(isinstance(leaf, Fields) for leaf in map(self.env.get, node.all_input_nodes)):
+            constructing = Constructing(node.target, (args, kwargs))
+            return self.call(node, constructing, *plain((args, kwargs)))
         special = _SPECIAL.get(node.target)
         if special is not None:
             result = special(self, *args, **kwargs)
@@ -672,6 +693,10 @@ def _checkpoint(interpreter: _Interpreter, body: GraphModule, *args: Any, **opti
         return interpreter.inline(body, args)
 
 
+def _inline(interpreter: _Interpreter, body: GraphModule, *args: Any) -> Any:
+    return interpreter.inline(body, args)
+
+
 def _autograd_function(
     interpreter: _Interpreter, forward: GraphModule, backward: GraphModule, *args: Any, **options: Any
 ) -> Any:
@@ -715,6 +740,9 @@ def _enter_dual_level(interpreter: _Interpreter) -> None:
 _SPECIAL: dict[Any, Callable] = {
     torch.ops.higher_order.autograd_function_apply: _autograd_function,
     torch.ops.higher_order.tag_activation_checkpoint: _checkpoint,
+    torch.ops.higher_order.wrap: _inline,
+    torch.ops.higher_order.invoke_subgraph: lambda interpreter, body, name, *args: interpreter.inline(body, args),
+    torch.ops.higher_order.hints_wrapper: lambda interpreter, body, args, kwargs, hints: interpreter.inline(body, args),
     torch._functorch.predispatch.lazy_load_decompositions: _nothing,
     getattr(torch._functorch.predispatch, "_enter_dual_level", torch._C._enter_dual_level): _enter_dual_level,
     torch._C._set_grad_enabled: lambda interpreter, mode: torch._C._set_grad_enabled(mode),

@@ -1,7 +1,7 @@
 """Parts of a Dynamo graph that are more than one call: regions between markers."""
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -9,7 +9,6 @@ import torch
 import torch._functorch.predispatch as predispatch
 from torch.fx import Graph, GraphModule, Node
 
-from forge import torchlang
 from forge.frontend.ambient import Restoring
 from forge.frontend.program import Unsupported
 from forge.ir.pytree import leaves
@@ -60,7 +59,12 @@ def hooks_first(graph: Graph) -> None:
 
 
 class Region:
-    """Neighbouring nodes as a function of their own: `function(*inputs)` returns the values of `outputs`, a tuple."""
+    """Neighbouring nodes as a function of their own: `function(*inputs)` returns the values of `outputs`, a tuple.
+
+    changed: the positions of the inputs that it changes in place.
+    """
+
+    changed: Sequence[int] = ()
 
     def __init__(self, name: str, function: Callable, inputs: list[Node], outputs: list[Node]) -> None:
         self.name = name
@@ -78,8 +82,6 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
     """The nodes from the start of a torch.func transform to the end of all that are open then: inside, values are of a
     level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the region goes on to its last
     use.
-
-    Raises Unsupported where the region changes what it was given, or gives a view of it.
     """
     inside: list[Node] = []
     depth, forbidden = 0, False
@@ -93,7 +95,7 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
             continue
         region = _extract(graph, inside)
         if not any(_is_wrapped(leaf) for leaf in leaves(region.example)):
-            _check_memory(region, inside)
+            region.changed = _changed(region, inside)
             return region
     raise Unsupported("a torch.func transform, or a value of one, outlives the graph")
 
@@ -108,14 +110,10 @@ def _is_wrapped(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
-def _check_memory(region: Region, inside: list[Node]) -> None:
-    given = _memory([node.meta.get("example_value") for node in region.inputs])
-    for node in inside:
-        if writes(node) and not given.isdisjoint(_memory([_example(node.args[:1])])):
-            name = torchlang.function_name(node.target)
-            raise Unsupported(f"{name} changes in place what a torch.func transform was given")
-    if not given.isdisjoint(_memory(region.example)):
-        raise Unsupported("a torch.func transform gives a view of its input")
+def _changed(region: Region, inside: list[Node]) -> list[int]:
+    written = _memory([_example((node.args[:1], node.kwargs.get("out"))) for node in inside if writes(node)])
+    examples = [node.meta.get("example_value") for node in region.inputs]
+    return [i for i, example in enumerate(examples) if not written.isdisjoint(_memory(example))]
 
 
 def _example(tree: Any) -> Any:

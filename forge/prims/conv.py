@@ -56,7 +56,8 @@ def _convolution_meta(
     """The convolution (cross-correlation) of a batch with a weight, or its transpose.
 
     Shapes: x (N, C, *lengths); weight (C_out, C // groups, *kernel), transposed (C, C_out // groups, *kernel);
-    bias (C_out,); the lists have one number for each of x's lengths; out (N, C_out, *lengths).
+    bias (C_out,); the lists have one number for each of x's lengths; out (N, C_out, *lengths), (N, 0, *lengths) where
+    C is 0.
     Dtypes: one. Source: aten.convolution, with a batch dim.
     """
     lists = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
@@ -81,6 +82,8 @@ def _convolution_meta(
         lambda: f"prims.convolution: bias is {bias}, but must be of shape [{out_channels}]",
         RuntimeError,
     )
+    if not transposed and known(x.shape[1] == 0):  # torch's empty convolution
+        out_channels = 0
     lengths = [convolved_length(x, weight, i, lists, transposed=transposed) for i in range(x.ndim - 2)]
     return like(x, shape=(x.shape[0], out_channels, *lengths))
 

@@ -18,13 +18,8 @@ Lengths = tuple[Dim, ...]
 
 def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
     """The number of dims that windows move over."""
-    check_tensor(op, x=x)
     count = len(next(iter(lists.values())))
-    check(
-        x.ndim in (count + 1, count + 2),
-        lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
-        RuntimeError,
-    )
+    _check_rank(op, x, count)
     for name, values in lists.items():
         check(
             len(values) == count,
@@ -36,13 +31,27 @@ def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
             lambda name=name, values=values: f"{op}: {name} should be greater than zero, but got {values}",
             RuntimeError,
         )
-    for dim in range(x.ndim - count - 1, x.ndim):
-        check(
-            not known(x.shape[dim] == 0),
-            lambda: f"{op}: Expected input with non-zero sizes but for the batch, but got {x}",
-            RuntimeError,
-        )
+    _check_not_empty(op, x, x.ndim - count - 1)
     return count
+
+
+def _check_rank(op: str, x: TensorProxy, count: int) -> None:
+    """Raises RuntimeError unless x has `count` dims, channels and perhaps a batch."""
+    check_tensor(op, x=x)
+    check(
+        x.ndim in (count + 1, count + 2),
+        lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
+        RuntimeError,
+    )
+
+
+def _check_not_empty(op: str, x: TensorProxy, first: int) -> None:
+    """Raises RuntimeError where a dim of x, from the `first` on, is empty."""
+    check(
+        not any(known(length == 0) for length in x.shape[first:]),
+        lambda: f"{op}: Expected input with non-zero sizes from dim {first} on, but got {x}",
+        RuntimeError,
+    )
 
 
 def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Sequence[Dim]) -> None:
@@ -216,7 +225,8 @@ def _avg_pool_grad(x: TensorProxy, *how: object) -> TensorProxy:
 
 
 def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
-    count = _check_window(op, x, output_size=tuple(1 for _ in output_size))
+    count = len(output_size)
+    _check_rank(op, x, count)
     check(
         not any(known(length < 0) for length in output_size),
         lambda: f"{op}: elements of output_size must be greater than or equal to 0, but got {output_size}",
@@ -227,7 +237,10 @@ def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
 
 def _adaptive_avg_pool_meta(x: TensorProxy, output_size: Lengths) -> TensorProxy:
     """The means of windows that make an output of `output_size`. Source: torch.nn.functional.adaptive_avg_pool2d."""
-    return like(x, shape=_adaptive_shape("prims.adaptive_avg_pool", x, output_size))
+    shape = _adaptive_shape("prims.adaptive_avg_pool", x, output_size)
+    count = len(output_size)
+    _check_not_empty("prims.adaptive_avg_pool", x, 1 if count == 3 else x.ndim - count)  # as torch's kernels do
+    return like(x, shape=shape)
 
 
 adaptive_avg_pool = make_prim("adaptive_avg_pool", "adaptive_avg_pool", meta=_adaptive_avg_pool_meta)
@@ -264,6 +277,7 @@ def _adaptive_max_pool_meta(x: TensorProxy, output_size: Lengths) -> tuple[Tenso
     Source: torch.nn.functional.adaptive_max_pool2d, return_indices=True.
     """
     shape = _adaptive_shape("prims.adaptive_max_pool", x, output_size)
+    _check_not_empty("prims.adaptive_max_pool", x, 1)
     return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
 
 

@@ -283,11 +283,17 @@ def _own_inverse(
 # Dynamo says torch.ops.aten.numpy_T where the program reads .T, since torch 2.14.
 t = _own_inverse("t", _t, torch.t, Tensor.t)
 T = _own_inverse("T", clang.reverse_dims, Tensor.T.__get__, torch.ops.aten.numpy_T, attribute=True)
-mT = _own_inverse("mT", clang.transpose_matrices, Tensor.mT.__get__, torch.ops.aten.mT, attribute=True)
+
+
+def _matrices_transposed(x: TensorProxy) -> TensorProxy:
+    return x if x.ndim == 0 else clang.transpose_matrices(x)
+
+
+mT = _own_inverse("mT", _matrices_transposed, Tensor.mT.__get__, torch.ops.aten.mT, attribute=True)
 
 
 def _adjoint(x: TensorProxy) -> TensorProxy:
-    return clang.conj(x if x.ndim == 0 else clang.transpose_matrices(x))
+    return clang.conj(_matrices_transposed(x))
 
 
 H = _own_inverse("H", _adjoint, Tensor.H.__get__, torch.ops.aten.matrix_H, attribute=True)

@@ -4,6 +4,7 @@ them."""
 from collections.abc import Sequence
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from forge import clang, torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
@@ -120,15 +121,10 @@ def _sizes(x: torch.Tensor) -> tuple[int, int, int]:
     return batch, channels, x.shape[2:].numel()
 
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
 def _layout(x: torch.Tensor) -> torch.memory_format:
-    """The layout that torch.group_norm gives the kernels: on a CPU the input's, if that is channels_last."""
-    layout = _CHANNELS_LAST.get(x.ndim)
-    if x.is_cuda or layout is None or x.is_contiguous() or not x.is_contiguous(memory_format=layout):
-        return torch.contiguous_format
-    return layout
+    """The layout that torch.group_norm gives the kernels, which they insist on: on a CPU the input's by its strides,
+    those of lengths of one too."""
+    return torch.contiguous_format if x.is_cuda else suggest_memory_format(x)
 
 
 def _group_norm(

@@ -33,6 +33,7 @@ def _samples(count: int) -> tuple[Sample, ...]:
         sample(x, weight, t(6), padding="same"),
         sample(x, weight, padding="valid", stride=2),
         sample(t(0, 4, *lengths), weight),
+        sample(t(2, 0, *lengths), t(6, 0, *kernel)),
     )
 
 

@@ -64,10 +64,15 @@ for _count in (1, 2, 3):
         *[sample(_image(_count, 2, 3), size) for size in _sizes],
         sample(_image(_count, 3), 4),
         sample(_image(_count, 2, 3), 1),
+        sample(_image(_count, 0, 3), 2),
+        sample(_image(_count, 0), 2),
     )
     _rank = wrong(t(*(3,) * (_count + 3)), 2, match=f"Expected {_count + 1}D or {_count + 2}D")
     _register(
-        f"nn.functional.adaptive_avg_pool{_count}d", getattr(F, f"adaptive_avg_pool{_count}d"), _adaptive, (_rank,)
+        f"nn.functional.adaptive_avg_pool{_count}d",
+        getattr(F, f"adaptive_avg_pool{_count}d"),
+        (*_adaptive, sample(_image(_count, 2, 0), 1)),
+        (_rank,),
     )
     _register(
         f"nn.functional.adaptive_max_pool{_count}d",

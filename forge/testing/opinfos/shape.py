@@ -202,7 +202,9 @@ def _attribute(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 _no_matrix = errors((lambda make: sample(make(3)), RuntimeError, "only supported on matrices"))
 _no_attribute = errors((lambda make: sample("x"), AttributeError, "has no attribute"))
 _register("Tensor.T", _attribute("T"), cases(*of_input((2, 3), (3,), ())), _no_attribute, symbols=("torch.Tensor.T",))
-_register("Tensor.mT", _attribute("mT"), _matrices, _no_matrix, symbols=("torch.Tensor.mT",))
+_register(
+    "Tensor.mT", _attribute("mT"), cases(*of_input((2, 3), (4, 2, 3), ())), _no_matrix, symbols=("torch.Tensor.mT",)
+)
 _register("Tensor.H", _attribute("H"), cases(*of_input((2, 3), (0, 2))), _no_matrix, symbols=("torch.Tensor.H",))
 _register("Tensor.mH", _attribute("mH"), _matrices, _no_matrix, symbols=("torch.Tensor.mH",))
 

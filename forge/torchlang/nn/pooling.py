@@ -151,7 +151,7 @@ def _output_size(op: str, input: TensorProxy, output_size: Lengths | None, count
 def adaptive_mean(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> TensorProxy:
     """The means of windows that make an output of `output_size`; one window is the mean of everything, as in torch."""
     sizes = _output_size(op, input, output_size, count)
-    if all(known(size == 1) for size in sizes) and not any(known(length == 0) for length in input.shape[-count:]):
+    if all(known(size == 1) for size in sizes):
         return clang.mean(input, tuple(range(input.ndim - count, input.ndim)), True)
     return prims.adaptive_avg_pool(input, sizes)
 

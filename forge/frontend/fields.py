@@ -1,0 +1,59 @@
+"""Objects of dataclasses among the arguments of a graph's calls. Dynamo calls the class for each; a program has tensors
+and numbers alone, so that a call is given the fields as a dict, and makes the object of them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+
+class Fields:
+    """An object of a dataclass in a program that is recorded."""
+
+    def __init__(self, kind: type, values: dict[str, Any]) -> None:
+        self.kind = kind
+        self.values = values
+
+
+def is_constructor(function: Any) -> bool:
+    """Whether a graph that calls it makes an object of a dataclass."""
+    return isinstance(function, type) and dataclasses.is_dataclass(function)
+
+
+class Constructing:
+    """A function as one that is given dicts for objects, and makes the objects of them."""
+
+    def __init__(self, function: Callable, arguments: tuple) -> None:
+        self.function = function
+        self.pattern = _pattern(arguments)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _constructed(self.pattern, (args, kwargs))
+        return self.function(*args, **kwargs)
+
+
+def plain(value: Any) -> Any:
+    """A nest with dicts in the place of objects."""
+    if isinstance(value, Fields):
+        return {name: plain(each) for name, each in value.values.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)([plain(each) for each in value])
+    return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _pattern(value: Any) -> Any:
+    """Where a nest has objects: (class, the patterns of its fields) for each; None for what is not looked into."""
+    if isinstance(value, Fields):
+        return value.kind, {name: _pattern(each) for name, each in value.values.items()}
+    if isinstance(value, (tuple, list)):
+        return [_pattern(each) for each in value]
+    return {key: _pattern(each) for key, each in value.items()} if isinstance(value, dict) else None
+
+
+def _constructed(pattern: Any, value: Any) -> Any:
+    if isinstance(pattern, tuple):
+        kind, fields = pattern
+        return kind(**_constructed(fields, value))
+    if isinstance(pattern, list):
+        return type(value)([_constructed(each, item) for each, item in zip(pattern, value, strict=True)])
+    return {key: _constructed(each, value[key]) for key, each in pattern.items()} if pattern is not None else value

@@ -1,0 +1,69 @@
+"""Networks' functions of empty tensors, of numbers, and of unusual layouts are eager's."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+
+
+def outcome(function: Callable, *inputs: torch.Tensor) -> tuple[list[torch.Tensor], type | None]:
+    """Its values and gradients, and the type of what it or its backward raises."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    found: list[torch.Tensor] = []
+    try:
+        result = function(*inputs)
+        found.append(result.detach())
+        found += torch.autograd.grad(result.square().sum(), inputs)
+    except RuntimeError as error:
+        return found, type(error)
+    return found, None
+
+
+def compare(function: Callable, *inputs: torch.Tensor, **options: Any) -> None:
+    (ours, our_error), (theirs, their_error) = (
+        outcome(run, *inputs) for run in (forge.jit(function, fullgraph=True), function)
+    )
+    assert our_error == their_error
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **options)
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(4)), ids=str)
+def test_group_norm_of_one_sample_in_any_layout(order: tuple[int, ...]) -> None:
+    for shape in ((1, 4, 3, 5), (1, 4, 1, 5), (1, 4, 3, 1)):
+        x = torch.randn([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(4)])
+        compare(lambda x, weight: F.group_norm(x, 2, weight), x, torch.rand(4), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["avg", "max"])
+def test_adaptive_pools_of_empty_tensors(kind: str, count: int, size: int) -> None:
+    pool = getattr(F, f"adaptive_{kind}_pool{count}d")
+    for shape in ((2, 0), (0, 3), (0,)):
+        compare(lambda x: pool(x, size), torch.ones(*shape, *[4] * count))
+    compare(lambda x: pool(x, size), torch.ones(2, 3, 0, *[4] * (count - 1)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_convolutions_without_channels(count: int) -> None:
+    convolve = getattr(F, f"conv{count}d")
+    image, kernel = torch.randn(2, 0, *[4] * count), torch.randn(4, 0, *[2] * count)
+    for options in ({}, {"groups": 2}, {"padding": 1, "stride": 2}):
+        compare(lambda x, w, options=options: convolve(x, w, **options), image, kernel)
+    compare(lambda x, w, b: convolve(x, w, b), image, kernel, torch.ones(4))
+
+
+@pytest.mark.filterwarnings("ignore:Tensor.* is deprecated on 0-D tensors")
+@pytest.mark.parametrize("name", ["T", "mT", "H", "mH", "adjoint"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_transposes_of_a_number(name: str, dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x.adjoint() if name == "adjoint" else getattr(x, name)) * 2
+
+    x = torch.tensor(1.5, dtype=dtype)
+    torch.testing.assert_close(forge.jit(function, fullgraph=True)(x), function(x))
