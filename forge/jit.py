@@ -44,6 +44,7 @@ from forge.ir.source import warn
 from forge.options import Options, default_check
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 from forge.transforms.users import Transform
+from forge.unused import Named, look_at_module
 
 NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"
 
@@ -142,9 +143,8 @@ def jit(
         return rejit
     _check_target(target)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
-    first = [kernel_executor(kernels, allow_imports=allow_imports)] if kernels else []
+    named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
     lent = layer_executor(layers, allow_imports=allow_imports) if layers else None
-    first += [] if lent is None else [lent]
     plain = default_check(check) != "eager" and edit is None
     options = Options(
         executors,
@@ -157,11 +157,15 @@ def jit(
         select=select,
         check=check,
         edit=edit,
-        first=first,
+        first=[each for each in (named, lent) if each is not None],
     )
     record = Record(name_of(target), _parameters(target))
     record.again = functools.partial(rejit, target)
     record.history.strict = options.strict
+    if named is not None or lent is not None:
+        record.history.returned = Named(record, named, lent).tell
+    if lent is not None and isinstance(target, torch.nn.Module):
+        look_at_module(lent, target)
     backend = _Backend(options, record)
     compiled = enter(
         _entry(target),

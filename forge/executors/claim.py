@@ -5,13 +5,14 @@ from types import MappingProxyType
 from typing import Protocol
 
 from forge import clang
-from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, decline, operators_of
+from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, operators_of
+from forge.executors.expected import call_in_words, check_arguments, check_metadata
 from forge.executors.fallback import Fallback
 from forge.executors.fusion import Fused, fuse_regions, settled
 from forge.executors.layout import Layout, Layouts, Ran
 from forge.executors.regions import Node
 from forge.executors.torchex.core import torchex
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, check, recording
 from forge.ir.printing import in_words
 from forge.ir.proxies import Dim
 from forge.ir.pytree import proxies, rename
@@ -298,7 +299,7 @@ class _Claiming:
                     return
             elif (implementation := _accepting(bound, executor, declined, lost)) is not None:
                 name = implementation.name or executor.name
-                calls = asked(_calls_of, bound, implementation, self.new)
+                calls = asked(_calls_of, bound, implementation, name, self.new)
                 if not isinstance(calls, Declined):
                     self._put(bound, calls, Claim.of(bound, name, declined, level))
                     return
@@ -335,7 +336,11 @@ def fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, los
     if executor in lost:
         declined.append((executor.name, lost[executor]))
         return []
-    decision = asked(executor.can_fuse, bound)
+    try:
+        decision = asked(executor.can_fuse, bound)
+    except Exception as error:
+        _blame(error, executor.name, "can_fuse", bound)
+        raise
     if decision:
         return [bound]
     declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))
@@ -370,11 +375,23 @@ def _accepting(
     bound: BoundSymbol, executor: Executor, declined: Reasons, lost: Lost = _NOBODY
 ) -> Implementation | None:
     for implementation in executor.candidates(bound.symbol):
-        decision = decline(lost[implementation]) if implementation in lost else implementation.decide(bound)
+        if implementation in lost:
+            declined.append((implementation.name or executor.name, lost[implementation]))
+            continue
+        try:
+            decision = implementation.decide(bound)
+        except Exception as error:
+            _blame(error, implementation.name or executor.name, "checker", bound)
+            raise
         if decision:
             return implementation
         declined.append((implementation.name or executor.name, decision.reason))
     return None
+
+
+def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> None:
+    """Adds a note that says whose function raised, and for which call."""
+    error.add_note(f"raised by executor {executor}: its {what}, for {call_in_words(bound)}")
 
 
 def _unclaimed(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
@@ -392,17 +409,33 @@ def _runner(bound: BoundSymbol) -> str:
     return "opaque" if Tag.OPAQUE in symbol.tags else symbol.id.partition(".")[0]
 
 
-def _calls_of(bound: BoundSymbol, implementation: Implementation, new: Trace) -> list[BoundSymbol]:
-    """The executor's calls that run a call by an implementation."""
+def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new: Trace) -> list[BoundSymbol]:
+    """The executor's calls that run a call by an implementation. Raises ValueError or TypeError where it cannot."""
     if implementation.execution_transform is None:
+        check_arguments(name, implementation.op.op, bound)
         return [bound.replace(symbol=implementation.op, subsymbols=(bound,))]
-    with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
-        output = implementation.execution_transform(*bound.args, **bound.kwargs)
+    what = f"executor {name}: its execution_transform"
+    try:
+        with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+            output = implementation.execution_transform(*bound.args, **bound.kwargs)
+    except Exception as error:
+        _blame(error, name, "execution_transform", bound)
+        raise
+    check_metadata(what, output, bound)
     renamed: dict[str, Proxy] = {}
     for made, kept in zip(proxies(output), proxies(bound.output), strict=True):
-        assert made.name not in bound.inputs, f"{bound.symbol.id}: an execution transform returned its input"
+        check(
+            made.name not in bound.inputs,
+            lambda made=made: f"{what} of {call_in_words(bound)} returns its input {made}, but must return new values",
+        )
         renamed[made.name] = kept
     calls = [substitute(call, renamed) for call in recorded]
     for call in calls:
-        assert call.symbol.op is not None, f"{bound.symbol.id}: an execution transform called {call.symbol.id}"
+        check(
+            call.symbol.op is not None,
+            lambda call=call: (
+                f"{what} of {call_in_words(bound)} calls {call.symbol.id}, but may call the executor's operators alone"
+            ),
+            TypeError,
+        )
     return calls

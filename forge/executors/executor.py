@@ -104,6 +104,7 @@ Checker = Callable[..., Decision]
 
 
 GRADS = ("decompose", "recompute", "none")
+NO_GRADIENT = "it has no gradient, and one is needed"
 
 
 class Implementation:
@@ -145,7 +146,7 @@ class Implementation:
     def decide(self, bound: BoundSymbol) -> Decision:
         """True, or Declined with the reason."""
         if self.grad == "none" and self.grad_transform is None and Tag.DIFFERENTIATED in bound.tags:
-            return decline("it has no gradient, and one is needed")
+            return decline(NO_GRADIENT)
         if self.checker is None:
             return True
         decision = asked(self.checker, *bound.args, **bound.kwargs)

@@ -187,7 +187,7 @@ class Layouts:
         """What a claimed call gives; its outputs are known from now on."""
         for proxy in tensors(call.output):
             self._see(proxy.shape)
-        predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and _takes_no_addresses(call.symbol.op)
+        predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)
         ran = self._known(call) if predictable else self._promised(call)
         self.flops += ran.flops
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
@@ -212,7 +212,7 @@ class Layouts:
 
     def follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
         """Return whether a call gives other strides where these of its arguments have others."""
-        if not UNPREDICTABLE.isdisjoint(call.all_tags) or not _takes_no_addresses(call.symbol.op):
+        if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
             return False
         ran, before = self._known(call), {name: self.values[name] for name in arguments}
         self.values.update((name, _turned(layout)) for name, layout in before.items())
@@ -287,7 +287,7 @@ def _turned(layout: Layout) -> Layout:
     return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
 
 
-def _takes_no_addresses(function: Any) -> bool:
+def is_own(function: Any) -> bool:
     """Whether it is torch's, forge's or Python's: others may launch a kernel on a tensor's address, which one without
     values does not have."""
     function = getattr(function, "func", function)  # of a functools.partial

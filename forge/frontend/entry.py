@@ -108,12 +108,13 @@ class History:
     frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told. limits: why
     Dynamo compiles no more of a frame. skipped: which functions run in eager, but for what they call, and why. strict:
     what forge would warn of is refused. entry: the code that calls what was jitted. hopeless: whether nothing of it can
-    be captured, so that calls need not try.
+    be captured, so that calls need not try. returned: called after a call in which something was captured.
     """
 
     strict = False
     entry: CodeType | None = None
     hopeless = False
+    returned: Callable[[], None] | None = None
 
     def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
         self._name = name
@@ -248,6 +249,8 @@ class History:
         for each in failed:
             if not each.likely or self.stays_in_eager(each.code):
                 self._runs_in_eager(f"a frame runs in eager: {each.reason}", each.source)
+        if self.returned is not None:
+            self.returned()
         self.unsaid = False  # what is refused stays refused
 
     def under(self, mode: str) -> None:

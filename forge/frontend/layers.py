@@ -112,7 +112,10 @@ def replacing(executor: LayerExecutor | None) -> Iterator[None]:
 def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
     """`call()`, the call of a module, marked where a layer may replace it."""
     executor = _capturing.executor
-    if executor is None or not executor.offered(module.value):
+    if executor is None:
+        return call()
+    executor.see(type(module.value))
+    if not executor.offered(module.value):
         return call()
     nodes = tx.output.current_tracer.graph.nodes
     last = next(iter(reversed(nodes)), None)

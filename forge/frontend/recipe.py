@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forge import prims
+from forge.executors.expected import expect
 from forge.executors.torchex.attention import as_chosen_now
 from forge.frontend.autograd import Again, Backward, Later, Region, Sources
 from forge.frontend.frozen import Folded
@@ -70,6 +71,9 @@ class Recipe(NamedTuple):
 def assemble(recipe: Recipe, otherwise: Callable | None = None) -> Callable:
     """What runs: call(*inputs). otherwise: the same program, where torch might choose another kernel of attention."""
     training = recipe.training
+    for generated in (recipe.forward, training and training.backward):
+        if generated is not None and generated.trace is not None:
+            expect(generated.function, generated.trace)
     call = recipe.forward.function if training is None else _differentiable(recipe.forward.function, recipe, training)
     call = call if recipe.folded is None else recipe.folded.around(call)
     call = grad_mode.restored(call, recipe.grad) if recipe.sets_mode else call

@@ -1,9 +1,9 @@
 """Transforms that a user gave: their result is checked, and what a changed call consists of is recorded anew."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from forge import torchlang
-from forge.ir import BoundSymbol, Tag, Trace, check, recording
+from forge.ir import BoundSymbol, Proxy, Tag, Trace, check, recording
 from forge.ir.printing import in_words
 from forge.ir.pytree import proxies
 from forge.ir.symbol import substitute
@@ -14,28 +14,67 @@ Transform = Callable[[Trace], Trace]
 def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:
     """The trace after all of them; each one's result goes to `stages`.
 
-    Raises TypeError where one returns no trace, ValueError where a call does not give what it says it gives.
+    Raises TypeError where one returns no trace; ValueError where a call does not give what it says it gives, where a
+    value is read that no call before makes, and where inputs or outputs are others.
     """
     for transform in transforms:
-        before = trace
+        before, name = trace, getattr(transform, "__name__", repr(transform))
         try:
             trace = transform(trace)
         except Exception as error:
-            error.add_note(f"raised by forge.jit's transform {getattr(transform, '__name__', repr(transform))}")
+            error.add_note(f"raised by forge.jit's transform {name}")
             raise
         check(
             isinstance(trace, Trace),
-            lambda transform=transform, trace=trace: (
-                f"forge.jit: transform {transform} returned {type(trace).__name__}, but must return a Trace"
+            lambda name=name, trace=trace: (
+                f"forge.jit: transform {name} returned {type(trace).__name__}, but must return a Trace"
             ),
             TypeError,
         )
-        trace = _with_decompositions(trace, before, transform)
+        _check_names(trace, before, name)
+        trace = _with_decompositions(trace, before, name)
         stages.append(trace)
     return trace
 
 
-def _with_decompositions(trace: Trace, before: Trace, transform: Transform) -> Trace:
+def _check_names(trace: Trace, before: Trace, transform: str) -> None:
+    """Raises ValueError where a trace cannot run in the place of the one before."""
+    for what, gives, wants in (
+        ("inputs", trace.inputs, before.inputs),
+        ("outputs", list(proxies(trace.output)), list(proxies(before.output))),
+    ):
+        check(
+            list(map(in_words, gives)) == list(map(in_words, wants)),
+            lambda what=what, gives=gives, wants=wants: (
+                f"forge.jit: transform {transform} gives a trace whose {what} are ({_listed(gives)}), but they must be "
+                f"({_listed(wants)}), as before it"
+            ),
+        )
+    makers = {name: bound for bound in before.bound_symbols for name in bound.outputs}
+    made = {*trace.input_names, *trace.constants}
+    for bound in trace.bound_symbols:
+        for name in bound.inputs:
+            check(name in made, lambda bound=bound, name=name: _missing(transform, f"{bound!r} reads", name, makers))
+        made.update(bound.outputs)
+    for name in trace.output_names:
+        check(name in made, lambda name=name: _missing(transform, "the program returns", name, makers))
+
+
+def _missing(transform: str, who: str, name: str, makers: Mapping[str, BoundSymbol]) -> str:
+    maker = makers.get(name)
+    place = "" if maker is None or maker.source is None or maker.source.line is None else f" ({maker.source.line})"
+    was = "no call ever made it" if maker is None else f"before the transform, {maker!r} made it{place}"
+    return (
+        f"forge.jit: transform {transform}: {who} {name}, which no call before it makes; {was}. A transform that drops "
+        "a call must rename what reads its results"
+    )
+
+
+def _listed(values: Sequence[Proxy]) -> str:
+    return ", ".join(f"{each.name}: {in_words(each)}" for each in values)
+
+
+def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
     """The trace, in which a call that was not there before consists of what its symbol makes of its arguments: those
     that take a call and those that take its parts run the same."""
     known = set(map(id, before.bound_symbols))
@@ -49,7 +88,7 @@ def _with_decompositions(trace: Trace, before: Trace, transform: Transform) -> T
     return new
 
 
-def _recorded(bound: BoundSymbol, new: Trace, transform: Transform) -> list[BoundSymbol]:
+def _recorded(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSymbol]:
     with new.collecting() as calls, new.tagged(bound.tags, bound.source):
         output = bound.symbol(*bound.args, **bound.kwargs)
     made, kept = list(proxies(output)), list(proxies(bound.output))

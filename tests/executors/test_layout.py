@@ -56,7 +56,7 @@ def test_a_kernel_is_never_called_with_tensors_without_values(training: bool) ->
     ],
 )
 def test_whose_functions_are(function: Callable, runs: bool) -> None:
-    assert layout._takes_no_addresses(function) is runs
+    assert layout.is_own(function) is runs
 
 
 def column_major(input: torch.Tensor) -> torch.Tensor:

@@ -253,11 +253,18 @@ def _place(name: str | type, value: Any, allow_imports: Sequence[str]) -> Place 
 
 class LayerExecutor(HubExecutor):
     """Runs modules' calls by layers. What a call gets is decided when it is captured (`find`, `verify`); no kernel is
-    asked again when it is claimed. use: which are used and verified for what is captured."""
+    asked again when it is claimed. use: which are used and verified for what is captured. named: the names and classes
+    of modules that the user gave layers for one by one. seen: the names by which modules that were called may be
+    offered some.
+    """
 
-    def __init__(self, offers: Iterable[Offer] = (), asked: Verifier = verifier) -> None:
+    def __init__(
+        self, offers: Iterable[Offer] = (), asked: Verifier = verifier, *, named: Iterable[str | type] = ()
+    ) -> None:
         super().__init__("layers")
         self.offers = list(offers)
+        self.named = list(named)
+        self.seen: set[str] = set()
         self.asked = asked
         self._symbols: dict[str, tuple[Any, Symbol]] = {}
         self._used: dict[Symbol, Kernel] = {}
@@ -273,6 +280,10 @@ class LayerExecutor(HubExecutor):
 
     def regardless(self) -> "LayerExecutor":
         return self
+
+    def see(self, kind: type[torch.nn.Module]) -> None:
+        """Notes the names of a class of modules."""
+        self.seen.update(name for name in (getattr(kind, "kernel_layer_name", None), kind.__name__) if name)
 
     def offered(self, module: torch.nn.Module) -> list[Offer]:
         """What is for a module, whatever the device: by the name that a decorator gave its class, else by the class."""
@@ -347,4 +358,4 @@ class LayerExecutor(HubExecutor):
 
 def layer_executor(layers: Layers, *, allow_imports: Sequence[str] = ()) -> LayerExecutor:
     """An executor of these layers alone. Raises as read_layers does."""
-    return LayerExecutor(read_layers(layers, allow_imports))
+    return LayerExecutor(read_layers(layers, allow_imports), named=layers if isinstance(layers, Mapping) else ())

@@ -1,0 +1,167 @@
+"""Functions of users' executors that take other arguments, or give other results, than their calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge import torchlang
+from forge.executors import FusionExecutor, OperatorExecutor, claim, resolve_executors
+from forge.ir import BoundSymbol, Trace
+
+
+@pytest.fixture(autouse=True)
+def _default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.silu(torch.relu(x))) + 1
+
+
+def executor(function: Callable | None = None, **how: Any) -> OperatorExecutor:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torchlang.silu, function, **how)
+    return mine
+
+
+CALL = r"torch\.nn\.functional\.silu\(\w+: f32\[2, 3\] cpu\) \(test_expected\.py:\d+  return F\.silu"
+
+
+def no_arguments() -> torch.Tensor:
+    return torch.ones(2, 3)
+
+
+def another_shape(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return input.t()
+
+
+def another_dtype(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return input.double()
+
+
+def nothing(input: torch.Tensor, inplace: bool = False) -> None:
+    return None
+
+
+def silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return input * torch.sigmoid(input)
+
+
+WRONG = {
+    no_arguments: (
+        TypeError,
+        rf"executor mine: no_arguments.* is to run {CALL}.*does not take these arguments: too many",
+    ),
+    another_shape: (ValueError, rf"executor mine: another_shape gives f32\[3, 2\] for {CALL}.*must give f32\[2, 3\]"),
+    another_dtype: (ValueError, rf"executor mine: another_dtype gives f64\[2, 3\] for {CALL}.*must give f32\[2, 3\]"),
+    nothing: (ValueError, rf"executor mine: nothing gives nothing for {CALL}.*must give f32\[2, 3\]"),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("function", WRONG, ids=lambda function: function.__name__)
+def test_a_wrong_function_is_an_error_with_the_executor_and_the_call(function: Callable, grad: bool) -> None:
+    error, match = WRONG[function]
+    jitted = forge.jit(program, executors=[executor(function), "torch"])
+    for _ in range(2):
+        with pytest.raises(error, match=match):
+            jitted(torch.ones(2, 3, requires_grad=grad))
+
+
+def test_a_function_that_is_wrong_for_its_second_call_alone_is_an_error() -> None:
+    def wrong_for_bytes(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        return silu(input) if input.ndim == 2 else input[0]
+
+    jitted = forge.jit(lambda x: F.silu(F.silu(x).flatten()), executors=[executor(wrong_for_bytes), "torch"])
+    with pytest.raises(ValueError, match=r"gives f32\[\] for .*f32\[6\] cpu.* must give f32\[6\]"):
+        jitted(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_right_functions_are_looked_at_once(dynamic: bool | None) -> None:
+    calls = []
+
+    def counted(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        calls.append(input.shape)
+        return silu(input)
+
+    jitted = forge.jit(program, executors=[executor(counted), "torch"], dynamic=dynamic)
+    for count in (2, 2, 3):
+        x = torch.randn(count, 3, requires_grad=True)
+        ours, theirs = jitted(x), program(x)
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(theirs.sum(), x))
+    assert len(calls) == 6
+
+
+def test_a_checker_that_raises_is_told_with_its_executor() -> None:
+    def checker(x: torch.Tensor, y: torch.Tensor) -> bool:
+        return True
+
+    with pytest.raises(TypeError, match="missing 1 required") as raised:
+        forge.jit(program, executors=[executor(silu, checker=checker), "torch"])(torch.ones(2, 3))
+    assert any(
+        note.startswith("raised by executor mine: its checker, for torch.nn.f") for note in raised.value.__notes__
+    )
+
+
+operators = OperatorExecutor("mine")
+operator = operators.register_operator("op", like=torchlang.silu, fn=silu)
+TRANSFORMS: dict[str, tuple[Callable, type[Exception], str]] = {
+    "two results": (
+        lambda input: (operator(input),) * 2,
+        ValueError,
+        r"gives f32\[2, 3\], f32\[2, 3\] for .*must give f32",
+    ),
+    "its input": (lambda input: input, ValueError, "returns its input .*must return new values"),
+    "a torch function": (torchlang.relu, TypeError, r"calls torch\.relu, but may call the executor's operators alone"),
+    "another shape": (lambda input: operator(torchlang.t(input)), ValueError, r"gives f32\[3, 2\]"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_wrong_execution_transform_is_an_error_with_the_executor_and_the_call(name: str) -> None:
+    transform, error, match = TRANSFORMS[name]
+    with pytest.raises(error, match=rf"executor mine: its execution_transform .*{match}"):
+        forge.jit(program, executors=[executor(execution_transform=transform), "torch"])(torch.ones(2, 3))
+
+
+class Fuser(FusionExecutor):
+    """Gives regions a function; raises where it is a string."""
+
+    def __init__(self, function: Callable | str) -> None:
+        super().__init__("fuser")
+        self.function = function
+
+    def can_fuse(self, bound: BoundSymbol) -> bool:
+        if isinstance(self.function, str):
+            raise KeyError(self.function)
+        return True
+
+    def fuse(self, region: Trace) -> Callable:
+        return self.function or claim(region, resolve_executors(["torch"]))[0].python_callable()
+
+
+@pytest.mark.parametrize(
+    ("function", "gives"), [(lambda x: (x.t(),), r"f32\[3, 2\]"), (lambda x: (1, 2), "1, 2"), (lambda x: (), "nothing")]
+)
+def test_a_region_of_a_wrong_shape_is_run_by_torch_with_a_warning_and_refused_under_strict(
+    function: Callable, gives: str
+) -> None:
+    match = rf"executor fuser: .* gives {gives} for fuser\.fusion0, a region of \d calls, but must give f32\[2, 3\]"
+    x = torch.randn(2, 3)
+    with pytest.warns(UserWarning, match=match):
+        result = forge.jit(program, executors=[Fuser(function), "torch"])(x)
+    torch.testing.assert_close(result, program(x))
+    with pytest.raises(ValueError, match=match):
+        forge.jit(program, executors=[Fuser(function), "torch"], strict=True)(x)
+
+
+def test_a_fuser_that_raises_is_told_with_the_call() -> None:
+    with pytest.raises(KeyError) as raised:
+        forge.jit(program, executors=[Fuser("broken"), "torch"])(torch.ones(2, 3))
+    assert any("raised by executor fuser: its can_fuse, for torch.relu" in note for note in raised.value.__notes__)

@@ -1,0 +1,96 @@
+"""Kernels and layers that were named and are not used: one warning each, with the reason."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import forge
+
+
+@pytest.fixture(autouse=True)
+def _default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+
+
+def silu(input: torch.Tensor) -> torch.Tensor:
+    return input * torch.sigmoid(input)
+
+
+def kernel(name: str, **options: Any) -> Any:
+    how = {"dtypes": [torch.float32], "device": "cpu", "name": name, **options}
+    return forge.kernel(F.silu, silu, **how)
+
+
+def told(function: Any, *inputs: torch.Tensor) -> list[str]:
+    """What forge warns of in several calls."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            function(*inputs)
+    return [str(each.message) for each in caught if str(each.message).startswith("forge: ")]
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x) + 1
+
+
+def test_a_kernel_without_a_gradient_says_in_training_that_it_is_not_used() -> None:
+    jitted = forge.jit(program, kernels=[kernel("no_gradient")])
+    assert told(jitted, torch.ones(2)) == []
+    (message,) = told(jitted, torch.ones(2, requires_grad=True))
+    assert message == (
+        "forge: program: kernel no_gradient is not used for torch.nn.functional.silu: it has no gradient, and one is "
+        "needed"
+    )
+
+
+def test_a_kernel_with_a_gradient_is_used_without_a_word() -> None:
+    jitted = forge.jit(program, kernels=[kernel("differentiable", grad="composite")])
+    assert told(jitted, torch.ones(2, requires_grad=True)) == []
+    assert "differentiable" in {row.executor for row in forge.explain(jitted).rows}
+
+
+def test_a_kernel_that_takes_no_call_is_told_with_the_reason() -> None:
+    wanted = (
+        "forge: program: no kernel of of_doubles is used: of_doubles declined torch.nn.functional.silu: dtype float32"
+    )
+    (message,) = told(forge.jit(program, kernels=[kernel("of_doubles", dtypes=[torch.float64])]), torch.ones(2))
+    assert message.startswith(wanted)
+    (message,) = told(forge.jit(torch.sin, kernels=[kernel("of_silu")]), torch.ones(2))
+    assert message == "forge: sin: no kernel of of_silu is used: nothing calls torch.nn.functional.silu"
+
+
+class RMSNorm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+MODEL = nn.Sequential(RMSNorm(), nn.Tanh())
+TYPO = "no module is a 'RMSNrm', for which layers= names a layer; did you mean 'RMSNorm'?"
+OTHER = "no module is a 'Attention', for which layers= names a layer; they are RMSNorm, Sequential, Tanh"
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ({"RMSNrm": Doubled}, [TYPO]),
+        ({"RMSNrm": Doubled, "Attention": Doubled, "RMSNorm": Doubled}, [TYPO, OTHER]),
+        ({RMSNorm: Doubled}, []),
+        ({nn.GELU: Doubled}, ["no module is a 'GELU', for which"]),
+    ],
+)
+def test_a_name_of_layers_that_no_module_has_is_told_with_the_close_ones(layers: dict, expected: list[str]) -> None:
+    for target, name in ((MODEL, "Sequential"), (lambda x: MODEL(x), "<lambda>")):
+        messages = told(forge.jit(target, layers=layers), torch.ones(2))
+        assert len(messages) == len(expected)
+        for message, start in zip(messages, expected, strict=True):
+            assert message.startswith(f"forge: {name}: {start}")

@@ -1,0 +1,66 @@
+"""Transforms of a user's that give a trace that cannot run, or raise: errors that name the transform and the call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import forge
+from forge.ir import Trace
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x)
+    return y.sin() * 2
+
+
+def drops_a_call(trace: Trace) -> Trace:
+    return trace.derive("dropped", [bound for bound in trace.bound_symbols if bound.symbol.name != "relu"])
+
+
+def drops_the_result(trace: Trace) -> Trace:
+    return trace.derive("dropped", trace.bound_symbols[:-1])
+
+
+def swaps_calls(trace: Trace) -> Trace:
+    return trace.derive("swapped", trace.bound_symbols[::-1])
+
+
+def loses_inputs(trace: Trace) -> Trace:
+    return trace.derive("lost", trace.bound_symbols, inputs=[])
+
+
+def loses_outputs(trace: Trace) -> Trace:
+    return trace.derive("lost", trace.bound_symbols, output=())
+
+
+def raises(trace: Trace) -> Trace:
+    raise KeyError("inside")
+
+
+def gives_nothing(trace: Trace) -> None:
+    return None
+
+
+WRONG: dict[Callable[[Trace], Any], tuple[type[Exception], str]] = {
+    drops_a_call: (
+        ValueError,
+        r"sin.* reads y, which no call before it makes; before the .* torch\.relu\(x\) made it \(",
+    ),
+    drops_the_result: (ValueError, r"the program returns t\d+, which no call .* torch\.mul\(.*\) made it"),
+    swaps_calls: (ValueError, "which no call before it makes"),
+    loses_inputs: (ValueError, r"whose inputs are \(\), but they must be \(x: f32\[2, 3\]\)"),
+    loses_outputs: (ValueError, r"whose outputs are \(\), but they must be \(t\d+: f32\[2, 3\]\)"),
+    raises: (KeyError, "inside"),
+    gives_nothing: (TypeError, "returned NoneType, but must return a Trace"),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("transform", WRONG, ids=lambda transform: transform.__name__)
+def test_a_wrong_transform_is_an_error_with_its_name(transform: Callable, grad: bool) -> None:
+    error, match = WRONG[transform]
+    with pytest.raises(error, match=match) as raised:
+        forge.jit(program, transforms=[lambda trace: trace, transform])(torch.ones(2, 3, requires_grad=grad))
+    assert f"transform {transform.__name__}" in "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
