@@ -63,6 +63,7 @@ def jit(
     cuda_graphs: bool = False,
     freeze: bool = False,
     select: str = "order",
+    numerics: str = "fast",
     check: str | None = None,
     edit: str | os.PathLike[str] | None = None,
     strict: bool = False,
@@ -96,6 +97,9 @@ def jit(
     select: where a kernel, or another executor that is not torch's or a fuser, takes a call that others would take or
         fuse: who is asked first runs it ("order"), or who was measured to be fastest, on tensors of the call's
         metadata, once for each such metadata ("measured"; forge.explain has the times).
+    numerics: "fast" computes in float32 within a region what is bfloat16 or float16, and rounds the region's results;
+        "eager" rounds each value, as torch's functions do, so that a region gives what they give one by one, but for
+        the order in which sums are added.
     check: "eager" compares every call's result, and the results and gradients of each graph, with what eager gives, and
         raises forge.CheckError naming the first call that differs, or that overwrites what it was given, its executor
         and its inputs. Slow: to find out who is wrong. Nothing is then kept on disk or recorded as a CUDA graph.
@@ -114,8 +118,9 @@ def jit(
 
     A jitted module shares the original's parameters, buffers, hooks and mode, and has its class and state_dict keys.
     Without a target, a decorator with these options. Raises TypeError for an unknown option, one that should be a
-    bool and is none, or a target that cannot be called; ValueError for an unknown executor, `memory` or `select`. A
-    call that compiles raises forge.EditError for an edited file that is no Python.
+    bool and is none, or a target that cannot be called; ValueError for an unknown executor, `memory`, `select` or
+    `numerics`, or an executor that has no regions of such numerics. A call that compiles raises forge.EditError for
+    an edited file that is no Python.
     """
     _check_options("forge.jit", others, _OPTIONS)
     for name, given in {"cache": cache, "cuda_graphs": cuda_graphs, "fullgraph": fullgraph}.items():
@@ -133,6 +138,7 @@ def jit(
         cuda_graphs=cuda_graphs,
         freeze=freeze,
         select=select,
+        numerics=numerics,
         check=check,
         edit=edit,
         strict=strict,
@@ -157,9 +163,11 @@ def jit(
         select=select,
         check=check,
         edit=edit,
+        numerics=numerics,
         first=[each for each in (named, lent) if each is not None],
     )
     record = Record(name_of(target), _parameters(target))
+    record.numerics = options.numerics
     record.again = functools.partial(rejit, target)
     record.history.strict = options.strict
     if named is not None or lent is not None:
@@ -383,7 +391,7 @@ def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
     """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory, cache,
-    cuda_graphs, freeze, select and strict.
+    cuda_graphs, freeze, select, numerics and strict.
 
     Raises TypeError for another option, and for one that should be a bool and is none.
     """
@@ -391,7 +399,9 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     _check_options("forge", (*options, *wanted), _BACKEND_OPTIONS)
     record = record_of_torch_compile()
     try:
-        return compile_graph(graph, example_inputs, options=Options(**wanted), record=record)
+        asked = Options(**wanted)
+        record.numerics = asked.numerics
+        return compile_graph(graph, example_inputs, options=asked, record=record)
     except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
         return _in_eager(graph, reason, record)
 

@@ -24,6 +24,7 @@ from forge.transforms.users import Transform
 MEMORY = ("speed", "balanced", "smallest")
 SELECT = ("order", "measured")
 CHECK = (None, "eager", "regions")
+NUMERICS = ("fast", "eager")
 CHECK_VARIABLE = "FORGE_CHECK"
 
 
@@ -37,8 +38,8 @@ class Options:
     """How programs are compiled, as forge.jit was asked to.
 
     executors: names or Executor objects, all available ones for None; the objects once it is made, in the order in
-    which they are asked, after those of `first`. Raises as resolve_executors does; ValueError for an unknown `memory`
-    or `select`.
+    which they are asked, after those of `first`. Raises as resolve_executors does; ValueError for an unknown `memory`,
+    `select` or `numerics`, and for a fusion executor that has no regions of such numerics.
     """
 
     executors: Sequence[str | Executor] | None = None
@@ -51,13 +52,15 @@ class Options:
     select: str = "order"
     check: str | None = None
     edit: str | os.PathLike[str] | None = None
+    numerics: str = "fast"
     first: InitVar[Sequence[Executor]] = ()
 
     selection: ClassVar[Selection] = staticmethod(in_order)
 
     def __post_init__(self, first: Sequence[Executor]) -> None:
         object.__setattr__(self, "check", default_check(self.check))
-        for name, known in (("memory", MEMORY), ("select", SELECT), ("check", CHECK)):
+        named = (("memory", MEMORY), ("select", SELECT), ("check", CHECK), ("numerics", NUMERICS))
+        for name, known in named:
             given = getattr(self, name)
             check(
                 given in known,
@@ -80,6 +83,8 @@ class Options:
                 TypeError,
             )
         executors = (*first, *resolve_executors(self.executors))
+        if self.numerics == "eager":
+            executors = tuple(map(_rounding, executors))
         if self.check == "regions":
             executors = tuple(each.checking() if isinstance(each, FusionExecutor) else each for each in executors)
         object.__setattr__(self, "executors", executors)
@@ -130,6 +135,18 @@ class Options:
         """The trace with the patterns of the executors' kernels found in it."""
         patterns = [pattern for executor in self.executors for pattern in executor.patterns]
         return replace_patterns(trace, patterns)[0] if patterns else trace
+
+
+def _rounding(executor: Executor) -> Executor:
+    """Return the executor for numerics="eager". Raises ValueError for one that cannot round as eager does."""
+    if not isinstance(executor, FusionExecutor):
+        return executor
+    found = executor.rounding()
+    check(
+        found is not None,
+        lambda: f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does",
+    )
+    return found
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Record:
         self.parameters = parameters
         self.latest: Compiled | None = None
         self.history = History(name, parameters)
+        self.numerics = "fast"
         self.again: functools.partial | None = None  # forge.jit with what it was given, the target among it
         self.warned = False  # that gradients keep it from being frozen
         self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()

@@ -148,7 +148,7 @@ def _by_torch(trace: Trace, bound: BoundSymbol) -> list[BoundSymbol]:
 def _options(record: Record) -> Iterator[tuple[str, Any]]:
     """Those of forge.jit that can be written."""
     given = record.again.keywords if record.again is not None else {}
-    for name in ("memory", "select", "dynamic"):
+    for name in ("memory", "select", "numerics", "dynamic"):
         if given.get(name) is not None:
             yield name, given[name]
     executors = given.get("executors")

@@ -29,7 +29,7 @@ def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str
         *_system(),
         *_devices(graph),
         repr(modes()),
-        repr((options.strict, options.memory, options.select, list(parameters))),
+        repr((options.strict, options.memory, options.select, options.numerics, list(parameters))),
         *map(_identity, options.executors),
         _of_transforms(options),
         *graph.words,

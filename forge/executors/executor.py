@@ -317,6 +317,11 @@ class FusionExecutor(Executor):
         what was promised at their edges. This one where there is none."""
         return self
 
+    def rounding(self) -> "FusionExecutor | None":
+        """Return the executor for numerics="eager": its regions round each value to its dtype, as torch's functions do.
+        None where there is none."""
+        return None
+
     def ready(self) -> Decision:
         """Whether all that this executor has fused can be called; Declined where some of it never can."""
         return True

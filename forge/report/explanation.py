@@ -39,6 +39,7 @@ class Explanation:
     edited: the files that run in the place of what forge generated (forge.jit(edit=folder)).
     measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
     layers: for each module for which there is a layer, what became of it.
+    numerics: how regions round ("fast", or "eager" where forge.jit was asked for it).
     shortened: whether forge.last_traces has the last stages alone.
     costs: under profile=True a CostRow for each call that runs, measured on tensors like those that the program was
     compiled for. unprofiled: why graphs, or opaque calls in them, were not measured.
@@ -67,6 +68,7 @@ class Explanation:
         self.edited: list[str] = []
         self.measured: list[Measured] = []
         self.layers: list[LayerUse] = []
+        self.numerics = next((record.numerics for record in records if record.numerics != "fast"), "fast")
         self.shortened = False
         self.costs: list[CostRow] = []
         self.unprofiled: list[str] = []

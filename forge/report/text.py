@@ -85,6 +85,8 @@ def summary(told: "Explanation") -> str:
         counted(len(told.graph_breaks), "graph break"),
         counted(len(told.recompiles), "recompile"),
     ]
+    if told.numerics != "fast":
+        parts.append(f"numerics: {told.numerics}")
     if told.cached:
         parts.append(f"{told.cached} from disk")
     if told.recorded:

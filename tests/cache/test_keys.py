@@ -74,6 +74,7 @@ MISSES: dict[str, dict[str, Any]] = {
     "autocast": {"use": under(torch.autocast("cpu", torch.bfloat16))},
     "other executors": {"executors": ["torch-prims", "torch"]},
     "other memory": {"memory": "speed"},
+    "other numerics": {"numerics": "eager"},
     "strict": {"strict": True},
     "a transform": {"transforms": [lambda trace: trace]},
 }

@@ -41,10 +41,13 @@ class InductorExecutor(FusionExecutor):
     boxed = True
     whole = False  # takes calls that Inductor hands to torch's kernels, too
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, rounds: bool = False) -> None:
+        """rounds: each value of a region is rounded to its dtype, as in eager."""
         super().__init__(name)
-        self._decisions = Answers(partial(_decide, whole=self.whole))
+        self.rounds = rounds
+        self._decisions = Answers(partial(_decide, whole=self.whole, rounds=rounds))
         self._checking: FusionExecutor | None = None
+        self._rounding: FusionExecutor | None = None
 
     def is_available(self) -> Decision:
         return True if any(map(_can_compile_for, _devices())) else decline("there is no C++ compiler and no Triton")
@@ -57,14 +60,14 @@ class InductorExecutor(FusionExecutor):
         return self._decisions.get(bound)
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        return _inductor().compile_region(region, whole=self.whole)
+        return _inductor().compile_region(region, whole=self.whole, rounds=self.rounds)
 
     def identity(self) -> str | Declined:
-        """What Inductor's code depends on: its settings, its compilers, the number of threads."""
+        """What Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
         if _inductor.cache_info().currsize and _inductor().waits.has_failed():
             return decline("Inductor could not compile a region")
         config = importlib.import_module("torch._inductor.config")
-        return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton()))
+        return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton(), self.rounds))
 
     def dump(self, function: Callable) -> bytes | Declined:
         return _saved().dump(function)
@@ -76,12 +79,19 @@ class InductorExecutor(FusionExecutor):
         return _inductor().waits.finish() if _inductor.cache_info().currsize else {}
 
     def later(self) -> FusionExecutor | None:
-        return _Elsewhere()
+        return _Elsewhere(rounds=self.rounds)
 
     def checking(self) -> FusionExecutor:
         if self._checking is None:
             self._checking = _Checking(self)
         return self._checking
+
+    def rounding(self) -> FusionExecutor:
+        if self.rounds:
+            return self
+        if self._rounding is None:
+            self._rounding = type(self)(self.name, rounds=True)
+        return self._rounding
 
     def pays(self, calls: list[BoundSymbol]) -> bool:
         """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
@@ -93,7 +103,7 @@ class InductorExecutor(FusionExecutor):
         return False
 
 
-def _decide(bound: BoundSymbol, *, whole: bool) -> Decision:
+def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
     for tag in bound.all_tags:
         if tag in _NEVER:
             return decline(_NEVER[tag])
@@ -110,7 +120,7 @@ def _decide(bound: BoundSymbol, *, whole: bool) -> Decision:
             return decline(f"Inductor has no code for {proxy.dtype}")
     if not _can_compile_for(proxies[0].device.type):
         return decline(f"Inductor cannot compile for {proxies[0].device.type} here")
-    return _inductor().takes(bound, whole=whole)
+    return _inductor().takes(bound, whole=whole, rounds=rounds)
 
 
 _kernels = Answers(lambda bound: _inductor().count_kernels(bound))
@@ -129,13 +139,13 @@ class WholeProgram(InductorExecutor):
 class _Elsewhere(WholeProgram):
     """Programs as one artifact each, which other processes compile."""
 
-    def __init__(self) -> None:
-        super().__init__(whole.name)
-        self._decisions = whole._decisions
+    def __init__(self, *, rounds: bool = False) -> None:
+        super().__init__(whole.name, rounds=rounds)
+        self._decisions = (whole.rounding() if rounds else whole)._decisions
         self._made: list[Any] = []
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _inductor().compile_region_elsewhere(region)
+        made = _inductor().compile_region_elsewhere(region, rounds=self.rounds)
         self._made.append(made)
         return made
 
@@ -158,7 +168,7 @@ class _Checking(InductorExecutor):
     checks = True
 
     def __init__(self, executor: InductorExecutor) -> None:
-        super().__init__(executor.name)
+        super().__init__(executor.name, rounds=executor.rounds)
         self.whole = executor.whole
         self.can_fuse = executor.can_fuse
         self.pays = executor.pays
@@ -182,7 +192,7 @@ class _Checking(InductorExecutor):
         return {}
 
     def later(self) -> FusionExecutor | None:
-        return None if self.whole else _CheckingElsewhere()
+        return None if self.whole else _CheckingElsewhere(rounds=self.rounds)
 
     def checking(self) -> FusionExecutor:
         return self

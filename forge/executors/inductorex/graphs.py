@@ -34,23 +34,26 @@ class _Operator:
         return found
 
 
+ROUNDED = "low_precision_pointwise_barrier"  # as Inductor's lowerings find it in a node's metadata
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 @dataclass(frozen=True)
 class Described:
-    """A graph of aten operators as plain values: the layouts of its inputs, (target, args, kwargs) of each call, and
-    what it returns."""
+    """A graph of aten operators as plain values: the layouts of its inputs, (target, args, kwargs) of each call, what
+    it returns, and which calls round their results to half precision."""
 
     inputs: list[Layout]
     calls: list[tuple]
     output: Any
+    rounded: frozenset[int] = frozenset()
 
 
 def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
     """The graph as plain values. Raises NotImplementedError for a tensor that it holds, or another object."""
     places: dict[Node, _Reference] = {}
     calls: list[tuple] = []
+    rounded: set[int] = set()
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, Node):
@@ -63,9 +66,11 @@ def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
 
     for node in graph.graph.nodes:
         if node.op == "call_function":
+            if node.meta.get(ROUNDED):
+                rounded.add(len(calls))
             calls.append(tree_map(value, (node.target, tuple(node.args), dict(node.kwargs))))
         elif node.op == "output":
-            return Described(inputs, calls, tree_map(value, node.args[0]))
+            return Described(inputs, calls, tree_map(value, node.args[0]), frozenset(rounded))
         elif node.op != "placeholder":
             raise NotImplementedError(f"a graph that holds {node.target} stays in its process")
         places[node] = _Reference(len(places))
@@ -82,8 +87,10 @@ def rebuild(described: Described) -> tuple[GraphModule, list[torch.Tensor], Fake
             return nodes[leaf.place]
         return leaf.find() if isinstance(leaf, _Operator) else leaf
 
-    for call in described.calls:
+    for place, call in enumerate(described.calls):
         nodes.append(graph.call_function(*tree_map(value, call)))
+        if place in described.rounded:
+            nodes[-1].meta[ROUNDED] = True
     graph.output(tree_map(value, described.output))
     module = GraphModule(torch.nn.Module(), graph)
     fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)

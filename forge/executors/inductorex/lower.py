@@ -31,7 +31,7 @@ from forge.executors.claim import claim
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.inductorex import ahead, barriers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
-from forge.executors.inductorex.graphs import describe
+from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
 from forge.executors.layout import ATTENTION, Layout, Layouts, paired, same
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
@@ -116,6 +116,24 @@ _INDEXED = frozenset(
         aten.take,
     }
 )
+# of half precision, Inductor's loops round where torch's kernels do not, or the other way round
+_ROUNDED_OTHERWISE = frozenset(
+    {
+        aten._log_softmax,
+        aten.glu,
+        aten.glu_backward,
+        aten.huber_loss_backward,
+        aten.logsumexp,
+        aten.mse_loss_backward,
+        aten.pow,
+        aten.prod,
+        aten.xlogy,
+    }
+)
+_FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # torch's kernels for a CPU round each
+_ROUND_NUMBERS = frozenset({aten.add, aten.sub, aten.rsub})  # torch's kernels round those that they are given first
+_EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
+_HALVES = (torch.bfloat16, torch.float16)
 # strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time; a kernel that
 # reduces rows and columns at once leaves results unwritten that lie in another one's memory (torch's issue 193061)
 _OFF = ("size_asserts", "alignment_asserts", "graph_partition", "triton.mix_order_reduction")
@@ -126,9 +144,9 @@ _lock = new_lock()
 ahead.remember()
 
 
-def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
+def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> Decision:
     """Whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as a part
-    of a whole program, ones that it calls."""
+    of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _given(bound)):  # what attention keeps
         return whole or decline("it reads what is no tensor")
     operators = _operators(bound)
@@ -145,7 +163,59 @@ def takes(bound: BoundSymbol, *, whole: bool = False) -> Decision:
             return decline(f"{operator} of integers raises where it divides by zero")
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
             return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
+    return _rounds_alike(bound, operators) if rounds and _is_half(bound) else True
+
+
+def _is_half(bound: BoundSymbol) -> bool:
+    return any(proxy.dtype in _HALVES for proxy in tensors((bound.args, bound.kwargs, bound.output)))
+
+
+def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
+    """Whether Inductor's loops for a call of half precision round where torch's kernels do."""
+    if TORCH < (2, 13) and _is_on_cpu(bound):
+        return decline("before torch 2.13, Inductor's C++ does not round as eager does", parts=False)
+    for operator in operators:
+        if _rounds_otherwise(bound, operator.overloadpacket):
+            return decline(f"Inductor's loops for {operator} round otherwise than torch's kernel", parts=False)
+    region = Trace("region")
+    region.inputs, region.output = _given(bound), tuple(tensors(bound.output))
+    region.bound_symbols.append(bound)
+    try:
+        with _alone():
+            graph, _ = _graph_of(region, Layouts(region.inputs), rounds=True)
+    except Undecided:
+        raise
+    except Exception as error:
+        return decline(f"it has no graph: {in_one_line(error)}")
+    inner = next(filter(_rounds_within, graph.graph.nodes), None)
+    if inner is not None:
+        return decline(f"Inductor makes {inner.target} and others of it, which each round", parts=False)
     return True
+
+
+def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
+    """Return whether Inductor's loops for an operator are known to round elsewhere than torch's kernel."""
+    (dtype, *_) = [proxy.dtype for proxy in tensors((bound.args, bound.kwargs, bound.output)) if proxy.dtype in _HALVES]
+    if operator in _FLOAT16_BY_STEPS and dtype == torch.float16 and _is_on_cpu(bound):
+        return True
+    if operator not in _ROUND_NUMBERS:
+        return operator in _ROUNDED_OTHERWISE
+    numbers = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, float)]
+    return any(torch.tensor(each, dtype=dtype).item() != each for each in numbers)
+
+
+def _rounds_within(node: torch.fx.Node) -> bool:
+    """Return whether a node gives a value of half precision that an operator's decomposition goes on with: torch's
+    kernel, which is one, does not round it."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype not in _HALVES:
+        return False
+    return not (node.meta.get(ROUNDED) or _is_exact(node)) and any(user.op != "output" for user in node.users)
+
+
+def _is_exact(node: torch.fx.Node) -> bool:
+    """Return whether a call gives values that it is given, or constants."""
+    return _is_view(node) or getattr(node.target, "overloadpacket", None) in _EXACT
 
 
 def _mixes_dtypes(bound: BoundSymbol, operator: Any) -> bool:
@@ -231,15 +301,18 @@ def count_kernels(bound: BoundSymbol) -> int:
     return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])
 
 
-def compile_region(region: Trace, codegen: "Codegen | None" = None, *, whole: bool = False) -> Callable | Declined:
+def compile_region(
+    region: Trace, codegen: "Codegen | None" = None, *, whole: bool = False, rounds: bool = False
+) -> Callable | Declined:
     """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails.
 
-    codegen: makes the function of the lowered graph; Inductor by default.
+    codegen: makes the function of the lowered graph; Inductor by default. rounds: each value of half precision is
+    rounded to its dtype, as torch's functions do.
     """
     try:
         layouts = Layouts(region.inputs)
         with _alone():
-            graph, given = _graph_of(region, layouts)
+            graph, given = _graph_of(region, layouts, rounds=rounds)
             return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region, given), whole=whole)
     except (Undecided, CheckError):
         raise
@@ -265,7 +338,7 @@ def generate(
 Codegen = Callable[..., Callable | Declined]  # of the arguments of `generate`
 
 
-def compile_region_elsewhere(region: Trace, start: Callable = Compilation) -> Any | Declined:
+def compile_region_elsewhere(region: Trace, start: Callable = Compilation, *, rounds: bool = False) -> Any | Declined:
     """`compile_region` of a whole program by another process. What it returns can be called once it is complete.
 
     start: is given the described graph, and the strides of results where the graph gives others.
@@ -273,7 +346,7 @@ def compile_region_elsewhere(region: Trace, start: Callable = Compilation) -> An
     try:
         layouts = Layouts(region.inputs)
         with _alone():
-            graph, given = _graph_of(region, layouts)
+            graph, given = _graph_of(region, layouts, rounds=rounds)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
             return decline("its lengths are not known")
@@ -292,8 +365,9 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """The region as a graph of aten operators, and the stand-ins for its inputs that it was traced with."""
+def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds: its
+    nodes say which values torch's functions would have rounded."""
     calls = claim_by_torch(region.bound_symbols)
     names = region.input_names
 
@@ -305,7 +379,7 @@ def _graph_of(region: Trace, layouts: Layouts) -> tuple[torch.fx.GraphModule, li
             known.update((leaf.name, value) for leaf, value in paired(call.output, result) if isinstance(leaf, Proxy))
         return [known[proxy.name] for proxy in region.output]
 
-    with layouts.fake:
+    with layouts.fake, inductor_config.patch(emulate_precision_casts=rounds):
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
         graph = make_fx(run, decomposition_table=_decompositions())(*given)
     for node in graph.graph.nodes:
@@ -368,11 +442,12 @@ def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any])
 
 def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:
     """Inductor computes in float32 what is of half precision, which is within the rounding of its calls; but a program
-    that converts to a narrower dtype and back asks for the rounding itself."""
+    that converts to a narrower dtype and back asks for the rounding itself, and a graph may say what is rounded."""
     rounded = [node for node in graph.graph.nodes if _is_narrowing(node) and _is_widened(node)]
     if TORCH < (2, 13) and any(node.meta["val"].device.type == "cpu" for node in rounded):
         raise NotImplementedError("before torch 2.13, its C++ forgets the rounding of a conversion there and back")
-    return {"emulate_precision_casts": True} if rounded else {}
+    marked = any(node.meta.get(ROUNDED) for node in graph.graph.nodes)
+    return {"emulate_precision_casts": True} if rounded or marked else {}
 
 
 def _is_widened(node: torch.fx.Node) -> bool:
@@ -410,13 +485,14 @@ def _binding(given: list[Any]) -> dict[str, bool]:
     return {"size_asserts": True}
 
 
-def _not_in_its_key(given: list[Any], fake: FakeTensorMode) -> tuple:
-    """What Inductor compiles for and does not look at when it finds a graph in its cache: the default dtype (torch
-    2.11), the bounds of lengths that values decide, which it asserts and simplifies by, and the symbols that its code
-    defines."""
+def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode) -> tuple:
+    """What Inductor compiles for and does not look at when it finds a graph in its cache: which nodes round, the
+    default dtype (torch 2.11), the bounds of lengths that values decide, which it asserts and simplifies by, and the
+    symbols that its code defines."""
     ranges = fake.shape_env.var_to_range
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
-    return "with barriers", torch.get_default_dtype(), *bounds, *sizes_of(given)
+    rounded = tuple(place for place, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
+    return "with barriers", rounded, torch.get_default_dtype(), *bounds, *sizes_of(given)
 
 
 def _value(known: dict[str, Any], leaf: Any) -> Any:
@@ -433,7 +509,7 @@ def compile_graph(
     with (
         tracing(TracingContext(fake)),
         barriers.inserted(),
-        compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(given, fake)}"),
+        compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
         inductor_config.patch(

@@ -1,0 +1,162 @@
+"""forge.jit(numerics="eager"): regions of half precision give what torch's functions give, bit for bit."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cache.support import is_hit
+from torch import nn
+
+import forge
+from forge.executors import FusionExecutor
+from forge.ir.versions import TORCH
+
+EXECUTORS = ["inductor", "torch"]
+ROUNDS = TORCH >= (2, 13)  # Inductor's C++: before, all of it is torch's
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cosine + torch.cat((-second, first), -1) * sine
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+PROGRAMS: dict[str, Callable] = {
+    "sums": lambda x, y, w: ((x + y) + w) * 0.3 + x,
+    "curves": lambda x, y, w: (x.exp() + y.cos().sin() + w.erf()) * x / 3,
+    "gated": lambda x, y, w: F.silu(x) * y * w + F.gelu(x, approximate="tanh"),
+    "rotated": lambda x, y, w: rotated(x * w, y, w),
+    "normed": lambda x, y, w: normed(x + y, w) + x,
+    "softmax": lambda x, y, w: (x * y).softmax(-1) * w,
+    "centred": lambda x, y, w: (x - (x * y).sum(-1, keepdim=True)) * w,
+    "largest": lambda x, y, w: (x * y).amax(-1, keepdim=True) * w + x,
+    "wide in between": lambda x, y, w: ((x * w).float() * y.float()).to(x.dtype) * w + x,
+    "chosen": lambda x, y, w: torch.where(x > 0, x * 1.7, y * w) + x.clamp(-1, 1) * w,
+    # torch's kernels round once, where Inductor's loops would do so more often, or not at all
+    "powers": lambda x, y, w: ((x.abs() + 0.1) ** 1.7 * y + x**3) * w,
+    "scaled": lambda x, y, w: torch.add(x, y, alpha=0.7) * w - x,
+    "halves": lambda x, y, w: F.glu(torch.cat((x * w, y), -1)) * x,
+    "interpolated": lambda x, y, w: torch.lerp(x * w, y, 0.3) * w + torch.addcmul(x, y, w, value=0.7),
+    "log_softmax": lambda x, y, w: (x * y).log_softmax(-1) * w,
+}
+
+EXPONENTIALS = {
+    "softmax",
+    "log_softmax",
+}  # whose approximation differs in the last place, and rarely where it is rounded
+
+
+def inputs(dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in ((33, 64), (33, 64), (64,))]
+
+
+def flow(function: Callable, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The result and the gradients."""
+    result = function(*given)
+    gradient = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype)
+    return [result.detach(), *torch.autograd.grad(result, given, gradient)]
+
+
+def differences(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> list[int]:
+    return [int((one != other).sum()) for one, other in zip(actual, expected, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_region_gives_what_torchs_functions_give(name: str, dtype: torch.dtype) -> None:
+    given = inputs(dtype)
+    jitted = forge.jit(PROGRAMS[name], executors=EXECUTORS, numerics="eager", cache=False)
+    unfused = forge.jit(PROGRAMS[name], executors=["torch"], cache=False)
+    found = flow(jitted, given)
+    few = 3 if name in EXPONENTIALS else 0
+    assert max(differences(found, flow(unfused, given))) <= few
+    assert differences(found[:1], [PROGRAMS[name](*given)])[0] <= few
+    assert ("inductor" in forge.explain(jitted).executors) is ROUNDS
+    assert "numerics: eager" in str(forge.explain(jitted))
+
+
+def test_fast_numerics_round_results_alone() -> None:
+    given = inputs(torch.bfloat16)
+    jitted = forge.jit(PROGRAMS["sums"], executors=EXECUTORS, cache=False)
+    assert differences(flow(jitted, given), flow(PROGRAMS["sums"], given))[0] > 100
+    assert "numerics:" not in str(forge.explain(jitted))
+
+
+@pytest.mark.skipif(not ROUNDS, reason="before torch 2.13, no region on a CPU rounds so")
+def test_an_artifact_that_rounds_is_another_one() -> None:
+    """One graph, which asks for roundings by itself where it converts there and back."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return ((x * 3 + 1) * x).bfloat16().float() * 2 + (x.bfloat16() * 1.1 + 0.5).float()
+
+    x = torch.randn(33, 64)
+    for numerics in ("fast", "eager", "fast", "eager"):
+        torch._dynamo.reset()
+        found = forge.jit(program, executors=EXECUTORS, numerics=numerics, cache=False)(x)
+        assert torch.equal(found, program(x)) is (numerics == "eager")
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * 0.7 + x
+        return x
+
+
+@pytest.mark.skipif(not ROUNDS, reason="before torch 2.13, no region on a CPU rounds so")
+def test_larger_regions_round_too() -> None:
+    module, x = Chain().bfloat16(), torch.randn(64, 8, dtype=torch.bfloat16)
+    jitted = forge.jit(module, executors=EXECUTORS, numerics="eager", cache=False)
+    with torch.no_grad():
+        jitted(x)
+        assert forge.finish_compiling(jitted, timeout=300.0)
+        assert set(forge.explain(jitted).executors) == {"inductor-whole"}
+        assert torch.equal(jitted(x), module(x))
+
+
+def test_a_program_on_disk_is_of_its_numerics(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
+    module = Chain().bfloat16()
+
+    def use(jitted: Callable) -> None:
+        with torch.no_grad():
+            x = torch.linspace(-1, 1, 512).view(64, 8).bfloat16()
+            assert torch.equal(jitted(x), module(x)) is (forge.explain(jitted).numerics == "eager")
+
+    for numerics in ("eager", "fast"):
+        options = {"executors": EXECUTORS, "numerics": numerics}
+        assert not is_hit(lambda: copy.deepcopy(module), use, **options)
+        assert is_hit(lambda: copy.deepcopy(module), use, **options)
+
+
+def test_unknown_numerics_are_refused() -> None:
+    with pytest.raises(ValueError, match="numerics is 'exact', but must be one of fast, eager"):
+        forge.jit(torch.sin, numerics="exact")
+
+
+def test_an_executor_whose_regions_cannot_round_is_refused() -> None:
+    class Fuser(FusionExecutor):
+        pass
+
+    with pytest.raises(ValueError, match="executor mine has no regions that round as eager does"):
+        forge.jit(torch.sin, executors=[Fuser("mine"), "torch"], numerics="eager")
+
+
+def test_torch_compile_takes_the_option() -> None:
+    given = inputs(torch.bfloat16)
+    options = {"executors": EXECUTORS, "numerics": "eager", "cache": False}
+    compiled = torch.compile(PROGRAMS["sums"], backend="forge", options=options)
+    assert torch.equal(compiled(*given), PROGRAMS["sums"](*given))
