@@ -37,7 +37,7 @@ from forge.executors.layout import ATTENTION, Layout, Layouts, paired, same
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
-from forge.ir.pytree import leaves, tensors, tree_map
+from forge.ir.pytree import leaves, proxies, tensors, tree_map
 from forge.ir.undecided import Undecided
 from forge.ir.versions import TORCH
 
@@ -250,7 +250,8 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
         layouts.add(proxy)
     found: list[Any] = []
     for call in calls:
-        inside = not all(name in layouts.values for name in call.inputs)  # a constant that the call's body alone reads
+        read = [proxy.name for proxy in proxies((call.args, call.kwargs))]
+        inside = not layouts.values.keys() >= set(read)  # a constant that the call's body alone reads
         ran = None if inside else layouts.run(call)
         if ran is None or not ran.known:
             return None

@@ -143,6 +143,20 @@ def test_a_backward_knows_the_lengths_of_which_only_strides_are_made(failures: l
     assert not failures
 
 
+def test_calls_that_read_a_length_are_in_regions() -> None:
+    def sized(x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        return (
+            x.view(-1, 2).sin().reshape(n, 4).expand(2, n, 4).cos() + torch.arange(n)[:, None] + torch.full((n, 4), 2)
+        )
+
+    jitted = forge.jit(sized, dynamic=True)
+    for length in (6, 8):
+        x = torch.randn(length, 4)
+        torch.testing.assert_close(jitted(x), sized(x))
+    assert {row.executor for row in forge.explain(jitted).rows} == {"inductor"}
+
+
 # two lengths that turn out to be one
 
 
