@@ -53,8 +53,12 @@ class Layout(NamedTuple):
 
     @classmethod
     def promised(cls, proxy: TensorProxy) -> "Layout":
-        """What is promised of a value whose strides are not known: that it is contiguous."""
-        return cls(tuple(proxy.shape), contiguous(proxy.shape), proxy.dtype, proxy.device)
+        """What is promised of a value whose strides are not known: those that its meta function names, else that it is
+        contiguous."""
+        shape, strides = tuple(proxy.shape), proxy.strides
+        if strides is None or _is_expanded(strides):
+            strides = contiguous(shape)
+        return cls(shape, tuple(strides), proxy.dtype, proxy.device)
 
 
 UNKNOWN = object()  # stands for a value that is no tensor and is made when the program runs
@@ -166,7 +170,7 @@ class Layouts:
         elif isinstance(proxy, TensorProxy):
             self._see(proxy.shape)
             known = self.values.get(like.name) if like is not None else None
-            if isinstance(known, Layout) and 0 not in known.strides:  # no memory is written to twice
+            if isinstance(known, Layout) and not _is_expanded(known.strides):
                 self.values[proxy.name] = known
                 self.uncertain.add(proxy.name)
             elif proxy.strides is None:
@@ -337,6 +341,11 @@ def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
 def same(one: tuple[Dim, ...], other: tuple[Dim, ...] | None) -> bool:
     """Return whether sizes or strides are the same whatever the symbols in them are; nothing is guarded."""
     return key_of(one) == key_of(other)
+
+
+def _is_expanded(strides: Iterable[Dim]) -> bool:
+    """Return whether elements share memory, which cannot be promised: a copy would write to it twice."""
+    return any(isinstance(step, int) and step == 0 for step in strides)
 
 
 def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -77,7 +77,7 @@ def _as_strided_meta(
     Shapes: out has `size`. Source: torch.as_strided, relative to x.
     """
     check_tensor("prims.as_strided", x=x)
-    return like(x, shape=size)
+    return current_trace().tensor(size, x.dtype, x.device, strides=tuple(stride))
 
 
 as_strided = make_prim("as_strided", "as_strided", meta=_as_strided_meta, tags=[Tag.VIEW])
