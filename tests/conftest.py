@@ -5,11 +5,15 @@ One thing is different: FORGE_CHECK=regions has torch's operators run each regio
 be compiled for, since compiling all regions would take hours. Tests of what Inductor generates ask for the fixture
 `compiled_regions`. The programs are kept in a folder of the test run's own, never in a user's home. The last lines of a
 run say how many tests compiled programs with regions.
+
+A region that Inductor cannot compile is replaced by torch's calls, so that results are right; a test in which that
+happens fails, unless it has the marker `failing_regions`.
 """
 
 import importlib
 import os
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except Exception:
         pytest.exit(f"forge cannot be imported:\n{traceback.format_exc()}", returncode=pytest.ExitCode.USAGE_ERROR)
     claim.fuse_regions = _counted(claim.fuse_regions)
+    waits = importlib.import_module("forge.executors.inductorex.waits")
+    waits.notice = _recorded(waits.notice)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _regions: list[int] = []  # how many each trace was cut into, while one test runs
 _with_regions: set[str] = set()
+_errors: list[Exception] = []  # of regions that Inductor could not compile, while one test runs
 
 
 def _counted(fuse_regions: Callable) -> Callable:
@@ -63,14 +70,33 @@ def _counted(fuse_regions: Callable) -> Callable:
     return fuse_and_count
 
 
+def _recorded(notice: Callable) -> Callable:
+    def record(error: Exception) -> None:
+        _errors.append(error)
+        notice(error)
+
+    return record
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     _regions.clear()
+    _errors.clear()
     try:
-        return (yield)
+        outcome = yield
     finally:
         if any(_regions):
             item.user_properties.append(("regions", sum(_regions)))
+    if _errors and item.get_closest_marker("failing_regions") is None:
+        raise AssertionError(f"Inductor could not compile a region: {_errors[0]}") from _errors[0]
+    return outcome
+
+
+@pytest.fixture(autouse=True)
+def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region that fails in one test keeps no program of another from being written to disk."""
+    waits = importlib.import_module("forge.executors.inductorex.waits")
+    monkeypatch.setattr(waits, "_noticed", threading.Lock())
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

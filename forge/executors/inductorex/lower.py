@@ -25,6 +25,8 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from forge.executors.checked import CheckError
 from forge.executors.claim import claim
@@ -374,8 +376,9 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
 
     def run(*given: Any) -> list[torch.Tensor]:
         known = dict(zip(names, given, strict=True))
+        symbols = {each.node.expr: each for each in given if isinstance(each, torch.SymInt)}
         for call in calls:
-            args, kwargs = tree_map(partial(_value, known), (tuple(call.args), call.kwargs))
+            args, kwargs = tree_map(partial(_value, known, symbols), (tuple(call.args), call.kwargs))
             result = call.symbol.op(*args, **kwargs)
             known.update((leaf.name, value) for leaf, value in paired(call.output, result) if isinstance(leaf, Proxy))
         return [known[proxy.name] for proxy in region.output]
@@ -496,7 +499,11 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     return "with barriers", rounded, torch.get_default_dtype(), *bounds, *sizes_of(given)
 
 
-def _value(known: dict[str, Any], leaf: Any) -> Any:
+def _value(known: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
+    """An argument's value in the graph. An expression of lengths is computed there: make_fx knows a length by the calls
+    that made it."""
+    if isinstance(leaf, torch.SymInt) and symbols.keys() >= leaf.node.expr.free_symbols:
+        return sympy_interp(PythonReferenceAnalysis, symbols, leaf.node.expr)
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf
 
 

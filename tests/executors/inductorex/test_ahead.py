@@ -66,6 +66,7 @@ def test_nobody_asks_where_nothing_shall_run_in_the_background(
     assert not any(asking)
 
 
+@pytest.mark.failing_regions
 def test_who_compiles_asks_again_after_a_failure(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError("there is no room")

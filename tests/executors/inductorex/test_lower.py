@@ -76,6 +76,25 @@ def test_a_symbolic_backward_with_products_of_lengths_is_right() -> None:
     jitted = forge.jit(attend, executors=EXECUTORS, dynamic=True)
     for shape in ((2, 3, 4), (3, 5, 7)):
         assert_as_eager(jitted, attend, torch.randn(shape))
+    assert fused(jitted) == 2
+
+
+POWERS = {
+    "a square": lambda x: (x * 2).exp() / x.numel() ** 2,
+    "a mean over two dims": lambda x: (x @ x.mT).softmax(-1).mean((0, 1)) * x.shape[0],
+    "a variance of products": lambda x: (x * 2).reshape(-1, x.shape[-1]).var(0) * (x.shape[0] ** 3),
+    "the larger length": lambda x: (x + 1).exp() * max(x.shape[0], x.shape[1]) ** 2,
+    "a rounded half": lambda x: (x + 1).exp() * (x.shape[0] // 2 + x.shape[1] % 3) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_expressions_of_lengths_are_computed_in_regions(name: str) -> None:
+    function = POWERS[name]
+    jitted = forge.jit(function, executors=EXECUTORS, dynamic=True)
+    for shape in ((4, 3, 5), (6, 7, 2)):
+        assert_as_eager(jitted, function, torch.randn(shape))
+    assert fused(jitted) > 0
 
 
 @pytest.mark.parametrize(
