@@ -8,6 +8,7 @@ comes from outside; `restrided` keeps such a promise when the program runs.
 """
 
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -268,7 +269,7 @@ class Layouts:
             return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
 
         try:
-            with _lock, quiet(), _disable_current_modes(), torch.no_grad(), self.fake:
+            with _lock, quiet(), _disable_current_modes(), torch.no_grad(), self.fake, self._values_unknown():
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
                 with _Operators(counts=not self.is_symbolic) as operators:
                     result = call.symbol.op(*args, **kwargs)
@@ -278,6 +279,10 @@ class Layouts:
                 return _ran(call, result, given, operators)
         except Exception:  # it needs values, or knows nothing of tensors without them
             return self._promised(call)
+
+    def _values_unknown(self) -> AbstractContextManager:
+        """Numbers that a call reads of tensors (an index without dims) are not looked for in what is traced next."""
+        return self.fake.shape_env.ignore_fresh_unbacked_symbols()
 
     def _promised(self, call: BoundSymbol) -> Ran:
         outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]

@@ -79,6 +79,24 @@ def test_a_symbolic_backward_with_products_of_lengths_is_right() -> None:
     assert fused(jitted) == 2
 
 
+WITHOUT_DIMS = {
+    "an element": lambda x, i, j: (x * 2)[i, j].exp() + 1,
+    "a row": lambda x, i, j: (x[i] * 2 + 1).exp() * x.sum(),
+    "a written element": lambda x, i, j: ((x * 2).index_put((i, j), x[j, i]) + 1).exp() * 2,
+    "a position": lambda x, i, j: (x.select(0, 1)[i] + 1).exp() * 2,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DIMS)
+def test_regions_beside_an_index_that_is_a_tensor_without_dims(name: str) -> None:
+    """Its value is a symbol where layouts are computed, which is not one of the regions'."""
+    function = WITHOUT_DIMS[name]
+    jitted = forge.jit(function, executors=EXECUTORS)
+    x, i, j = torch.randn(4, 5, 3), torch.tensor(1), torch.tensor(2)
+    torch.testing.assert_close(jitted(x, i, j), function(x, i, j))
+    assert fused(jitted) > 0
+
+
 POWERS = {
     "a square": lambda x: (x * 2).exp() / x.numel() ** 2,
     "a mean over two dims": lambda x: (x @ x.mT).softmax(-1).mean((0, 1)) * x.shape[0],
