@@ -205,6 +205,7 @@ def check_region(
 
     Declined where the graph reads an object that has no name.
     """
+    _count_from_inputs(graph.graph)
     for node in list(graph.graph.nodes):
         if getattr(node.target, "overloadpacket", None) in _EMPTY:
             with graph.graph.inserting_after(node):
@@ -223,6 +224,25 @@ def check_region(
     ]
     edges = tuple(Promise.of(each) if isinstance(each, torch.Tensor) else _size(each) for each in inputs)
     return CheckedRegion(python.src, scope, edges, tuple(promised), strides, constants)
+
+
+def _count_from_inputs(graph: torch.fx.Graph) -> None:
+    """Have as_strided count from an input's first element, as Inductor's code does, which is given addresses."""
+    inputs = {
+        node.meta["val"].untyped_storage()._cdata: node
+        for node in graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        base = inputs.get(node.args[0].meta["val"].untyped_storage()._cdata)
+        if base is not None and len(node.args) == 4:
+            node.target, node.args = as_strided_of, (base, *node.args)
+
+
+def as_strided_of(base: torch.Tensor, x: torch.Tensor, size: Any, stride: Any, storage_offset: int) -> torch.Tensor:
+    """Return torch.as_strided of `x`, a view of `base`; storage_offset counts from the first element of `base`."""
+    before = base.storage_offset() * base.element_size() // x.element_size()
+    return x.as_strided(size, stride, before + storage_offset)
 
 
 class CheckedProgram:

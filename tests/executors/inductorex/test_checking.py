@@ -202,6 +202,23 @@ def test_a_kernel_whose_strides_are_unknown_gets_random_ones_before_a_region_rea
     assert len(set(seen)) > 1
 
 
+STRIDED = {
+    "transposed": lambda x: x.t().as_strided((2, 2), (1, 2)).cos() * 2,
+    "a row": lambda x: x[1].as_strided((2,), (2,)).exp() + 1,
+    "windows": lambda x: x.view(-1).unfold(0, 3, 2).sin() * 2,
+    "of a value": lambda x: (x * 2).t().as_strided((2, 2), (1, 2)).cos() + 1,
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_as_strided_counts_from_an_input_that_begins_further_on_in_its_memory(name):
+    function, memory = STRIDED[name], torch.arange(1.0, 25.0)
+    jitted = forge.jit(function, check="regions")
+    for start in (0, 4, 2):
+        x = memory[start : start + 8].view(2, 4)
+        assert_close(jitted(x), function(x))
+
+
 def test_a_small_program_gets_its_larger_region_at_once(monkeypatch):
     monkeypatch.delenv("FORGE_BACKGROUND", raising=False)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).requires_grad_(False)
