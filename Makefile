@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns models sweep test-gpu clean
+.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns models sweep test-gpu fuzz clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,12 @@ sweep: $(INSTALLED)
 MINUTES ?= 25
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m tests.gpu --minutes $(MINUTES) --write docs/verification.md
+
+# random programs in the default configuration against eager: make fuzz MINUTES=60 SEED=0
+SEED ?= 0
+fuzz: MINUTES = 60
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 # downloads each version of the kernels library that pyproject.toml allows
 test-kernels-versions: $(INSTALLED)

@@ -1,0 +1,253 @@
+"""A program under `forge.jit` against eager: values, dtypes, strides, aliases, writes to inputs, gradients and errors.
+
+The bound of a tensor is twice its distance in eager from a run in float64, and a few units of the dtype. Where forge is
+outside of it, the run in float64 is repeated with each value off by a rounding of the coarsest dtype. A result that
+moves as far as forge's is ill conditioned, and its difference is no mistake.
+"""
+
+import itertools
+import linecache
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import forge
+from tests.fuzz.programs import Line, Program
+
+UNITS = 16  # of the dtype's eps, of the largest value: what a sum in another order may be off by
+NUDGES = 8
+FORWARD, AFTER = "forward", "after"
+
+
+class Difference(AssertionError):
+    """Something that forge and eager do not agree on."""
+
+
+@dataclass
+class Outcome:
+    """A call: results, the inputs as they are after it, the gradients; or the error and how far the call came."""
+
+    results: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    error: Exception | None = None
+    phase: str = ""
+    aliases: frozenset = frozenset()
+    requires_grad: tuple[bool, ...] = ()
+    strides: tuple = ()
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        return {
+            **{f"result {i}": each for i, each in enumerate(self.results)},
+            **{f"input {i} after the call": each for i, each in enumerate(self.inputs)},
+            **{f"gradient of input {i}": each.grad for i, each in enumerate(self.inputs)},
+        }
+
+
+_files = itertools.count()
+
+
+def defined(source: str, name: str, scope: dict[str, Any] | None = None) -> Callable:
+    """Return the function of this name that the source defines, whose lines tracebacks can show."""
+    scope = {"torch": torch, "__name__": "__main__", **(scope or {})}
+    file = f"<fuzz {next(_files)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), scope)
+    return scope[name]
+
+
+def check(program: Program) -> str:
+    """Run the program with all its lengths. Return how far eager came. Raises Difference."""
+    torch._dynamo.reset()
+    make = defined(program.maker(), "make")
+    eager, jitted = defined(program.source(), "f"), forge.jit(defined(program.source(), "f"))
+    verdict = "agrees"
+    for sizes in program.sizes:
+        expected = _called(program, eager, make(*sizes))
+        actual = _called(program, jitted, make(*sizes))
+        try:
+            if (said := _compare(program, sizes, expected, actual)) != "agrees":
+                verdict = said
+        except Difference as difference:
+            raise Difference(f"lengths {sizes}: {difference}") from actual.error
+    return verdict
+
+
+def _called(program: Program, f: Callable, inputs: list[torch.Tensor]) -> Outcome:
+    outcome = Outcome([], inputs, phase=FORWARD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            outcome.results = out = f(*inputs)
+            outcome.phase = AFTER
+            outcome.aliases = _aliases([*out, *inputs])
+            outcome.requires_grad = tuple(each.requires_grad for each in out)
+            outcome.strides = tuple(_strides(each) for each in out)
+            scope = {
+                "out": out,
+                "torch": torch,
+                **{each.name: x for each, x in zip(program.inputs, inputs, strict=True)},
+            }
+            for each in program.after:
+                exec(each, scope)
+            used = [out[i] for i in program.used if out[i].requires_grad]
+            if used:
+                weighted = (v * torch.cos(torch.arange(v.numel()).view(v.shape)) for v in used)
+                sum(v.sum() for v in weighted).backward()
+            outcome.phase = ""
+        except Exception as error:
+            outcome.error = error
+    return outcome
+
+
+def _aliases(tensors: list[torch.Tensor]) -> frozenset:
+    """Return which of the tensors share memory, where, and which are one object."""
+    found = set()
+    for (i, x), (j, y) in itertools.combinations(enumerate(tensors), 2):
+        if x is y:
+            found.add((i, j, "same object"))
+        elif x.numel() and y.numel() and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr():
+            found.add((i, j, x.storage_offset() - y.storage_offset()))
+    return frozenset(found)
+
+
+def _strides(x: torch.Tensor) -> tuple[int, ...]:
+    if x.numel() == 0:
+        return ()
+    return tuple(stride for length, stride in zip(x.shape, x.stride(), strict=True) if length > 1)
+
+
+def _compare(program: Program, sizes: tuple[int, int], expected: Outcome, actual: Outcome) -> str:
+    if expected.error is not None and expected.phase == FORWARD:
+        if actual.error is None:
+            raise Difference(f"eager raises {expected.error!r}, forge nothing")
+        return "raises"
+    if actual.error is not None and (expected.error is None or actual.phase == FORWARD):
+        raise Difference(f"forge raises {type(actual.error).__name__}: {str(actual.error)[:2000]}")
+    for what in ("aliases", "requires_grad", "strides"):
+        if getattr(actual, what) != getattr(expected, what):
+            _report = {"eager": getattr(expected, what), "forge": getattr(actual, what)}
+            raise Difference(f"{what}: {_report}")
+    if expected.error is not None:
+        return "raises in the backward"
+    outside = {}
+    for name, wanted in expected.tensors.items():
+        found = actual.tensors[name]
+        if (found is None) != (wanted is None):
+            raise Difference(f"{name}: forge has {found}, eager {wanted}")
+        if wanted is None:
+            continue
+        if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+            raise Difference(f"{name}: {found.dtype}{list(found.shape)}, eager {wanted.dtype}{list(wanted.shape)}")
+        if not torch.equal(found.detach(), wanted.detach()):
+            outside[name] = found.detach(), wanted.detach()
+    if outside:
+        _judge(program, sizes, outside)
+    return "agrees"
+
+
+def _judge(program: Program, sizes: tuple[int, int], outside: dict) -> None:
+    """Raises Difference for a tensor that is farther from the run in float64 than eager and its conditioning allow."""
+    reference = _in_double(program, sizes, 0.0)
+    nudged: list | None = None
+    for name, (found, wanted) in outside.items():
+        exact = reference.tensors.get(name)
+        if reference.error is not None or exact is None or exact.shape != found.shape:
+            return  # e.g. a view that float64 cannot have
+        eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+        found, wanted, exact = found.double(), wanted.double(), exact.detach().double()
+        usable = wanted.isfinite() & exact.isfinite() & (exact.abs() < 3e4)
+        far, bound = _distances(found, wanted, exact, usable, eps)
+        if bool((far <= bound).all()):
+            continue
+        nudged = nudged or [_in_double(program, sizes, _coarsest(program), seed) for seed in range(NUDGES)]
+        moved = [each.tensors[name].detach().double() for each in nudged if each.error is None]
+        if len(moved) < NUDGES:
+            return
+        spread = torch.stack([(each - exact).abs() for each in moved]).nan_to_num(torch.inf).amax(0)
+        bound = bound + 4 * spread.max() if eps else bound + torch.inf * (spread != 0).nan_to_num()
+        if not bool((far <= bound.nan_to_num(torch.inf)).all()):
+            worst = (far - bound).argmax()
+            raise Difference(
+                f"{name}: forge {found.flatten()[worst]:.6g}, eager {wanted.flatten()[worst]:.6g}, float64 "
+                f"{exact.flatten()[worst]:.6g}; off by {far.max():.3g}, allowed {bound.flatten()[worst]:.3g}"
+            )
+
+
+def _distances(found: Any, wanted: Any, exact: Any, usable: Any, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    far = torch.where(usable, (found - exact).abs().nan_to_num(torch.inf), 0.0)
+    theirs = torch.where(usable, (wanted - exact).abs(), 0.0)
+    scale = torch.where(usable, exact.abs(), 0.0).max()
+    return far, (2 * theirs.max() + UNITS * eps * scale).expand_as(far) if eps else theirs
+
+
+def _coarsest(program: Program) -> float:
+    text = program.source() + program.maker()
+    halves = [torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16) if str(dtype) in text]
+    return max([torch.finfo(torch.float32).eps, *halves])
+
+
+class _Nudge(torch.autograd.Function):
+    """The value, and its gradient, off by a rounding."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, eps: float) -> torch.Tensor:
+        ctx.eps = eps
+        return _off(x, eps)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _off(g, ctx.eps), None
+
+
+def _off(x: torch.Tensor, eps: float) -> torch.Tensor:
+    if not x.numel():
+        return x.clone()
+    return x * (1 + eps * _signs(x)) + eps * x.abs().max() * _signs(x)
+
+
+def _signs(x: torch.Tensor) -> torch.Tensor:
+    return torch.randint_like(x, 0, 2) * 2 - 1
+
+
+def _in_double(program: Program, sizes: tuple[int, int], eps: float, seed: int = 0) -> Outcome:
+    """Return what eager gives with each float in float64, each value off by a rounding `eps` of it."""
+    inputs = defined(program.maker(), "make")(*sizes)
+    torch.manual_seed(seed + 1)
+    with torch.no_grad():
+        inputs = [
+            (_off(x.double(), eps) if eps else x.double()).requires_grad_(x.requires_grad)
+            if x.is_floating_point()
+            else x
+            for x in inputs
+        ]
+
+    def nudge(x: Any) -> Any:
+        if not eps or not x.is_floating_point() or x._is_view():
+            return x
+        if any(x.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in inputs):
+            return x
+        return _Nudge.apply(x, eps)
+
+    def nudge_(x: torch.Tensor) -> None:
+        if eps and x.is_floating_point():
+            x.data.copy_(_off(x.data, eps))
+
+    source = program.function([line for each in program.lines for line in _nudging(each)])
+    for dtype in ("float32", "bfloat16", "float16"):
+        source = source.replace(f"torch.{dtype}", "torch.float64")
+    source = source.replace(".float()", ".double()")
+    torch.set_default_dtype(torch.float64)
+    try:
+        return _called(program, defined(source, "f", {"nudge": nudge, "nudge_": nudge_}), inputs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _nudging(line: Line) -> list[str]:
+    if line.target:
+        return [line.source, f"{line.target} = nudge({line.target})"]
+    return [line.source, f"nudge_({line.writes})"]

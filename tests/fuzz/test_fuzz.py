@@ -1,0 +1,74 @@
+"""A short run of the fuzzer, the same programs every time, and what its comparison finds."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import forge
+from forge.executors.inductorex import waits
+from tests.fuzz.compare import Difference, check
+from tests.fuzz.operations import operations
+from tests.fuzz.programs import Input, Line, Program
+from tests.fuzz.worker import run
+
+EXAMPLES = 60
+
+
+@pytest.fixture(autouse=True)
+def _default_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("FORGE_EXECUTORS", "FORGE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FORGE_CHECK", "regions")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(waits, "notice", waits.notice)  # the run replaces it
+
+
+def test_random_programs_agree_with_eager() -> None:
+    went = run(0, EXAMPLES)
+    assert went["agrees"] > EXAMPLES // 2
+
+
+def test_programs_have_most_of_the_opinfos_operations() -> None:
+    assert len({each.function for each in operations()}) > 250
+
+
+def program(*lines: Line, after: tuple[str, ...] = ()) -> Program:
+    inputs = (Input("x0", "torch.randn(B, L)", True), Input("x1", "torch.randn(B, L)", False))
+    return Program(inputs, lines, ("v0",), ((2, 3), (4, 5)), (0,), after)
+
+
+SINE = Line("v0 = torch.sin(x0)", target="v0")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x, y: [torch.sin(x) * 1.001], "result 0: forge"),
+        (lambda x, y: [torch.sin(x).double()], "result 0: torch.float64"),
+        (lambda x, y: [torch.sin(x).t().contiguous().t()], "strides"),
+        (lambda x, y: [torch.sin(x).detach()], "requires_grad"),
+        (lambda x, y: [torch.sin(x.detach()) + 0 * x], "gradient of input 0: forge"),
+        (lambda x, y: [torch.sin(x) + 0 * y.mul_(2)], "input 1 after the call"),
+        (lambda x, y: [x], "aliases"),
+        (lambda x, y: [torch.sin(x.view(-1, 7))], "forge raises RuntimeError"),
+    ],
+)
+def test_a_difference_is_found(wrong: Callable, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forge, "jit", lambda f: wrong)
+    with pytest.raises(Difference, match=message):
+        check(program(SINE))
+
+
+def test_what_eager_alone_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forge, "jit", lambda f: lambda x, y: [x.detach()])
+    with pytest.raises(Difference, match="eager raises"):
+        check(program(Line("v0 = x0.view(-1, 7)", target="v0")))
+
+
+def test_a_result_that_a_rounding_changes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sign of a sum that is zero but for its rounding."""
+    lines = Line("v1 = x0 * 3 - x0 - x0 - x0", target="v1"), Line("v0 = torch.sign(v1)", target="v0")
+    monkeypatch.setattr(forge, "jit", lambda f: lambda x, y: [torch.sign(x - x) + 0 * x])
+    check(program(*lines))
