@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
+from forge.clang.core import known_equal
 from forge.ir import Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_dim
 from forge.torchlang.core import View, torchsymbol
@@ -46,7 +47,12 @@ def with_item(input: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
 def setitem(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
     """input with input[key] replaced by `value`, which is converted and broadcast."""
     new = clang.with_item(input, key, value)
-    return prims.clone(new) if new is value else new  # a call to hang the gradient rule on
+    return prims.clone(new) if _is_whole(input, key) else new  # else a result would be a view of the value
+
+
+def _is_whole(input: TensorProxy, key: Any) -> bool:
+    """Return whether a key without index tensors shows every element of the input."""
+    return clang.is_basic(key) and known_equal((clang.getitem(input, key).numel(),), (input.numel(),))
 
 
 @register_grad(setitem)
@@ -284,8 +290,14 @@ def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> Ten
     """src in self's shape, dtype and device."""
     if src.device != self.device:
         src = prims.device_put(src, self.device, non_blocking)
-    new = clang.expand(clang.convert(src, self.dtype), self.shape)
-    return prims.clone(new) if new is src else new  # a call to hang the gradient rule on
+    return _copy_like(self, src)
+
+
+def _copy_like(self: TensorProxy, src: TensorProxy) -> TensorProxy:
+    """src in self's shape and dtype, in memory of its own: neither src nor a view of it."""
+    converted = clang.convert(src, self.dtype)
+    new = clang.expand(converted, self.shape)
+    return new if new is converted and new is not src else prims.clone(new)
 
 
 @register_grad(copy)
@@ -330,7 +342,7 @@ def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
         lambda: f"fill: fill_ only supports 0-dimension value tensor but got tensor {value}",
         RuntimeError,
     )
-    return clang.expand(clang.convert(value, input.dtype), input.shape)
+    return _copy_like(input, value)
 
 
 @register_grad(fill)

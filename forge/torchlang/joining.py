@@ -219,7 +219,8 @@ def _repeated(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
     shape = [part for pair in zip(repeats, lengths, strict=True) for part in pair]
     offset = len(repeats) - x.ndim
     spread = prims.broadcast_in_dim(x, tuple(shape), tuple(2 * (offset + dim) + 1 for dim in range(x.ndim)))
-    return clang.reshape(spread, [count * length for count, length in zip(repeats, lengths, strict=True)])
+    lengths = [count * length for count, length in zip(repeats, lengths, strict=True)]
+    return clang.reshape(prims.clone(spread), lengths)  # without the copy, the result may be a view of x
 
 
 @torchsymbol(Tensor.repeat)
@@ -262,7 +263,7 @@ def repeat_interleave(
     shape = list(input.shape)
     spread = clang.expand(clang.unsqueeze(input, dim + 1), (*shape[: dim + 1], repeats, *shape[dim + 1 :]))
     shape[dim] = shape[dim] * repeats
-    return clang.reshape(spread, shape)
+    return clang.reshape(prims.clone(spread), shape)
 
 
 def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | None, size: Dim | None) -> TensorProxy:

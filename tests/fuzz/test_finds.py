@@ -1,0 +1,86 @@
+"""Programs that the fuzzer found, and others of their class, in the default configuration against eager."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import forge
+
+
+@pytest.fixture(autouse=True)
+def _default_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("FORGE_EXECUTORS", "FORGE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FORGE_CHECK", "regions")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def written(shape: tuple[int, ...], key: object, value: Callable) -> Callable:
+    """Return a function that writes value(row) at a key of zeros."""
+
+    def write(row: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(shape)
+        out[key] = value(row)
+        return out
+
+    return write
+
+
+def through(view: Callable, value: Callable) -> Callable:
+    """Return a function that copies value(row) into a view of zeros."""
+
+    def write(row: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(2, 3)
+        view(out).copy_(value(row))
+        return out
+
+    return write
+
+
+# each fills all of a tensor: the result is no view of what was written, and has a place for each element
+WHOLE_WRITES = {
+    "copy_": lambda row: torch.ones(2, 3).copy_(row),
+    "copy_ of one dtype to another": lambda row: torch.ones(2, 3, dtype=torch.bfloat16).copy_(row),
+    "copy_ through a slice": through(lambda out: out[:], lambda row: row),
+    "copy_ through a flat view": through(lambda out: out.view(-1), lambda row: row[0]),
+    "slice": written((2, 3), slice(None), lambda row: row),
+    "ellipsis": written((2, 3), Ellipsis, lambda row: row),
+    "none": written((2, 3), None, lambda row: row),
+    "the only row": written((1, 3), 0, lambda row: row),
+    "column": written((3, 2), slice(None), lambda row: row[:, None]),
+    "element": written((2, 3), slice(None), lambda row: row[0]),
+    "number": written((2, 3), slice(None), lambda row: 2),
+    "fill_": lambda row: torch.zeros(2, 3).fill_(row[0]),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", WHOLE_WRITES)
+def test_what_is_written_to_all_of_a_tensor_is_copied(name: str, grad: bool) -> None:
+    row = torch.randn(3, requires_grad=grad)
+    expected, actual = WHOLE_WRITES[name](row), forge.jit(WHOLE_WRITES[name])(row)
+    assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+    assert actual.untyped_storage().data_ptr() != row.untyped_storage().data_ptr()
+    if expected.requires_grad:
+        wanted, found = (torch.autograd.grad(each.float().square().sum(), row)[0] for each in (expected, actual))
+        torch.testing.assert_close(found, wanted)
+    before = row.detach().clone()
+    actual.detach().add_(1)
+    assert torch.equal(row, before)
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        lambda x: x.sum().repeat(2, 2),
+        lambda x: x[:1].repeat(2, 1),
+        lambda x: x.sum().repeat_interleave(3),
+        lambda x: torch.tile(x[:1], (2, 1)),
+    ],
+)
+def test_copies_of_a_tensor_are_no_views_of_it_when_prims_run_them(repeated: Callable) -> None:
+    x = torch.randn(1, 3)
+    expected, actual = repeated(x), forge.jit(repeated, executors=["torch-prims"])(x)
+    assert torch.equal(actual, expected) and actual.stride() == expected.stride()
