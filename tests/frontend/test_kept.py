@@ -17,7 +17,8 @@ from forge.records import record_of
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program of twenty calls is a large one."""
+    """A program of twenty calls is a large one, and is not from the disk: then all stages are compiled on request."""
+    monkeypatch.setenv("FORGE_CACHE", "0")
     monkeypatch.setattr(compiled, "KEPT_CALLS", 20)
 
 

@@ -151,6 +151,9 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
     of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _given(bound)):  # what attention keeps
         return whole or decline("it reads what is no tensor")
+    results = list(tensors(bound.output))
+    if results and all(map(_has_no_elements, results)):
+        return decline("its results have no elements")
     operators = _operators(bound)
     if operators is None:
         return decline("torch does not run it on tensors without values")
@@ -166,6 +169,10 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
             return decline(f"{operator} of uint8 is uint8, and Inductor's is bool")
     return _rounds_alike(bound, operators) if rounds and _is_half(bound) else True
+
+
+def _has_no_elements(proxy: TensorProxy) -> bool:
+    return any(isinstance(length, int) and length == 0 for length in proxy.shape)
 
 
 def _is_half(bound: BoundSymbol) -> bool:

@@ -65,17 +65,14 @@ def as_strided(
     held = x.untyped_storage().nbytes() // x.element_size()
     if x.stride() == tuple(strides) and begin >= 0 and begin + _reach(size, stride) <= held:
         return x.as_strided(size, stride, begin)
-    return laid_out(x, size, stride, offset, strides)[1]
+    memory, before = _memory_of(x, size, stride, offset, strides)
+    return memory.as_strided(size, stride, before + offset)
 
 
-def laid_out(
-    x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A copy of x with these strides, and what its memory shows from `offset` on."""
+def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple) -> tuple[torch.Tensor, int]:
+    """Memory that holds x with these strides, and zeros where more is shown; at which element x begins in it."""
     before, count = _span(x.shape, strides, size, stride, offset)
-    memory = x.new_zeros(count)
-    copy = memory.as_strided(x.shape, strides, before).copy_(x)
-    return copy, memory.as_strided(size, stride, before + offset)
+    return torch.as_strided_scatter(x.new_zeros(count), x, x.shape, strides, before), before
 
 
 @run_prim(prims.as_strided_backward)
@@ -103,6 +100,6 @@ def strided_scatter(
     origin: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """A copy of x with y where as_strided shows it."""
-    copy, shown = laid_out(x, size, stride, _relative(x, offset, origin), strides)
-    shown.copy_(y)
-    return copy
+    offset = _relative(x, offset, origin)
+    memory, before = _memory_of(x, size, stride, offset, strides)
+    return torch.as_strided_scatter(memory, y, size, stride, before + offset).as_strided(x.shape, strides, before)

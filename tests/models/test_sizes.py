@@ -1,0 +1,160 @@
+"""Unmodified models whose batches and lengths change between calls, in the default configuration: results, the keys and
+values that a cache holds, every gradient."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+import forge
+from tests.models import zoo
+from tests.models.test_models import SLOW, build, difference, loss_of, outputs
+from tests.models.zoo import BATCH, LENGTH, MODELS
+
+SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
+OF_TEXT = [name for name, make in MODELS.items() if make.__module__ == zoo.__name__ and name not in SLOW]
+WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
+NEXT_TOKEN = ("llama", "gemma2", "gpt2")  # one of each kind of cache: dynamic, sliding, of an older model
+
+
+@pytest.fixture(autouse=True)
+def _default(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+    monkeypatch.delenv("FORGE_CACHE", raising=False)
+    monkeypatch.setenv("FORGE_CHECK", "regions")
+
+
+def resized(arguments: dict[str, Any], batch: int, length: int) -> dict[str, Any]:
+    """A model's arguments for another batch, and of another length where they have one."""
+
+    def resize(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.ndim == 0 or x.shape[0] != BATCH:
+            return x
+        x = torch.cat([x, x.flip(0)])[:batch]
+        x = torch.cat([x, x.flip(1)], 1)[:, :length] if x.ndim > 1 and x.shape[1] == LENGTH else x
+        return x.contiguous()
+
+    return _pytree.tree_map(resize, arguments)
+
+
+def cached(result: Any) -> list[torch.Tensor]:
+    """The keys and values that a result's cache holds."""
+    cache = getattr(result, "past_key_values", None)
+    cache = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder
+    return [each for layer in getattr(cache, "layers", ()) for each in (layer.keys, layer.values)]
+
+
+def assert_same_results(ours: Any, theirs: Any) -> None:
+    pairs = [*zip(outputs(ours), outputs(theirs), strict=True), *zip(cached(ours), cached(theirs), strict=True)]
+    for one, other in pairs:
+        assert one.shape == other.shape and one.dtype == other.dtype
+        assert difference(one.detach(), other.detach()) < 1e-4
+
+
+def check_sizes(name: str, training: bool) -> None:
+    model, arguments = build(name, training)
+    config = getattr(model, "config", None)
+    if not training and hasattr(config, "use_cache"):
+        config.use_cache = True  # as the library has it
+    eager = copy.deepcopy(model)
+    jitted = forge.jit(model)
+    for batch, length in SIZES:
+        inputs = resized(arguments, batch, length)
+        torch.manual_seed(1)
+        expected = eager(**inputs)
+        torch.manual_seed(1)
+        actual = jitted(**inputs)
+        assert_same_results(actual, expected)
+        if training:
+            loss_of(expected).backward()
+            loss_of(actual).backward()
+            for (key, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+                assert (ours.grad is None) == (theirs.grad is None), key
+                assert theirs.grad is None or difference(ours.grad, theirs.grad) < 1e-3, key
+    assert forge.explain(jitted).eager == []
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", [name for name in OF_TEXT if name not in WITH_INDUCTOR])
+def test_batches_and_lengths_may_change(name: str, training: bool) -> None:
+    check_sizes(name, training)
+
+
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", WITH_INDUCTOR)
+def test_batches_and_lengths_may_change_in_compiled_regions(name: str, training: bool) -> None:
+    check_sizes(name, training)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", NEXT_TOKEN)
+def test_prompts_of_several_lengths_are_continued(name: str, cache: str) -> None:
+    model, arguments = build(name, False)
+    arguments.pop("labels")
+    eager, jitted = copy.deepcopy(model), forge.jit(model)
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "use_cache": True}
+    options["cache_implementation"] = cache
+    options["disable_compile"] = True  # else generate has torch.compile compile the model, too
+    for batch, length in SIZES[:3]:
+        inputs = resized(arguments, batch, length)
+        assert torch.equal(jitted.generate(**inputs, **options), eager.generate(**inputs, **options))
+    assert forge.explain(jitted).graphs
+
+
+class Random(torch.utils.data.Dataset):
+    """Sequences of tokens, more than whole batches of four hold."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.randint(3, zoo.VOCAB, (18, LENGTH), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[place], "labels": self.tokens[place]}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    losses = []
+    for wrap in (forge.jit, lambda model: model):
+        model, _ = build("llama", True)
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, per_device_eval_batch_size=4,
+            eval_strategy="epoch", bf16=bf16, use_cpu=True, report_to="none", save_strategy="no", logging_steps=1,
+            disable_tqdm=True, seed=0,
+        )  # fmt: skip
+        trainer = Trainer(wrap(model), arguments, train_dataset=Random(), eval_dataset=Random())
+        trainer.train()
+        losses.append([each.get("loss", each.get("eval_loss")) for each in trainer.state.log_history])
+    ours, theirs = ([each for each in some if each is not None] for some in losses)
+    assert len(theirs) == 12
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=2e-2 if bf16 else 1e-4, atol=1e-4)
+
+
+def test_accelerate_with_a_smaller_last_batch() -> None:
+    from accelerate import Accelerator
+
+    losses = []
+    for wrap in (forge.jit, lambda model: model):
+        model, _ = build("llama", True)
+        accelerator = Accelerator(cpu=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        loader = torch.utils.data.DataLoader(Random(), batch_size=4)
+        prepared, optimizer, loader = accelerator.prepare(wrap(model), optimizer, loader)
+        history = []
+        for _ in range(2):
+            for batch in loader:
+                loss = prepared(**batch).loss
+                optimizer.zero_grad()
+                accelerator.backward(loss)
+                optimizer.step()
+                history.append(loss.item())
+        losses.append(history)
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-4, atol=1e-4)
