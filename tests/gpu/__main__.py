@@ -27,6 +27,7 @@ from tests.gpu.report import FAILED, described, written
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / "build" / "gpu" / "results.jsonl"
 LEFT = 3
+UNUSABLE = ("CUDA error", "CUDA driver error", "device-side assert", "cudaError")  # for all that the process runs next
 
 
 class Worker:
@@ -49,10 +50,12 @@ class Worker:
                 line = process.stdout.readline() if selector.select(seconds) else None
         except BrokenPipeError:
             line = ""
-        if line:
-            return json.loads(line)
-        process.kill()
-        process.wait()
+        said = json.loads(line) if line else None
+        if said is None or any(each in said["why"] for each in UNUSABLE):
+            process.kill()
+            process.wait()
+        if said is not None:
+            return said
         if line is None:
             return {"status": "hangs", "why": f"takes more than {seconds:.0f} seconds"}
         return {"status": "ends", "why": f"ends the process with status {process.returncode}"}

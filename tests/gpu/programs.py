@@ -1,8 +1,13 @@
 """The programs of tests/frontend/programs with tensors on the device, in three default dtypes.
 
-All but the values of floating point tensors is as in eager: structure, strides, shared memory, errors.
+All but the values of floating point tensors is as in eager: structure, strides, shared memory, errors. A program with
+an assertion that fails runs in processes of its own, since no process uses the device after it.
+
+`python -m tests.gpu.programs NAME DTYPE DEVICE eager|forge` runs such a program and prints the name of its error.
 """
 
+import subprocess
+import sys
 import warnings
 from functools import partial
 from typing import Any
@@ -22,7 +27,7 @@ from frontend.programs.table import PROGRAMS, Jit, Program, no_jit, observed
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
-from tests.gpu.cases import DTYPES, Case
+from tests.gpu.cases import DTYPES, Case, Skipped
 from tests.gpu.measure import judge
 
 EVERY = {"float32": 1, "bfloat16": 3, "float16": 3}
@@ -31,7 +36,9 @@ EVERY = {"float32": 1, "bfloat16": 3, "float16": 3}
 def cases() -> dict[str, Case]:
     """Every case by name: all programs in float32, a third in each half precision."""
     return {
-        f"program/{name}/{dtype}": Case(partial(_run, program, DTYPES[dtype]))
+        f"program/{name}/{dtype}": Case(
+            partial(_run_apart, name, dtype) if _fails_on_the_device(name) else partial(_run, program, DTYPES[dtype])
+        )
         for turn, dtype in enumerate(DTYPES)
         for place, (name, program) in enumerate(PROGRAMS.items())
         if place % EVERY[dtype] == turn % EVERY[dtype]
@@ -43,7 +50,10 @@ def _run(program: Program, dtype: torch.dtype, device: torch.device) -> tuple[st
     torch.set_default_dtype(dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        structure, eager = _parted(observed(program.run, no_jit))
+        seen = observed(program.run, no_jit)
+        structure, eager = _parted(seen)
+        if seen["error"] is not None and dtype != torch.float32 and _runs_in_float32(program, dtype):
+            raise Skipped(f"eager raises {seen['error']} in {dtype}")
         jit = Jit()
         ours_structure, ours = _parted(observed(program.run, jit))
     if ours_structure != structure:
@@ -55,11 +65,46 @@ def _run(program: Program, dtype: torch.dtype, device: torch.device) -> tuple[st
     def reference(draw: int | None) -> list[torch.Tensor]:
         torch.set_default_dtype(torch.float64)
         with _Drawing(dtype, draw):
-            _, wide = _parted(observed(program.run, no_jit))
+            exact = observed(program.run, no_jit)
+        assert exact["error"] == seen["error"], f"in float64, eager raises {exact['error']}"
+        _, wide = _parted(exact)
         same = len(wide) == len(eager) and all(one.shape == other.shape for one, other in zip(wide, eager, strict=True))
         return wide if same else [each.double() if each.is_floating_point() else each for each in eager]
 
     return judge(ours, eager, reference)
+
+
+def _runs_in_float32(program: Program, dtype: torch.dtype) -> bool:
+    torch.set_default_dtype(torch.float32)
+    error = observed(program.run, no_jit)["error"]
+    torch.set_default_dtype(dtype)
+    return error is None
+
+
+def _fails_on_the_device(name: str) -> bool:
+    return "assertion" in name and name.endswith("fails")
+
+
+def _run_apart(name: str, dtype: str, device: torch.device) -> tuple[str, str]:
+    errors = []
+    for kind in ("eager", "forge"):
+        command = [sys.executable, "-m", "tests.gpu.programs", name, dtype, device.type, kind]
+        done = subprocess.run(command, capture_output=True, text=True)
+        errors.append(done.stdout.strip() or f"no answer, and status {done.returncode}")
+    eager, forge = errors
+    return ("within", "") if forge == eager else ("beyond", f"forge: {forge}; eager: {eager}")
+
+
+def _error(name: str, dtype: str, device: str, kind: str) -> str:
+    """The name of the error that a program raises, up to the end of what the device computes for it."""
+    torch.set_default_device(device)
+    torch.set_default_dtype(DTYPES[dtype])
+    try:
+        result = PROGRAMS[name].run(Jit() if kind == "forge" else no_jit)
+        _pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
+    except Exception as error:
+        return type(error).__name__
+    return "none"
 
 
 def _parted(seen: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -92,13 +137,20 @@ class _Drawing(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in _RANDOM:
             return func(*args, **kwargs)
-        if name.endswith("_") and args[0].dtype == torch.float64:
-            drawn = func(args[0].detach().to(self.dtype), *args[1:], **kwargs)
+        if name.endswith("_"):
+            changed = args[0] if args else kwargs.pop("tensor")  # of torch.nn.init, by keyword
+            if changed.dtype != torch.float64:
+                return func(changed, *args[1:], **kwargs)
+            drawn = func(changed.detach().to(self.dtype), *args[1:], **kwargs)
             with torch.no_grad():
-                return args[0].copy_(drawn.double() * (1 + self.off))
+                return changed.copy_(drawn.double() * (1 + self.off))
         wide = kwargs.get("dtype", torch.float64) == torch.float64
-        if not wide or name.endswith("_"):
+        if not wide:
             return func(*args, **kwargs)
         drawn = func(*args, **{**kwargs, "dtype": self.dtype, "requires_grad": False})
         drawn = drawn.double() * (1 + self.off)
         return drawn.requires_grad_() if kwargs.get("requires_grad") else drawn
+
+
+if __name__ == "__main__":
+    print(_error(*sys.argv[1:]))

@@ -193,12 +193,13 @@ def deterministic_algorithms_that_are_left(jit):
 def integers_under_two_default_dtypes(jit):
     jitted = jit(lambda x: (x / 2).sin())
     x = torch.arange(4)
+    default = torch.get_default_dtype()
     try:
         results = [jitted(x)]
         torch.set_default_dtype(torch.float64)
         return [*results, jitted(x)]
     finally:
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(default)
 
 
 # forward mode
