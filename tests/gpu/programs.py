@@ -86,12 +86,12 @@ def _fails_on_the_device(name: str) -> bool:
 
 
 def _run_apart(name: str, dtype: str, device: torch.device) -> tuple[str, str]:
-    errors = []
+    raised = []
     for kind in ("eager", "forge"):
         command = [sys.executable, "-m", "tests.gpu.programs", name, dtype, device.type, kind]
         done = subprocess.run(command, capture_output=True, text=True)
-        errors.append(done.stdout.strip() or f"no answer, and status {done.returncode}")
-    eager, forge = errors
+        raised.append(done.stdout.strip() or f"no answer, and status {done.returncode}")
+    eager, forge = raised
     return ("within", "") if forge == eager else ("beyond", f"forge: {forge}; eager: {eager}")
 
 
