@@ -9,7 +9,9 @@ where eps is the dtype's distance from 1 to the next number, and eps32 that of f
 order of a sum's terms is a few roundings. Where eager happens to be exact, or a result is a few
 numbers that cancel, eager's own distance says little of the dtype; so a result beyond the bound is within it *by
 conditioning* if the bound holds with the largest of |e - r| and |r' - r|, where r' is float64's result for inputs each
-off by half an eps, drawn `DRAWS` times. What is within by conditioning is counted by itself. Integers and booleans are
+off by half an eps, drawn `DRAWS` times. |e - r| is itself one draw of a random number, and a lucky one where a loss
+is a single number, or a gradient is zero but for rounding: where eager's result e' for those inputs is known too, |e' -
+r'| counts with the others. Results within by conditioning are counted by themselves. Integers and booleans are
 eager's. An element that is not finite in e or r is left out: in half precision, eager overflows where forge need not.
 """
 
@@ -27,10 +29,16 @@ WITHIN, CONDITIONED = "within", "by conditioning"
 Values = Sequence[Any]
 
 
-def judge(forge: Values, eager: Values, reference: Callable[[int | None], Values]) -> tuple[str, str]:
+def judge(
+    forge: Values,
+    eager: Values,
+    reference: Callable[[int | None], Values],
+    neighbour: Callable[[int], Values] | None = None,
+) -> tuple[str, str]:
     """WITHIN, CONDITIONED or "beyond", and in words the first result that is not within the bound.
 
     reference: the values in float64, given None; given a number, those for inputs off by half an eps.
+    neighbour: eager's values for the inputs off by half an eps.
     """
     wrong = metadata(forge, eager)
     if wrong is not None:
@@ -42,8 +50,11 @@ def judge(forge: Values, eager: Values, reference: Callable[[int | None], Values
     if not found:
         return WITHIN, ""
     near = [reference(draw) for draw in range(DRAWS)]
+    eagers = [neighbour(draw) for draw in range(DRAWS)] if neighbour else []
     for place in found:
-        why = beyond(forge[place], eager[place], exact[place], [each[place] for each in near])
+        distances = [each[place].double() - exact[place] for each in near]
+        distances += [one[place].double() - other[place] for one, other in zip(eagers, near, strict=False)]
+        why = beyond(forge[place], eager[place], exact[place], distances)
         if why is not None:
             return "beyond", f"result {place} of {len(eager)}: {why}"
     return CONDITIONED, f"{len(found)} of {len(eager)} results"
@@ -66,19 +77,19 @@ def metadata(forge: Values, eager: Values) -> str | None:
     return None
 
 
-def beyond(forge: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, near: Values) -> str | None:
-    """How a result is beyond the bound, None where it is within. near: float64's results for inputs that are off."""
+def beyond(forge: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, distances: Values) -> str | None:
+    """How a result is beyond the bound, None where it is within. distances: others that are usual, as eager - exact."""
     eps = torch.finfo(eager.dtype).eps + SUMS * torch.finfo(torch.float32).eps
-    ours, theirs, right, *others = (each.detach().double() for each in (forge, eager, exact, *near))
+    ours, theirs, right, *others = (each.detach().double() for each in (forge, eager, exact, *distances))
     counts = theirs.isfinite() & right.isfinite()
     for each in others:
         counts &= each.isfinite()
     right = right.where(counts, 0)
-    off, eagers, *conditions = (each.where(counts, 0) - right for each in (ours, theirs, *others))
+    off, *usuals = (each.where(counts, 0) for each in (ours - right, theirs - right, *others))
     for name, norm in (("Euclidean", torch.linalg.vector_norm), ("largest", _largest)):
         size = norm(right).item()
         distance = norm(off).nan_to_num(nan=torch.inf).item()
-        usual = max(norm(each).item() for each in (eagers, *conditions))
+        usual = max(norm(each).item() for each in usuals)
         bound = TIMES * usual + eps * size
         if not distance <= bound:
             away = f"{distance:.3g} from float64 in the {name} norm, of {size:.3g}"

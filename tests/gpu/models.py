@@ -46,26 +46,46 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -
             loss = loss_of(result)
         loss.backward()
         gradients = [parameter.grad for parameter in model.parameters()]
-        return [*(each.detach() for each in outputs(result)), loss.detach(), *gradients]
+        return [*(each.detach() for each in outputs(result)), *gradients]
 
     eager, compiled = copy.deepcopy(model), copy.deepcopy(model)
     try:
         theirs = flow(eager, arguments, eager, mixed=autocast)
-    except (RuntimeError, NotImplementedError) as error:
+    except Exception as error:
         raise Skipped(f"eager refuses it: {str(error).partition(chr(10))[0]}") from error
     ours = flow(compiled, arguments, forge.jit(compiled), mixed=autocast)
 
-    def reference(draw: int | None) -> list[torch.Tensor | None]:
-        wide = _in_float64(model)
-        given = nudged(arguments, torch.bfloat16, draw)
+    def nearby(draw: int | None) -> tuple[nn.Module, dict[str, Any]]:
+        """The model and its arguments, or neighbours of theirs in the same dtype."""
+        if draw is None:
+            return copy.deepcopy(model), arguments
+        near, given = copy.deepcopy(model), _neighbours(arguments, draw)
         with torch.no_grad():
-            moved = nudged(list(model.parameters()), torch.bfloat16, draw)
-            for parameter, value in zip(wide.parameters(), moved, strict=True):
+            for parameter, value in zip(near.parameters(), _neighbours(list(model.parameters()), draw), strict=True):
                 parameter.copy_(value)
-        with _Float64():
-            return flow(wide, given, wide, mixed=False)
+        return near, given
 
-    return judge(ours, theirs, reference)
+    def reference(draw: int | None) -> list[torch.Tensor | None]:
+        near, given = nearby(draw)
+        wide = _in_float64(near)
+        torch.set_default_dtype(torch.float64)
+        try:
+            with _Float64():
+                return flow(wide, nudged(given, torch.bfloat16, None), wide, mixed=False)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def neighbour(draw: int) -> list[torch.Tensor | None]:
+        near, given = nearby(draw)
+        return flow(near, given, near, mixed=autocast)
+
+    return judge(ours, theirs, reference, neighbour)
+
+
+def _neighbours(tree: Any, draw: int) -> Any:
+    """Numbers half an eps of bfloat16 away, rounded to their own dtypes."""
+    near = nudged(tree, torch.bfloat16, draw)
+    return _pytree.tree_map(lambda leaf, of: leaf.to(of.dtype) if isinstance(leaf, torch.Tensor) else leaf, near, tree)
 
 
 class _Float64(TorchFunctionMode):

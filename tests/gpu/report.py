@@ -16,8 +16,8 @@ SHOWN = 40
 
 _MEASURE = """Each result and each gradient f is held against eager's e in the same dtype and float64's r: in the
 Euclidean norm and in the largest element's, |f - r| <= 2 |e - r| + (eps + 8 eps32) |r|. Where that fails, |e - r| may
-be what float64 itself gives for inputs that are half an eps off: *by conditioning*, counted by itself
-(`tests/gpu/measure.py`)."""
+be what float64 itself gives for inputs that are half an eps off, or eager's distance for those inputs: *by
+conditioning*, counted by itself (`tests/gpu/measure.py`)."""
 
 
 def described(found: list[dict], chosen: int, device: str) -> str:

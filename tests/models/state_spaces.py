@@ -10,7 +10,7 @@ def mamba():
 
 @model
 def mamba2():
-    return causal("Mamba2", state_size=8, num_heads=HEADS, head_dim=16, n_groups=2, chunk_size=4)
+    return causal("Mamba2", state_size=8, num_heads=HEADS, head_dim=2 * WIDTH // HEADS, n_groups=2, chunk_size=4)
 
 
 @model
@@ -31,7 +31,7 @@ def falcon_h1():
         head_dim=8,
         mamba_d_ssm=WIDTH,
         mamba_n_heads=HEADS,
-        mamba_d_head=8,
+        mamba_d_head=WIDTH // HEADS,
         mamba_d_state=8,
         mamba_chunk_size=4,
     )
@@ -43,7 +43,7 @@ def bamba():
     return causal(
         "Bamba",
         mamba_n_heads=HEADS,
-        mamba_d_head=16,
+        mamba_d_head=2 * WIDTH // HEADS,
         mamba_d_state=8,
         mamba_chunk_size=4,
         attn_layer_indices=[1],

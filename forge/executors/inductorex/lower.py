@@ -133,6 +133,7 @@ _ROUNDED_OTHERWISE = frozenset(
     }
 )
 _FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # torch's kernels for a CPU round each
+_BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
 _ROUND_NUMBERS = frozenset({aten.add, aten.sub, aten.rsub})  # torch's kernels round those that they are given first
 _EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
 _HALVES = (torch.bfloat16, torch.float16)
@@ -206,6 +207,8 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
     """Return whether Inductor's loops for an operator are known to round elsewhere than torch's kernel."""
     (dtype, *_) = [proxy.dtype for proxy in tensors((bound.args, bound.kwargs, bound.output)) if proxy.dtype in _HALVES]
     if operator in _FLOAT16_BY_STEPS and dtype == torch.float16 and _is_on_cpu(bound):
+        return True
+    if operator in _BY_STEPS_ON_A_GPU and not _is_on_cpu(bound):
         return True
     if operator not in _ROUND_NUMBERS:
         return operator in _ROUNDED_OTHERWISE
