@@ -50,6 +50,7 @@ from forge.ir.locks import free_after_fork
 from forge.ir.printing import counted, note_place
 from forge.ir.source import Source, warn
 from forge.prims.library import quiet
+from forge.torchlang.autocast_mode import casts_recurrent_layers
 
 free_after_fork(compile_lock)
 _KEPT = 256  # reasons of each kind
@@ -338,11 +339,15 @@ class _Configured:
         self._settings = _there(config, wanted)
         self._shapes = _there(shapes_config, _SHAPES)
 
+    def _now(self) -> dict[str, Any]:
+        """The settings for the modes around the running call."""
+        return {**self._settings, "allow_rnn": False} if casts_recurrent_layers() else self._settings
+
     def __call__(self, *frame: Any) -> Any:
         code = frame[0].f_code
         if self._history.stays_in_eager(code):
             return _IN_EAGER
-        settings, shapes = config.patch(self._settings), shapes_config.patch(self._shapes)
+        settings, shapes = config.patch(self._now()), shapes_config.patch(self._shapes)
         self._before()
         quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
         noted = self._history.frame()

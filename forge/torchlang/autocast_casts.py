@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge.ir import TensorProxy
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import leaves, tree_map
-from forge.torchlang.autocast_mode import DEVICES, disabled, state
+from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disabled, state
 from forge.torchlang.trial import run_without_values
 
 Way = Callable[[Any], torch.dtype]  # of a tensor that autocast may convert, its new dtype
@@ -33,7 +33,7 @@ def converted(
     chosen = [leaf for leaf in found if _is_eligible(leaf)]
     if not chosen:
         return args, kwargs
-    if function in _INSIDE:
+    if function in _INSIDE or (function in _RECURRENT and casts_recurrent_layers()):
         raise ReachesInside(
             f"{getattr(function, '__name__', function)} under torch.autocast: torch's own kernel calls operators that "
             "autocast converts for"
@@ -91,6 +91,8 @@ _INSIDE = frozenset(
         torch.ops.aten._safe_softmax.default,
     )
 )
+
+_RECURRENT = frozenset((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu))
 
 
 def _is_eligible(tensor: Any) -> bool:

@@ -18,6 +18,12 @@ def is_enabled() -> bool:
     return torch._C._is_any_autocast_enabled()
 
 
+def casts_recurrent_layers() -> bool:
+    """Return whether torch.lstm and its like convert inside of their kernel, to float16 whatever dtype autocast has:
+    cuDNN's do, and tensors without values do not show it."""
+    return torch.is_autocast_enabled("cuda")
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Autocast is afterwards what it was before, whatever the inside set."""

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 import forge
 from forge.ir.versions import TORCH
+from forge.torchlang import autocast_mode
 
 X = (5, 2, 8)  # length, batch, features
 
@@ -155,3 +156,11 @@ def test_under_autocast_a_layer_is_compiled(kind: Callable, requires_grad: bool)
         ours, theirs = jitted(x)[0], layer(x)[0]
     torch.testing.assert_close(ours, theirs)
     assert forge.explain(jitted).graphs == 1 and not forge.explain(jitted).eager
+
+
+def test_under_autocast_of_cuda_a_recurrent_module_runs_in_eager() -> None:
+    """cuDNN's layers convert to float16 whatever dtype autocast has, which tensors without values do not show."""
+    with autocast_mode.kept():
+        torch.set_autocast_enabled("cuda", True)
+        told = same(Tagger(nn.LSTM(8, 16)), torch.randn(X, requires_grad=True))
+    assert any("LSTM" in each for each in told.graph_breaks) and not told.eager

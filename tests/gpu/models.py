@@ -53,7 +53,12 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -
         theirs = flow(eager, arguments, eager, mixed=autocast)
     except Exception as error:
         raise Skipped(f"eager refuses it: {str(error).partition(chr(10))[0]}") from error
-    ours = flow(compiled, arguments, forge.jit(compiled), mixed=autocast)
+    try:
+        ours = flow(compiled, arguments, forge.jit(compiled), mixed=autocast)
+    except Exception as error:
+        if _fails_in_dynamo(model, arguments, partial(flow, mixed=autocast), type(error)):
+            raise Skipped(f"torch.compile fails too: {str(error).partition(chr(10))[0]}") from error
+        raise
 
     def nearby(draw: int | None) -> tuple[nn.Module, dict[str, Any]]:
         """The model and its arguments, or neighbours of theirs in the same dtype."""
@@ -80,6 +85,17 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, device: torch.device) -
         return flow(near, given, near, mixed=autocast)
 
     return judge(ours, theirs, reference, neighbour)
+
+
+def _fails_in_dynamo(model: nn.Module, arguments: dict, flow: Callable, error: type[Exception]) -> bool:
+    """Return whether torch.compile, which compiles nothing here, raises such an error: the model does when captured."""
+    again = copy.deepcopy(model)
+    torch._dynamo.reset()
+    try:
+        flow(again, arguments, torch.compile(again, backend="eager"))
+    except error:
+        return True
+    return False
 
 
 def _neighbours(tree: Any, draw: int) -> Any:
