@@ -25,7 +25,9 @@ from hypothesis import HealthCheck, settings
 
 # whose programs run in the default configuration. Elsewhere, programs of tests that name no executors are neither fused
 # nor kept on disk, until these tests have been run so.
-FUSED = ("cache", "clang", "frontend", "gpu", "ir", "prims", "report", "torchlang", "transforms")
+FUSED = frozenset(
+    "cache clang distributed executors frontend gpu hub ir models patterns prims report torchlang transforms".split()
+)
 
 os.environ.setdefault("FORGE_CHECK", "regions")
 for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CACHE_DIR"):

@@ -118,7 +118,7 @@ def _of_kernels(executor: HubExecutor) -> str:
     if not verifier.is_lasting:
         raise Uncacheable("a kernel could not be verified, for a reason that may pass")
     verified = executor._verdict is not None
-    return repr([executor.checked, verified, [_of_kernel(kernel) for kernel in executor.kernels]])
+    return repr([executor.checked, executor.faster, verified, [_of_kernel(kernel) for kernel in executor.kernels]])
 
 
 def _of_kernel(kernel: Kernel) -> tuple:
@@ -127,4 +127,4 @@ def _of_kernel(kernel: Kernel) -> tuple:
     found = fingerprint(kernel)
     if not found.is_lasting:
         raise Uncacheable(f"kernel {kernel.name} is known to this process only")
-    return found.digest, verifier.trusts(kernel)
+    return found.digest, verifier.trusts(kernel), kernel.shipped

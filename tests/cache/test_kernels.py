@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from cache.support import from_disk, is_cached
 
 import forge
-from forge.executors.hubex import verifier
+from forge.executors.hubex import HubExecutor, verifier
 from tests.executors.hubex.test_declared import SHAPES, norm, rms, rms_backward, rms_forward
 from tests.hub.conftest import _needs_extra, _worker  # noqa: F401
 
@@ -91,6 +92,17 @@ def test_what_is_used_without_verification_is_for_those_who_trust_it() -> None:
     for verify, found in ((False, False), (False, True), (True, False)):
         torch._dynamo.reset()
         jitted = forge.jit(F.silu, executors=executor(verify))
+        jitted(X)
+        assert is_cached(jitted) == found
+
+
+@pytest.mark.parametrize("differs", ["shipped", "faster"])
+def test_a_kernel_that_nobody_asked_for_makes_other_programs(differs: str) -> None:
+    for value, found in ((False, False), (False, True), (True, False), (True, True)):
+        torch._dynamo.reset()
+        executor = HubExecutor("kernels", faster=value and differs == "faster")
+        executor.add([replace(kernel(faster="input.numel >= 100"), shipped=value and differs == "shipped")])
+        jitted = forge.jit(F.silu, executors=[executor, "torch"])
         jitted(X)
         assert is_cached(jitted) == found
 

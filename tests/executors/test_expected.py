@@ -146,6 +146,7 @@ class Fuser(FusionExecutor):
         return self.function or claim(region, resolve_executors(["torch"]))[0].python_callable()
 
 
+@pytest.mark.usefixtures("compiled_regions")  # under check="regions" a failure is raised
 @pytest.mark.parametrize(
     ("function", "gives"), [(lambda x: (x.t(),), r"f32\[3, 2\]"), (lambda x: (1, 2), "1, 2"), (lambda x: (), "nothing")]
 )

@@ -2,6 +2,9 @@
 values that a cache holds, every gradient."""
 
 import copy
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,11 +23,17 @@ NEXT_TOKEN = ("llama", "gemma2", "gpt2")  # one of each kind of cache: dynamic, 
 
 
 @pytest.fixture(autouse=True)
-def _default(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_compiled_before() -> None:
     torch._dynamo.reset()
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-    monkeypatch.delenv("FORGE_CACHE", raising=False)
-    monkeypatch.setenv("FORGE_CHECK", "regions")
+
+
+@pytest.fixture
+def accelerate() -> Iterator[ModuleType]:
+    """The library in a state of its own: the process's mixed precision is that of the first Accelerator."""
+    accelerate = importlib.import_module("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield accelerate
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def resized(arguments: dict[str, Any], batch: int, length: int) -> dict[str, Any]:
@@ -118,6 +127,7 @@ class Random(torch.utils.data.Dataset):
         return {"input_ids": self.tokens[place], "labels": self.tokens[place]}
 
 
+@pytest.mark.usefixtures("accelerate")
 @pytest.mark.parametrize("bf16", [False, True])
 def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> None:
     from transformers import Trainer, TrainingArguments
@@ -138,13 +148,11 @@ def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> Non
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=2e-2 if bf16 else 1e-4, atol=1e-4)
 
 
-def test_accelerate_with_a_smaller_last_batch() -> None:
-    from accelerate import Accelerator
-
+def test_accelerate_with_a_smaller_last_batch(accelerate: ModuleType) -> None:
     losses = []
     for wrap in (forge.jit, lambda model: model):
         model, _ = build("llama", True)
-        accelerator = Accelerator(cpu=True)
+        accelerator = accelerate.Accelerator(cpu=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         loader = torch.utils.data.DataLoader(Random(), batch_size=4)
         prepared, optimizer, loader = accelerator.prepare(wrap(model), optimizer, loader)

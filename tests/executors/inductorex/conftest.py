@@ -1,4 +1,5 @@
-"""Tests of artifacts need a C++ compiler; a process of tests has a cache of its own, a test its own artifacts."""
+"""Tests of artifacts need a C++ compiler; a process of tests has a cache of its own, a test its own artifacts and
+programs on disk."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _fresh(_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fresh(_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if shutil.which("g++") is None:
         pytest.skip("there is no C++ compiler (g++)")
     monkeypatch.delenv("FORGE_CHECK", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(_cache))
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "forge"))
     fusion._artifacts.pop(inductorex.inductorex, None)
     yield
     fusion._artifacts.pop(inductorex.inductorex, None)

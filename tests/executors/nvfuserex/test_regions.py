@@ -247,6 +247,7 @@ def test_what_the_library_cannot_compile_torch_runs():
     assert why(program) == ["nvFuser failed: RuntimeError: no scheduler"] * 2
 
 
+@pytest.mark.usefixtures("compiled_regions")  # under check="regions" a failure is raised
 def test_what_the_library_fails_at_later_torch_runs_from_then_on():
     failing, x = Failing(), torch.randn(3)
     direct = Direct(lambda x: x.exp() * 2, [NvFuserExecutor("nvfuser-double", lambda: failing, "cpu"), "torch"])
