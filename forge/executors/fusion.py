@@ -258,7 +258,10 @@ class _Writer:
         self.calls.append(BoundSymbol(symbol, args, {}, made, inside, source=region.nodes[0].bound.source))
         self.there.update(escaping)
         self.fixed.update(name for name in escaping if name not in outputs)
-        if not region.fuser.strided:
+        if region.fuser.strided:
+            made = {each for node in body for each in node.makes}
+            self.layouts.uncertain -= {each for each in self.layouts.uncertain if self._memory(each) in made}
+        else:
             self.layouts.uncertain.update(outputs)
 
     def _escaping(self, region: Region) -> Iterator[str]:

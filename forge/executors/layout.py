@@ -78,8 +78,8 @@ class Ran(NamedTuple):
     memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
     further on in it the tensor begins. operators: the aten operators that ran. known: whether it ran (else it is taken
     to give contiguous tensors). chosen: whether its strides may be others when the program runs, because the kernel is
-    chosen then, or because an image's channels lie beside each other. flops: what its matrix products, convolutions and
-    attention multiply and add.
+    chosen then, or because its tensors are laid out so that torch's kernels differ from what torch says of them. flops:
+    what its matrix products, convolutions and attention multiply and add.
     """
 
     outputs: tuple[Any, ...]
@@ -106,6 +106,9 @@ ATTENTION = frozenset(
 )
 _LENGTHS_AS_INTEGERS = frozenset({aten.size.default, aten.stride.default})  # which would be guarded
 _CHOSEN_LATER = ATTENTION | {aten.convolution, aten.convolution_backward}
+_IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
+    {aten.addmm, aten.baddbmm, aten.bmm, aten.clone, aten.copy_, aten.empty_strided, aten.mm, aten._unsafe_view}
+)
 
 
 class _Operators(TorchDispatchMode):
@@ -220,12 +223,15 @@ class Layouts:
         if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
             return False
         ran, before = self._known(call), {name: self.values[name] for name in arguments}
-        self.values.update((name, _turned(layout)) for name, layout in before.items())
-        try:
-            turned = self._known(call)
-        finally:
-            self.values.update(before)
-        return not turned.known or key_of(ran.outputs) != key_of(turned.outputs)
+        for other in (_turned, _with_channels_last):
+            self.values.update((name, other(layout)) for name, layout in before.items())
+            try:
+                turned = self._known(call)
+            finally:
+                self.values.update(before)
+            if not turned.known or key_of(ran.outputs) != key_of(turned.outputs):
+                return True
+        return False
 
     def _known(self, call: BoundSymbol) -> Ran:
         key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
@@ -296,6 +302,15 @@ def _turned(layout: Layout) -> Layout:
     return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
 
 
+def _with_channels_last(layout: Layout) -> Layout:
+    """An image's layout with its channels beside each other; another tensor's as it is."""
+    if len(layout.shape) not in (4, 5):
+        return layout
+    images, channels, *sides = layout.shape
+    outer, *inner, step = contiguous((images, *sides, channels))
+    return layout._replace(strides=(outer, step, *inner))
+
+
 def is_own(function: Any) -> bool:
     """Whether it is torch's, forge's or Python's: others may launch a kernel on a tensor's address, which one without
     values does not have."""
@@ -324,7 +339,35 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
             offsets.append(0)
     chosen = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
     chosen = chosen or any(isinstance(each, Layout) and _has_channels_last(each) for each in outputs)
+    if not chosen:
+        kernels = [each for each in operators.seen if each.namespace != "prim"]
+        copies = bool(kernels) and not any(each.is_view for each in kernels)
+        made = [each for each, share in zip(outputs, shares, strict=True) if share is None or copies]
+        arguments = list(map(Layout.of, bases))
+        if all(each.is_view or each.overloadpacket in _IN_ROW_MAJOR for each in kernels):
+            arguments = []
+        chosen = any(isinstance(each, Layout) and _may_differ(each, arguments) for each in made)
     return Ran(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
+
+
+def _may_differ(made: Layout, given: list[Layout]) -> bool:
+    """Whether torch's kernel may lay out a tensor otherwise than torch says of tensors without values: it, or an
+    argument of its shape, is not in row-major order, or an argument is an image whose channels lie beside each other.
+
+    Kernels and what is said of them keep different ones of the layouts that they are given: those of a batch norm, of
+    dropout, of pooling or of random numbers give row-major order for a transposed argument whose order is kept without
+    values; with floor_divide it is the other way round.
+    """
+    if not _is_row_major(made):
+        return True
+    others = (each for each in given if not _is_row_major(each) or _has_channels_last(each))
+    return any(same(each.shape, made.shape) or _has_channels_last(each) for each in others)
+
+
+def _is_row_major(layout: Layout) -> bool:
+    steps = zip(layout.shape, layout.strides, contiguous(layout.shape), strict=True)
+    told = [(step, wanted) for length, step, wanted in steps if not isinstance(length, int) or length != 1]
+    return all(same((step,), (wanted,)) for step, wanted in told)
 
 
 def _has_channels_last(layout: Layout) -> bool:

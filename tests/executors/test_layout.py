@@ -1,5 +1,6 @@
 """Strides of a claimed program: whose functions are run on tensors without values, and whose are not."""
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable
@@ -8,14 +9,27 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import chosen_opinfos, main_dtype, map_tensors, samples, tensors_in
 from torch._subclasses.fake_tensor import FakeTensor
 
 import forge
 from forge.executors import layout
 from forge.executors.hubex import kernel_executor
+from forge.executors.layout import Layout, Layouts, paired
 from forge.executors.torchex import attention
+from forge.functional import Direct
+from forge.ir import Proxy, TensorProxy, Trace
+from forge.ir.printing import DEL
+from forge.ir.pytree import rename
+from forge.testing import OpInfo
 
 given: list[Any] = []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "info" in metafunc.fixturenames:
+        chosen = chosen_opinfos(metafunc.config)
+        metafunc.parametrize("info", [pytest.param(info, id=info.name) for info in chosen])
 
 
 def by_address(input: torch.Tensor) -> torch.Tensor:
@@ -125,3 +139,65 @@ def test_a_product_has_its_strides_whatever_it_is_given() -> None:
     assert "restrided" not in str(forge.last_traces(jitted)[-1]) and "in_row_major" not in str(
         forge.last_traces(jitted)[-1]
     )
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda x: x,
+    "reversed": lambda x: x.permute(*reversed(range(x.ndim))).contiguous().permute(*reversed(range(x.ndim))),
+    "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1) if x.ndim > 2 else x,
+    "every other": lambda x: torch.stack([x, x], -1)[..., 1],
+}
+
+
+def test_strides_that_are_no_promise_are_those_that_torch_gives(info: OpInfo) -> None:
+    """A region that reads a call's result is compiled for them."""
+    for sample in list(samples(info, "cpu", main_dtype(info)))[:3]:
+        for change in LAYOUTS.values():
+            args, kwargs = map_tensors(
+                lambda x, change=change: change(x) if x.ndim else x, (sample.args, sample.kwargs)
+            )
+            trace = Direct(info.op, executors=["torch"]).compile(args, kwargs).traces[-1]
+            values = dict(zip(trace.input_names, tensors_in((args, kwargs)), strict=True)) | trace.constants
+            with contextlib.suppress(RuntimeError, ValueError):  # eager refuses the layout
+                _assert_strides(trace, values)
+
+
+def _assert_strides(trace: Trace, values: dict[str, Any]) -> None:
+    layouts = Layouts(trace.inputs)
+    layouts.values |= {name: Layout.of(value) for name, value in values.items()}
+    for call in (call for call in trace.bound_symbols if call.symbol is not DEL):
+        result = call.symbol.op(*rename(call.args, values), **rename(call.kwargs, values))
+        layouts.run(call)
+        layouts.settle(call)
+        for leaf, value in paired(call.output, result):
+            if isinstance(leaf, Proxy):
+                values[leaf.name] = value
+            if isinstance(leaf, TensorProxy) and leaf.name not in layouts.uncertain and value.numel():
+                steps = zip(value.shape, layouts.values[leaf.name].strides, value.stride(), strict=True)
+                assert all(one == other for length, one, other in steps if length > 1), call
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_region_reads_the_norm_of_a_transposed_value(training: bool) -> None:
+    """torch's kernel gives row-major order; of tensors without values it keeps the order of its argument."""
+    norm = torch.nn.BatchNorm1d(16)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        wide = x * 2 + 1
+        return (norm(wide.transpose(1, 2)).transpose(1, 2) + wide).relu() * 2
+
+    x = torch.randn(6, 4, 16, requires_grad=training)
+    torch.testing.assert_close(forge.jit(function)(x), function(x))
+
+
+def test_a_call_alone_follows_an_image_whose_channels_lie_beside_each_other() -> None:
+    """Resizing keeps that order of what a convolution gives, and of an image of one pixel, too, which has several."""
+    x, weight = torch.randn(2, 24, 1, 1), torch.randn(24, 24, 1, 1)
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = F.interpolate(F.conv2d(x, weight), scale_factor=2, mode="bicubic")
+        return wide.sin() + 1
+
+    jitted = forge.jit(function, cache=False)
+    torch.testing.assert_close(jitted(x, weight), function(x, weight))
+    assert "restrided" in str(forge.last_traces(jitted)[-1])
