@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forge import logs
+from forge.executors import FusionExecutor
 from forge.ir import Trace
-from forge.ir.printing import compile_function
+from forge.ir.printing import INSIDE, compile_function
 
 _HEAD = "# Edit this file: it runs in place of what forge generated, for as long as forge generates the same.\n"
 
@@ -20,13 +21,14 @@ class EditError(RuntimeError):
 def edited(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trace]:
     """The function of a trace that can be called, and the trace, whose text is the file's where it was edited.
 
-    The file's name has the program's and a hash of what forge generated, so that an edited file does not stand for
-    another program. Raises EditError, and OSError where the file cannot be read or written.
+    The file's name has the program's and a hash of what forge generated, regions' calls included, so that an edited
+    file does not stand for another program. Raises EditError, and OSError where the file cannot be read or written.
     """
     code = trace.python_source()
-    digest = hashlib.sha256("\n".join(code.lines).encode()).hexdigest()[:10]
+    text, scope = trace.as_file(lambda bound: isinstance(bound.symbol.executor, FusionExecutor))
+    inside = [line for line in text.splitlines() if line.startswith(INSIDE)]
+    digest = hashlib.sha256("\n".join([*code.lines, *inside]).encode()).hexdigest()[:10]
     path = Path(folder) / f"{trace.name}-{digest}.py"
-    text, scope = trace.as_file()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_HEAD + text)

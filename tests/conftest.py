@@ -1,7 +1,7 @@
 """What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
-Programs of the tests in `FUSED` are compiled as a user's are: fused, kept on disk, in the default order of executors.
-One thing is different: FORGE_CHECK=regions has torch's operators run each region, between checks of what its code would
+Programs are compiled as a user's are: fused, kept on disk, in the default order of executors; tests that are about
+torch's own calls or the text of their traces name their executors. One thing is different: FORGE_CHECK=regions has torch's operators run each region, between checks of what its code would
 be compiled for, since compiling all regions would take hours. Tests of what Inductor generates ask for the fixture
 `compiled_regions`. The programs are kept in a folder of the test run's own, never in a user's home. The last lines of a
 run say how many tests compiled programs with regions.
@@ -16,18 +16,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
-# whose programs run in the default configuration. Elsewhere, programs of tests that name no executors are neither fused
-# nor kept on disk, until these tests have been run so.
-FUSED = frozenset(
-    "cache clang distributed executors frontend gpu hub ir models patterns prims report torchlang transforms".split()
-)
 
 os.environ.setdefault("FORGE_CHECK", "regions")
 for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CACHE_DIR"):
@@ -108,15 +101,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.write_line(f"{len(_with_regions)} tests compiled programs with regions")
-
-
-@pytest.fixture(autouse=True)
-def _configuration(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.path.relative_to(Path(__file__).parent).parts[0] not in FUSED:
-        monkeypatch.setenv("FORGE_EXECUTORS", "hub,torch")
-        monkeypatch.setenv("FORGE_CACHE", "0")
-        monkeypatch.delenv("FORGE_CHECK", raising=False)
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -39,13 +39,13 @@ def relu_for_gelu(text: str) -> str:
 
 def test_the_programs_are_written_and_an_edited_one_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, x = Gelu(), torch.randn(2, 4, requires_grad=True)
-    jitted = forge.jit(model, edit=tmp_path / "programs")
+    jitted = forge.jit(model, executors=["torch"], edit=tmp_path / "programs")
     torch.testing.assert_close(jitted(x), model(x))
     jitted(x).sum().backward()
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "programs").iterdir()) == ["backward", "forward"]
     assert forge.explain(jitted).edited == []
     path = edit(tmp_path / "programs", "forward", relu_for_gelu)
-    again = forge.jit(model, edit=tmp_path / "programs")
+    again = forge.jit(model, executors=["torch"], edit=tmp_path / "programs")
     with caplog.at_level(logging.WARNING, "forge.compile"):
         result = again(x)
     torch.testing.assert_close(result, F.relu(model.linear(x)) + torch.arange(4.0))
@@ -70,7 +70,8 @@ def test_another_process_runs_what_was_edited(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, torch, forge\n"
-        "jitted = forge.jit(lambda x: torch.sin(x) + torch.tensor([1.0, 2.0]), edit=sys.argv[1])\n"
+        "f = lambda x: torch.sin(x) + torch.tensor([1.0, 2.0])\n"
+        "jitted = forge.jit(f, executors=['torch'], edit=sys.argv[1])\n"
         "print(jitted(torch.zeros(2)).tolist())\n"
     )
 
@@ -84,9 +85,21 @@ def test_another_process_runs_what_was_edited(tmp_path: Path) -> None:
 
 
 def test_an_edited_file_is_not_for_another_program(tmp_path: Path) -> None:
-    forge.jit(lambda x: torch.sin(x) + 1, edit=tmp_path)(torch.zeros(2))
+    options = {"executors": ["torch"], "edit": tmp_path}
+    forge.jit(lambda x: torch.sin(x) + 1, **options)(torch.zeros(2))
     edit(tmp_path, "computation", lambda text: text.replace("torch.sin(", "torch.cos("))
-    assert forge.jit(lambda x: torch.sin(x) + 2, edit=tmp_path)(torch.zeros(2)).tolist() == [2, 2]
+    assert forge.jit(lambda x: torch.sin(x) + 2, **options)(torch.zeros(2)).tolist() == [2, 2]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_in_which_a_region_was_replaced_is_not_for_another_region(tmp_path: Path) -> None:
+    """The files tell of regions by their calls, which stand below; all else of the two programs is the same."""
+    first, second = lambda x: (torch.sin(x) + 1).cos(), lambda x: (torch.sin(x) + 2).cos()
+    forge.jit(first, edit=tmp_path)(torch.zeros(2))
+    path = edit(tmp_path, "computation", lambda text: text.replace("cos, = fusion0([x])", "cos = torch.tan(x)"))
+    assert "    #   cos = torch.cos(" in path.read_text()
+    assert forge.jit(first, edit=tmp_path)(torch.ones(2)).tolist() == torch.ones(2).tan().tolist()
+    torch.testing.assert_close(forge.jit(second, edit=tmp_path)(torch.ones(2)), second(torch.ones(2)))
     assert len(list(tmp_path.iterdir())) == 2
 
 

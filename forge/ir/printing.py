@@ -297,9 +297,14 @@ def in_words(proxy: Proxy) -> str:
     return repr(proxy).split(": ", 1)[1].removesuffix(" cpu") if isinstance(proxy, TensorProxy) else "number"
 
 
-def statements(writer: Writer, calls: Iterable[BoundSymbol], depth: int) -> list[str]:
+INSIDE = "    #   "  # begins the line of a call inside of another one
+
+
+def statements(
+    writer: Writer, calls: Iterable[BoundSymbol], depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False
+) -> list[str]:
     """The calls as lines of a function: the module and the user's line above each, its metadata beside it, and
-    `depth - 1` levels of its decomposition below, as comments."""
+    `depth - 1` levels of its decomposition below, as comments. shown: whose decomposition has at least one level."""
     lines: list[str] = []
     last = ""
     for bound in calls:
@@ -308,11 +313,11 @@ def statements(writer: Writer, calls: Iterable[BoundSymbol], depth: int) -> list
             last = place
             lines.append(f"    # {place}")
         lines.append(f"    {writer.call(bound)}{_comment(bound)}")
-        lines.extend(_decomposition(bound, depth - 1, writer))
+        lines.extend(_decomposition(bound, max(depth - 1, int(shown(bound))), writer))
     return lines
 
 
-def _decomposition(bound: BoundSymbol, depth: int, writer: Writer, indent: str = "    #   ") -> list[str]:
+def _decomposition(bound: BoundSymbol, depth: int, writer: Writer, indent: str = INSIDE) -> list[str]:
     if depth <= 0:
         return []
     lines = []

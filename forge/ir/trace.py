@@ -181,9 +181,12 @@ class Trace:
         """
         return self.text or self._written(depth)[0]
 
-    def as_file(self) -> tuple[str, dict[str, Any]]:
-        """The trace as Python that is the same in every process, and the objects that it reads, which have no name."""
-        text, holders = self._written(1)
+    def as_file(self, shown: Callable[[BoundSymbol], bool]) -> tuple[str, dict[str, Any]]:
+        """The trace as Python that is the same in every process, and the objects that it reads, which have no name.
+
+        shown: which calls have those inside of them below, as comments.
+        """
+        text, holders = self._written(1, shown)
         scope = {}
         for i, holder in enumerate(holders):
             name = f"held_{i}"
@@ -193,10 +196,10 @@ class Trace:
             scope[name] = holder.value
         return text.replace("import forge.ir.printing\n", "") if "forge.ir.printing." not in text else text, scope
 
-    def _written(self, depth: int) -> tuple[str, list[Any]]:
+    def _written(self, depth: int, shown: Callable[[BoundSymbol], bool] = lambda bound: False) -> tuple[str, list[Any]]:
         writer = printing.Writer(flat=False, taken=self.names.union(self.input_names))
         writer.holders = self.held  # an object has the same number each time the trace is printed
-        body = printing.statements(writer, self.bound_symbols, depth)
+        body = printing.statements(writer, self.bound_symbols, depth, shown)
         body.append(f"    return {writer.value(self.output)}")
         named = {**self._read_constants(), **writer.callees}
         constants = [f"{name} = {writer.object(value, name)}" for name, value in named.items()]
