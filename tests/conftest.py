@@ -1,10 +1,11 @@
 """What every test shares: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
 Programs are compiled as a user's are: fused, kept on disk, in the default order of executors; tests that are about
-torch's own calls or the text of their traces name their executors. One thing is different: FORGE_CHECK=regions has torch's operators run each region, between checks of what its code would
-be compiled for, since compiling all regions would take hours. Tests of what Inductor generates ask for the fixture
-`compiled_regions`. The programs are kept in a folder of the test run's own, never in a user's home. The last lines of a
-run say how many tests compiled programs with regions.
+torch's own calls or the text of their traces name their executors. One thing is different: FORGE_CHECK=regions has
+torch's operators run each region, between checks of what its code would be compiled for, since compiling all regions
+would take hours. Tests of what Inductor generates ask for the fixture `compiled_regions`. The programs are kept in a
+folder of the test run's own, never in a user's home. The last lines of a run say how many tests compiled programs with
+regions.
 
 A region that Inductor cannot compile is replaced by torch's calls, so that results are right; a test in which that
 happens fails, unless it has the marker `failing_regions`.

@@ -117,15 +117,14 @@ def test_model_equals_eager(name, device, training, meta_checked):
         assert difference(ours.detach(), theirs.detach()) < 1e-4
     loss_of(expected).backward()
     loss_of(actual).backward()
-    pairs = dict(
-        zip(dict(model.named_parameters()), zip(model.parameters(), eager.parameters(), strict=True), strict=True)
-    )
-    assert [key for key, (ours, theirs) in pairs.items() if (ours.grad is None) != (theirs.grad is None)] == []
-    pairs = {key: (ours.grad, theirs.grad) for key, (ours, theirs) in pairs.items() if theirs.grad is not None}
-    apart = [key for key, (ours, theirs) in pairs.items() if difference(ours, theirs) >= 1e-3]
+    parameters = zip(model.named_parameters(), eager.parameters(), strict=True)
+    found = {key: (ours.grad, theirs.grad) for (key, ours), theirs in parameters}
+    assert [key for key, (ours, theirs) in found.items() if (ours is None) != (theirs is None)] == []
+    found = {key: both for key, both in found.items() if both[1] is not None}
+    apart = [key for key, (ours, theirs) in found.items() if difference(ours, theirs) >= 1e-3]
     exact = exact_gradients(name, training, device) if apart else {}
     for key in apart:  # gradients that all but cancel
-        ours, theirs = (difference(each, exact[key]) for each in pairs[key])
+        ours, theirs = (difference(each, exact[key]) for each in found[key])
         assert ours <= 2 * theirs, key
     for (key, ours), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, key=key: f"{key}: {text}")
