@@ -77,9 +77,9 @@ class Ran(NamedTuple):
     outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
     memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
     further on in it the tensor begins. operators: the aten operators that ran. known: whether it ran (else it is taken
-    to give contiguous tensors). chosen: whether its strides may be others when the program runs, because the kernel is
-    chosen then, or because its tensors are laid out so that torch's kernels differ from what torch says of them. flops:
-    what its matrix products, convolutions and attention multiply and add.
+    to give contiguous tensors). chosen: for each output, whether its strides may be others when the program runs,
+    because the kernel is chosen then, or because tensors are laid out so that torch's kernels differ from what torch
+    says of them. flops: what its matrix products, convolutions and attention multiply and add.
     """
 
     outputs: tuple[Any, ...]
@@ -87,7 +87,7 @@ class Ran(NamedTuple):
     offsets: tuple[Dim, ...]
     operators: tuple[Any, ...]
     known: bool
-    chosen: bool = False
+    chosen: tuple[bool, ...]
     flops: int = 0
 
 
@@ -199,13 +199,14 @@ class Layouts:
         ran = self._known(call) if predictable else self._promised(call)
         self.flops += ran.flops
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
-        for leaf, value, share, offset in zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, strict=True):
+        outputs = zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, ran.chosen, strict=True)
+        for leaf, value, share, offset, chosen in outputs:
             if isinstance(leaf, Proxy):
                 self.values[leaf.name] = value
                 if share is not None:
                     base, further = self.shown.get(given[share], (given[share], 0))
                     self.shown[leaf.name] = (base, further + offset)
-                if ran.chosen or not ran.known or (share is not None and given[share] in self.uncertain):
+                if chosen or not ran.known or (share is not None and given[share] in self.uncertain):
                     self.uncertain.add(leaf.name)
         return ran
 
@@ -292,14 +293,15 @@ class Layouts:
 
     def _promised(self, call: BoundSymbol) -> Ran:
         outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
-        return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False)
+        return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False, (False,) * len(outputs))
 
 
 def _turned(layout: Layout) -> Layout:
-    """Another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did so."""
+    """Another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did so, and
+    there are gaps between the elements, so that a dim of one element, too, has a stride that tells."""
     opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
     alike = key_of(opposite) == key_of(layout.strides)
-    return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
+    return layout._replace(strides=tuple(2 * step for step in (contiguous(layout.shape) if alike else opposite)))
 
 
 def _with_channels_last(layout: Layout) -> Layout:
@@ -337,16 +339,18 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
             outputs.append(value)
             shares.append(None)
             offsets.append(0)
-    chosen = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
-    chosen = chosen or any(isinstance(each, Layout) and _has_channels_last(each) for each in outputs)
-    if not chosen:
-        kernels = [each for each in operators.seen if each.namespace != "prim"]
-        copies = bool(kernels) and not any(each.is_view for each in kernels)
-        made = [each for each, share in zip(outputs, shares, strict=True) if share is None or copies]
-        arguments = list(map(Layout.of, bases))
-        if all(each.is_view or each.overloadpacket in _IN_ROW_MAJOR for each in kernels):
-            arguments = []
-        chosen = any(isinstance(each, Layout) and _may_differ(each, arguments) for each in made)
+    later = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
+    kernels = [each for each in operators.seen if each.namespace != "prim"]
+    copies = bool(kernels) and not any(each.is_view for each in kernels)
+    sure = all(each.is_view or each.overloadpacket in _IN_ROW_MAJOR for each in kernels)
+    arguments = [] if sure else list(map(Layout.of, bases))
+
+    def is_chosen(made: Any, share: int | None) -> bool:
+        if later or not isinstance(made, Layout) or _has_channels_last(made):
+            return later or isinstance(made, Layout)
+        return (share is None or copies) and _may_differ(made, arguments)
+
+    chosen = tuple(map(is_chosen, outputs, shares))
     return Ran(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
 
 

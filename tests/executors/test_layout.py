@@ -13,7 +13,7 @@ from support import chosen_opinfos, main_dtype, map_tensors, samples, tensors_in
 from torch._subclasses.fake_tensor import FakeTensor
 
 import forge
-from forge.executors import layout
+from forge.executors import layout, unspecified
 from forge.executors.hubex import kernel_executor
 from forge.executors.layout import Layout, Layouts, paired
 from forge.executors.torchex import attention
@@ -201,3 +201,15 @@ def test_a_call_alone_follows_an_image_whose_channels_lie_beside_each_other() ->
     jitted = forge.jit(function, cache=False)
     torch.testing.assert_close(jitted(x, weight), function(x, weight))
     assert "restrided" in str(forge.last_traces(jitted)[-1])
+
+
+def test_a_result_has_eagers_stride_in_a_dim_of_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checked program makes of values with gaps between their elements is not what its caller sees."""
+    spread = lambda x: torch.empty(2 * x.numel()).as_strided(x.shape, (2, 4)).copy_(x)
+    monkeypatch.setattr(unspecified, "randomly_strided", spread)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).take_along_dim(torch.tensor([[0]]), 1) * 5
+
+    x = torch.randn(2, 3)
+    assert forge.jit(function, check="regions", cache=False)(x).stride() == function(x).stride() == (1, 1)
