@@ -92,8 +92,9 @@ def jit(
     cuda_graphs: on a CUDA device, forward and backward are recorded as CUDA graphs after a few calls of a shape, and
         replayed; what cannot be recorded runs between them (forge.explain says why). Not kept on disk.
     freeze: for inference: what depends on parameters and buffers alone is computed once, batch norms are folded into
-        the layers before them, linear layers of one input are joined, and all is computed again when a weight changes.
-        Calls for which gradients are needed run as without it, with a warning.
+        the layers before them, linear layers of one input are joined, and all is computed again when a weight changes
+        (forge.refold says which changes are not noticed). Calls for which gradients are needed run as without it, with
+        a warning.
     select: where a kernel, or another executor that is not torch's or a fuser, takes a call that others would take or
         fuse: who is asked first runs it ("order"), or who was measured to be fastest, on tensors of the call's
         metadata, once for each such metadata ("measured"; forge.explain has the times).
@@ -470,8 +471,11 @@ def _stages(jitted: Any, caller: str, which: str) -> list[Trace]:
 
 
 def refold(jitted: Any) -> None:
-    """Has what a frozen function computed of its weights computed again at the next call. Nobody needs it after a
-    change that torch counts; it is for writes through `p.data`, NumPy and DLPack, which torch does not.
+    """Has what a frozen function computed of its weights computed again at the next call.
+
+    Nobody needs it after a change that torch counts, nor after a write through `data` or `numpy()` of a parameter. It
+    is for what is written through other aliases: `buffer.data`, `p.detach().numpy()`, DLPack, or a tensor of `p.data`
+    that was taken before the first call.
 
     Raises TypeError for what was not made by forge.jit.
     """

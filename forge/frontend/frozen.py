@@ -3,13 +3,14 @@
 A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
 changes in place. torch does not count everything. A step of a torch.optim optimizer, fused ones too, drops what was
 made of its parameters. Others' fused steps follow a gradient: while a weight has one, nothing is kept, and what is kept
-is dropped once one arrives. For writes through `p.data`, NumPy and DLPack, one element of each weight on the CPU is
-looked at; elsewhere, and where that element stays, forge.refold is for them.
+is dropped once one arrives. Writes through `p.data` and `p.numpy()` of a parameter are noticed (parameter_aliases.py).
+For those through other aliases (`buffer.data`, `p.detach().numpy()`, DLPack), memory on the CPU is looked at: all of a
+small weight, one element of a larger one; elsewhere, and where that element stays, forge.refold is for them.
 """
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from forge.executors.claim import claim
 from forge.executors.executor import Executor
 from forge.executors.layout import Layouts, restrided
+from forge.frontend.parameter_aliases import changed_parameters, open_aliases, watch
 from forge.frontend.program import Program
 from forge.ir import Tag, TensorProxy, Trace
 from forge.ir.interpreter import unconverted
@@ -28,19 +30,19 @@ from forge.ir.printing import counted
 from forge.ir.pytree import tensors
 from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
 
-_VERSION, _VALUE, _PLACE = attrgetter("_version"), attrgetter("value"), torch.Tensor.data_ptr
-_CELLS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
+_VERSION, _BYTES, _PLACE = attrgetter("_version"), attrgetter("raw"), torch.Tensor.data_ptr
+_WHOLE = 512  # bytes of a weight that is compared as a whole: this takes as long as an element does
 _folded: "weakref.WeakSet[Folded]" = weakref.WeakSet()
 _folded_lock = new_lock()
 
 
 class _State(NamedTuple):
     """What was computed of some weights. `seen` is what `_look` saw of them before, `bits` what was in `cells`, which
-    are elements of theirs; `weights` refer to them, `memory` is theirs, which nothing else takes the place of while it
-    is kept; `hooks` are called when a gradient arrives."""
+    are parts of their memory; `weights` refer to them, `memory` is theirs, which nothing else takes the place of while
+    it is kept; `hooks` are called when a gradient arrives."""
 
     seen: list[int]
-    bits: list[int]
+    bits: list[bytes]
     values: tuple[torch.Tensor, ...]
     cells: list[Any]
     memory: list[torch.Tensor]
@@ -50,7 +52,7 @@ class _State(NamedTuple):
     def holds(self, weights: list[torch.Tensor]) -> bool:
         """Whether nothing has changed these weights, which are the same tensors. The cells are read last: they are
         in the memory that was seen, which may be gone where a weight is elsewhere."""
-        return _look(weights) == self.seen and list(map(_VALUE, self.cells)) == self.bits
+        return _look(weights) == self.seen and list(map(_BYTES, self.cells)) == self.bits
 
     def moved(self) -> bool:
         """Whether a weight is elsewhere by now: nobody will ask for this again."""
@@ -83,7 +85,10 @@ class Folded:
 
         def frozen(*inputs: Any) -> Any:
             weights = [inputs[i] for i in reads]
-            state = states.get(tuple(map(id, weights)))
+            key = tuple(map(id, weights))
+            if open_aliases and not open_aliases.keys().isdisjoint(key):
+                _drop_changed(key)
+            state = states.get(key)
             if state is not None and state.holds(weights):
                 return call(*inputs, *state.values)
             return call(*inputs, *compute(weights))
@@ -117,10 +122,11 @@ class Folded:
 
     def _fold(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         key = tuple(map(id, weights))
+        watch(weights)
         try:
             memory = [x.detach() for x in weights]
             cells = _cells(weights)
-            seen, bits = _look(weights), list(map(_VALUE, cells))
+            seen, bits = _look(weights), list(map(_BYTES, cells))
         except RuntimeError:  # a tensor without a version or memory of its own: nothing says when it changes
             seen = None
         with torch.inference_mode(False), torch.no_grad():
@@ -149,20 +155,23 @@ def _look(weights: list[torch.Tensor]) -> list[int]:
 
 
 def _cells(weights: list[torch.Tensor]) -> list[Any]:
-    """An element of each weight on the CPU, as bits: that in its middle, or another where that is 0, which stays 0 when
-    it is scaled. Raises RuntimeError for a weight without memory."""
+    """Of each weight on the CPU the bytes of all elements, if these are few, or of one: that in its middle, or another
+    where that is 0, which stays 0 when it is scaled. Raises RuntimeError for a weight without memory."""
     return [_cell(x) for x in weights if x.device.type == "cpu" and x.numel()]
 
 
 def _cell(x: torch.Tensor) -> Any:
     if not x.data_ptr():
         raise RuntimeError("it has no memory")
-    kind = _CELLS.get(x.element_size(), ctypes.c_int64)
+    size = x.element_size()
+    extent = size * (1 + sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True)))
+    if extent <= _WHOLE:
+        return (ctypes.c_char * extent).from_address(x.data_ptr())
     cells = []
     for part in (2, 4, 3, 5):
         place = sum(length // part * stride for length, stride in zip(x.shape, x.stride(), strict=True))
-        cells.append(kind.from_address(x.data_ptr() + place * x.element_size()))
-    return next((cell for cell in cells if cell.value), cells[0])
+        cells.append((ctypes.c_char * size).from_address(x.data_ptr() + place * size))
+    return next((cell for cell in cells if any(cell.raw)), cells[0])
 
 
 def _finished(values: Sequence[torch.Tensor]) -> bool:
@@ -182,14 +191,25 @@ def _drop(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
         owner.drop(key)
 
 
+@unconverted
+def _drop_changed(weights: Collection[int]) -> None:
+    """What was computed of those of these weights that were written to through an alias, as far as it is noticed."""
+    _drop_all(changed_parameters(weights))
+
+
+def _drop_all(weights: Collection[int]) -> None:
+    """What any program computed of these weights, by their ids, is computed again when it is needed."""
+    if weights:
+        with _folded_lock:
+            there = list(_folded)
+        for each in there:
+            each.drop_of(frozenset(weights))
+
+
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
     """A step has changed an optimizer's parameters, whether it counted that or not."""
-    with _folded_lock:
-        there = list(_folded)
-    if there:
-        stepped = frozenset(id(x) for group in optimizer.param_groups for x in group["params"])
-        for each in there:
-            each.drop_of(stepped)
+    if _folded:
+        _drop_all({id(x) for group in optimizer.param_groups for x in group["params"]})
 
 
 register_optimizer_step_post_hook(_after_step)

@@ -1,0 +1,110 @@
+"""Writes to parameters that torch does not count: through `p.data`, which has a version of its own, and through an
+array of `p.numpy()`, which has none.
+
+torch tells nobody of either. While a frozen program has computed something of a parameter, what is handed out of its
+memory is therefore noted: `torch.nn.Parameter` gets a `data` and a `numpy` of its own when the first such program runs,
+which note it for watched parameters and are torch's for all others. Tensors and arrays are noted by weak references,
+so that nothing lives longer than in eager. Other tensors (buffers, `p.detach()`) keep torch's functions.
+"""
+
+import weakref
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import torch
+
+from forge.ir.locks import new_lock
+
+_BASE = torch.Tensor.data  # a getset of torch._C.TensorBase
+_NUMPY = torch.Tensor.numpy
+_LIMIT = 64  # of references in one entry, before dead ones are removed from it
+
+_lock = new_lock()
+_watched: dict[int, weakref.ref] = {}
+open_aliases: dict[int, "_Aliases"] = {}
+"""By the id of a watched parameter: what may write to it, or may have written. Empty nearly always."""
+
+
+class _Aliases:
+    """Aliases of a parameter that may be alive, each with the version that was seen last, and arrays."""
+
+    __slots__ = ("aliases", "arrays", "changed")
+
+    def __init__(self) -> None:
+        self.aliases: list[tuple[weakref.ref, int]] = []
+        self.arrays: list[weakref.ref] = []
+        self.changed = False
+
+    def add_alias(self, alias: torch.Tensor) -> None:
+        if len(self.aliases) >= _LIMIT:
+            self.changed = self.look()
+        self.aliases.append((weakref.ref(alias), alias._version))
+
+    def add_array(self, array: Any) -> None:
+        if len(self.arrays) >= _LIMIT:
+            self.changed = self.look()
+        self.arrays.append(weakref.ref(array))
+
+    def look(self) -> bool:
+        """Whether something may have been written since the last look: through an alias whose version moved or that is
+        gone, or through an array."""
+        changed = self.changed or bool(self.arrays)
+        aliases = []
+        for reference, seen in self.aliases:
+            alias = reference()
+            version = None if alias is None else alias._version
+            changed |= version != seen
+            if alias is not None:
+                aliases.append((reference, version))
+        self.aliases = aliases
+        self.arrays = [each for each in self.arrays if each() is not None]
+        self.changed = False
+        return changed
+
+
+def watch(tensors: Collection[torch.Tensor]) -> None:
+    """Notes what is handed out of those of these tensors that are parameters, from now on until they die."""
+    if type(vars(torch.nn.Parameter).get("data")) is not property:
+        torch.nn.Parameter.data = property(_data, _BASE.__set__, doc=_BASE.__doc__)
+        torch.nn.Parameter.numpy = _numpy
+    for each in tensors:
+        if isinstance(each, torch.nn.Parameter) and id(each) not in _watched:
+            _watched[id(each)] = weakref.ref(each, partial(_forget, id(each)))
+
+
+def changed_parameters(ids: Collection[int]) -> list[int]:
+    """Those of these parameters that something may have written to since this was asked last, uncounted."""
+    found = []
+    with _lock:
+        for each in ids:
+            entry = open_aliases.get(each)
+            if entry is not None and entry.look():
+                found.append(each)
+            if entry is not None and not (entry.aliases or entry.arrays):
+                open_aliases.pop(each, None)
+    return found
+
+
+def _data(parameter: torch.Tensor) -> torch.Tensor:
+    data = _BASE.__get__(parameter)
+    if id(parameter) in _watched:
+        with _lock:
+            open_aliases.setdefault(id(parameter), _Aliases()).add_alias(data)
+    return data
+
+
+def _numpy(parameter: torch.Tensor, **options: Any) -> Any:
+    array = _NUMPY(parameter, **options)
+    if id(parameter) in _watched:
+        with _lock:
+            open_aliases.setdefault(id(parameter), _Aliases()).add_array(array)
+    return array
+
+
+_numpy.__doc__ = _NUMPY.__doc__
+
+
+def _forget(key: int, _: Any) -> None:
+    _watched.pop(key, None)
+    open_aliases.pop(key, None)
