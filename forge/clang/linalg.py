@@ -1,6 +1,7 @@
 """Matrix products with torch's broadcasting, sums of products, norms."""
 
 import math
+from contextlib import nullcontext
 
 import torch
 
@@ -9,7 +10,17 @@ from forge.clang.core import broadcast_shapes, clangop, convert, expand_to
 from forge.clang.elementwise import abs, conj, isnan, sgn, sqrt, squared_size, where
 from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
-from forge.ir import Number, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import (
+    Number,
+    TensorProxy,
+    check,
+    end_grad,
+    get_grad,
+    needs_grad,
+    outside_regions,
+    put_grad,
+    register_grad,
+)
 
 
 @clangop()
@@ -106,7 +117,8 @@ def _norm_of(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool) 
 
 @register_grad(vector_norm)
 def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
-    out = vector_norm(x, ord, dims, keepdim)
+    with outside_regions() if math.isinf(ord) else nullcontext():
+        out = vector_norm(x, ord, dims, keepdim)
     g, norm = get_grad(out), out
     if ord == 0:  # as torch has it
         end_grad(x)
@@ -126,7 +138,9 @@ def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: Tensor
     if ord == 2:
         return x * where(norm == 0, 0, g / norm)
     if math.isinf(ord):
-        winners = ((abs(x) == norm) | isnan(x)).to(norm.dtype)
+        with outside_regions():
+            winners = (abs(x) == norm) | isnan(x)
+        winners = winners.to(norm.dtype)
         return sgn(x) * (winners * (g / (winners.sum(dims, True) if dims else winners)))
     if ord < 1:
         return where(x == 0, 0, sgn(x) * abs(x) ** (ord - 1)) * (g * norm ** (1 - ord))

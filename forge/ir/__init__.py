@@ -18,7 +18,7 @@ from forge.ir.proxies import (
 )
 from forge.ir.state import LanguageContext, speaking
 from forge.ir.symbol import BoundSymbol, Symbol, Tag
-from forge.ir.trace import Trace, current_trace, recording
+from forge.ir.trace import Trace, current_trace, outside_regions, recording
 
 __all__ = [
     "INT_TYPES",
@@ -40,6 +40,7 @@ __all__ = [
     "end_grad",
     "get_grad",
     "needs_grad",
+    "outside_regions",
     "put_grad",
     "recording",
     "register_grad",

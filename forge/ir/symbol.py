@@ -26,7 +26,7 @@ class Tag(Enum):
     RECOMPUTE = auto()  # what this call makes is recomputed by the backward instead of saved (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call
     ATOMIC = auto()  # this composite stays one call, whatever is read from inside it
-    SINGLE = auto()  # this call is in no region: torch's autograd records it, or it must share memory as in eager
+    SINGLE = auto()  # this call is in no region: torch's autograd records it, it must share memory or round as in eager
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
 
     __hash__ = object.__hash__  # each is one object; Enum's own hashes the name, in Python

@@ -265,6 +265,18 @@ def current_trace() -> Trace:
 
 
 @contextmanager
+def outside_regions() -> Iterator[None]:
+    """Calls recorded inside read values from memory, rounded to their dtype.
+
+    Within a region a value may be in a wider dtype, or computed again with another rounding, so that it differs from
+    what was made of it before.
+    """
+    trace = current_trace()
+    with trace.tagged({*trace.tags, Tag.SINGLE}):
+        yield
+
+
+@contextmanager
 def recording(trace: Trace, language: LanguageContext | None = None) -> Iterator[Trace]:
     """Symbol calls inside record into `trace`; operators on proxies have `language`'s meaning."""
     before = state.trace, state.language

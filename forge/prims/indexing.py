@@ -4,11 +4,12 @@ An index tensor holds integers; a negative one counts from the end where the doc
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 
-from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, make_prim, same
 from forge.prims.creation import full
 from forge.prims.shape import pad
@@ -393,7 +394,8 @@ class _Reduced(NamedTuple):
 def _scatter_reduce_grad(
     x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
 ) -> TensorProxy:
-    out = scatter_reduce(x, dim, index, src, reduce, include_self)
+    with outside_regions() if reduce in ("amax", "amin") else nullcontext():
+        out = scatter_reduce(x, dim, index, src, reduce, include_self)
     read = _fitted(src, index)
     of_x, of_src = _REDUCE_GRADS[reduce](_Reduced(get_grad(out), x, dim, index, read, out, include_self))
     if needs_grad(x):
@@ -421,8 +423,9 @@ def _mean_grads(call: _Reduced) -> Thunks:
 def _extremum_grads(call: _Reduced) -> Thunks:
     """Ties share the gradient; x counts where it equals the result, included or not, as in torch."""
     g, x, dim, index, src, out, _ = call
-    from_x = (x == out).to(x.dtype)
-    from_src = (src == gather(out, dim, index)).to(x.dtype)
+    with outside_regions():
+        x_wins, src_wins = x == out, src == gather(out, dim, index)
+    from_x, from_src = x_wins.to(x.dtype), src_wins.to(x.dtype)
     share = g / scatter_add(from_x, dim, index, from_src)
     return lambda: from_x * share, lambda: from_src * gather(share, dim, index)
 

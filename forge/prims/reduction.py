@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import check_dim, check_dims, check_tensor, known, like, make_prim
 from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
@@ -268,8 +268,10 @@ def _register_extremum(prim: Symbol) -> None:
 
     @register_grad(prim)
     def rule(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-        out = prim(x, dims)
-        winners = (x == restore_dims(out, x, dims)).to(x.dtype)
+        with outside_regions():
+            out = prim(x, dims)
+            winners = x == restore_dims(out, x, dims)
+        winners = winners.to(x.dtype)
         share = get_grad(out) / (sum(winners, dims) if x.ndim else winners)
         put_grad(x, winners * restore_dims(share, x, dims))
         return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Number, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import Number, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import check_dim, known
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import check_tensor
@@ -89,7 +89,9 @@ def _slope(difference: TensorProxy, distance: TensorProxy, p: float) -> TensorPr
     if p == 1:
         return sign
     if math.isinf(p):
-        return clang.where(clang.abs(difference) == distance, sign, 0)
+        with outside_regions():
+            largest = clang.abs(difference) == distance
+        return clang.where(largest, sign, 0)
     smooth = difference != 0 if p < 1 else distance != 0
     size = clang.where(smooth, clang.abs(difference), 1)
     return clang.where(smooth, sign * (size / clang.where(smooth, distance, 1)) ** (p - 1), 0)

@@ -18,6 +18,7 @@ from forge.ir import (
     TensorProxy,
     check,
     get_grad,
+    outside_regions,
     put_grad,
     register_grad,
 )
@@ -310,6 +311,13 @@ max = _extremum("max", prims.max_dim, clang.amax, clang.maximum)
 min = _extremum("min", prims.min_dim, clang.amin, clang.minimum)
 
 
+def _chosen_of_all(symbol: Symbol, x: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+    """An element that was chosen of all, and where x is it; nan is one where it was."""
+    with outside_regions():
+        out = symbol(x)
+        return out, (x == out) | (clang.isnan(x) & clang.isnan(out))
+
+
 def _register_over_all(symbol: Symbol) -> None:
     """Of all elements, those that are the extremum share its gradient; nan is one where it is the result."""
 
@@ -317,8 +325,7 @@ def _register_over_all(symbol: Symbol) -> None:
     def rule(input: TensorProxy, *others: Any, **options: Any) -> TensorProxy:
         if others or options:
             return NotImplemented
-        out = symbol(input)
-        winners = (input == out) | (clang.isnan(input) & clang.isnan(out))
+        out, winners = _chosen_of_all(symbol, input)
         put_grad(input, clang.where(winners, get_grad(out) / clang.sum(winners), 0))
         return out
 
@@ -394,8 +401,7 @@ def _middle(name: str) -> Symbol:
             g = g if keepdim or input.ndim == 0 else clang.unsqueeze(g, dim)
             put_grad(input, clang.place_along_dim(g, indices, dim, input.shape))
             return out
-        out = symbol(input)
-        winners = (input == out) | (clang.isnan(input) & clang.isnan(out))  # they share the gradient, as in torch
+        out, winners = _chosen_of_all(symbol, input)  # they share the gradient, as in torch
         put_grad(input, clang.where(winners, get_grad(out) / clang.sum(winners), 0))
         return out
 

@@ -159,7 +159,7 @@ class _Forward:
         if call.puts:
             self.runs.append(RuleRun(call, backward))
         if len(forward) == 1 and forward[0].symbol is bound.symbol:
-            return [bound]
+            return [bound.replace(tags=forward[0].tags)]
         return [bound.replace(subsymbols=forward)] if bound.symbol.body is not None else forward
 
 

@@ -36,7 +36,8 @@ def rematerialize(
     read = set(free_names(backward, lengths))
     wanted = {*read, *forward.output_names}
     calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
-    again = [_may_run_again(bound, cheap) for bound in calls]
+    exact = {name for bound in backward.bound_symbols if Tag.SINGLE in bound.tags for name in bound.inputs}
+    again = [_may_run_again(bound, cheap, exact) for bound in calls]
     if not any(again):
         return forward
     network = _Network(copied)
@@ -56,8 +57,11 @@ def rematerialize(
     return forward.derive("rematerialize", tagged)
 
 
-def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool]) -> bool:
-    return _NEVER.isdisjoint(bound.all_tags) and (Tag.RECOMPUTE in bound.tags or cheap(bound))
+def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exact: Collection[str]) -> bool:
+    """exact: values that are compared with what the forward made of them."""
+    if not _NEVER.isdisjoint(bound.all_tags):
+        return False
+    return Tag.RECOMPUTE in bound.tags or (exact.isdisjoint(bound.outputs) and cheap(bound))
 
 
 def _tagged(bound: BoundSymbol) -> BoundSymbol:
