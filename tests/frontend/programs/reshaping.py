@@ -1,6 +1,7 @@
 """Tensors whose shape changes in place."""
 
 import torch
+import torch.nn.functional as F
 from frontend.programs.table import program
 
 
@@ -125,3 +126,16 @@ def a_transpose_in_place_in_a_checkpointed_block(jit):
         return (torch.utils.checkpoint.checkpoint(block, x * 2, use_reentrant=False),)
 
     return _grad(jit, run)
+
+
+@program
+def a_loss_of_an_image_with_channels_last_that_is_upsampled(jit):
+    """On a GPU torch's kernel keeps the layout of few channels, which torch without values says is row-major."""
+    labels = torch.randint(3, (2, 8, 8))
+
+    def run(x):
+        return F.cross_entropy(F.interpolate(x, size=(8, 8), mode="bilinear", align_corners=False), labels)
+
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    loss = jit(run)(x)
+    return loss, torch.autograd.grad(loss, x)
