@@ -336,7 +336,7 @@ def fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, los
     if executor in lost:
         declined.append((executor.name, lost[executor]))
         return []
-    if _has_single(bound):
+    if Tag.SINGLE in bound.all_tags:
         return []
     try:
         decision = asked(executor.can_fuse, bound)
@@ -355,11 +355,6 @@ def fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, los
             return []
         parts += found
     return parts
-
-
-def _has_single(bound: BoundSymbol) -> bool:
-    """Whether the call, or one inside it, is in no region."""
-    return Tag.SINGLE in bound.tags or any(map(_has_single, bound.subsymbols))
 
 
 def is_fused(bound: BoundSymbol, executors: Sequence[Executor], select: Selection = in_order) -> bool:

@@ -346,29 +346,29 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
     arguments = [] if sure else list(map(Layout.of, bases))
 
     def is_chosen(made: Any, share: int | None) -> bool:
-        if later or not isinstance(made, Layout) or _has_channels_last(made):
-            return later or isinstance(made, Layout)
-        return (share is None or copies) and _may_differ(made, arguments)
+        if later or not isinstance(made, Layout):
+            return later
+        return _has_channels_last(made) or ((share is None or copies) and _may_differ(made, arguments))
 
     chosen = tuple(map(is_chosen, outputs, shares))
     return Ran(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
 
 
 def _may_differ(made: Layout, given: list[Layout]) -> bool:
-    """Whether torch's kernel may lay out a tensor otherwise than torch says of tensors without values: it, or an
-    argument of its shape, is not in row-major order, or an argument is an image whose channels lie beside each other.
+    """Return whether torch's kernel may lay out a tensor otherwise than torch says of tensors without values: it, or
+    an argument of its shape, is not in row-major order, or an argument is an image whose channels lie beside each
+    other.
 
     Kernels and what is said of them keep different ones of the layouts that they are given: those of a batch norm, of
     dropout, of pooling or of random numbers give row-major order for a transposed argument whose order is kept without
     values; with floor_divide it is the other way round.
     """
-    if not _is_row_major(made):
-        return True
-    others = (each for each in given if not _is_row_major(each) or _has_channels_last(each))
-    return any(same(each.shape, made.shape) or _has_channels_last(each) for each in others)
+    alike = [each for each in given if same(each.shape, made.shape)]
+    return not all(map(_is_row_major, (made, *alike))) or any(map(_has_channels_last, given))
 
 
 def _is_row_major(layout: Layout) -> bool:
+    """Return whether strides are those of row-major order, but for dims of one element."""
     steps = zip(layout.shape, layout.strides, contiguous(layout.shape), strict=True)
     told = [(step, wanted) for length, step, wanted in steps if not isinstance(length, int) or length != 1]
     return all(same((step,), (wanted,)) for step, wanted in told)

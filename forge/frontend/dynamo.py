@@ -44,6 +44,7 @@ from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.source import Source, text_of
 from forge.prims.library import operator_symbol
+from forge.prims.recurrent import KINDS
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.torchlang.opaque import opaque_symbol
 
@@ -435,7 +436,7 @@ class _Interpreter:
         """Those of an example; not of a recurrent layer's, whose fake tensors are as another kernel gives them."""
         if not isinstance(example, torch.Tensor):
             return
-        if getattr(node.target, "__name__", "") not in _RECURRENT:
+        if getattr(node.target, "__name__", "") not in KINDS:
             output.strides, output.offset = tuple(example.stride()), example.storage_offset()
             compare_meta(node, output, example)
 
@@ -572,9 +573,6 @@ def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
         return False
     results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
     return any(fake.requires_grad for _, fake in given) and not any(each.requires_grad for each in results)
-
-
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def _without_gradients(output: Any, example: Any) -> Any:

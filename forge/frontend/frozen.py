@@ -193,12 +193,12 @@ def _drop(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
 
 @unconverted
 def _drop_changed(weights: Collection[int]) -> None:
-    """What was computed of those of these weights that were written to through an alias, as far as it is noticed."""
+    """Drop what was computed of those of these weights to which an alias wrote, as far as it is noticed."""
     _drop_all(changed_parameters(weights))
 
 
 def _drop_all(weights: Collection[int]) -> None:
-    """What any program computed of these weights, by their ids, is computed again when it is needed."""
+    """Drop what any program computed of these weights, by their ids: it is computed again when it is needed."""
     if weights:
         with _folded_lock:
             there = list(_folded)

@@ -27,44 +27,37 @@ open_aliases: dict[int, "_Aliases"] = {}
 
 
 class _Aliases:
-    """Aliases of a parameter that may be alive, each with the version that was seen last, and arrays."""
+    """Aliases of a parameter that may be alive, each with the version that was seen last; None for an array, which has
+    none."""
 
-    __slots__ = ("aliases", "arrays", "changed")
+    __slots__ = ("aliases", "changed")
 
     def __init__(self) -> None:
-        self.aliases: list[tuple[weakref.ref, int]] = []
-        self.arrays: list[weakref.ref] = []
+        self.aliases: list[tuple[weakref.ref, int | None]] = []
         self.changed = False
 
-    def add_alias(self, alias: torch.Tensor) -> None:
+    def add(self, alias: Any) -> None:
         if len(self.aliases) >= _LIMIT:
             self.changed = self.look()
-        self.aliases.append((weakref.ref(alias), alias._version))
-
-    def add_array(self, array: Any) -> None:
-        if len(self.arrays) >= _LIMIT:
-            self.changed = self.look()
-        self.arrays.append(weakref.ref(array))
+        version = alias._version if isinstance(alias, torch.Tensor) else None
+        self.aliases.append((weakref.ref(alias), version))
 
     def look(self) -> bool:
-        """Whether something may have been written since the last look: through an alias whose version moved or that is
-        gone, or through an array."""
-        changed = self.changed or bool(self.arrays)
-        aliases = []
+        """Return whether something may have been written since the last look: through an alias whose version moved or
+        that is gone, or through an array."""
+        changed, alive = self.changed, []
         for reference, seen in self.aliases:
             alias = reference()
-            version = None if alias is None else alias._version
-            changed |= version != seen
+            version = None if alias is None or seen is None else alias._version
+            changed |= version is None or version != seen
             if alias is not None:
-                aliases.append((reference, version))
-        self.aliases = aliases
-        self.arrays = [each for each in self.arrays if each() is not None]
-        self.changed = False
+                alive.append((reference, version))
+        self.aliases, self.changed = alive, False
         return changed
 
 
 def watch(tensors: Collection[torch.Tensor]) -> None:
-    """Notes what is handed out of those of these tensors that are parameters, from now on until they die."""
+    """Note what is handed out of those of these tensors that are parameters, from now on until they die."""
     if type(vars(torch.nn.Parameter).get("data")) is not property:
         torch.nn.Parameter.data = property(_data, _BASE.__set__, doc=_BASE.__doc__)
         torch.nn.Parameter.numpy = _numpy
@@ -74,35 +67,37 @@ def watch(tensors: Collection[torch.Tensor]) -> None:
 
 
 def changed_parameters(ids: Collection[int]) -> list[int]:
-    """Those of these parameters that something may have written to since this was asked last, uncounted."""
+    """Return those of these parameters that something may have written to, uncounted, since this was asked last."""
     found = []
     with _lock:
         for each in ids:
             entry = open_aliases.get(each)
             if entry is not None and entry.look():
                 found.append(each)
-            if entry is not None and not (entry.aliases or entry.arrays):
+            if entry is not None and not entry.aliases:
                 open_aliases.pop(each, None)
     return found
 
 
 def _data(parameter: torch.Tensor) -> torch.Tensor:
     data = _BASE.__get__(parameter)
-    if id(parameter) in _watched:
-        with _lock:
-            open_aliases.setdefault(id(parameter), _Aliases()).add_alias(data)
+    _note(parameter, data)
     return data
 
 
 def _numpy(parameter: torch.Tensor, **options: Any) -> Any:
     array = _NUMPY(parameter, **options)
-    if id(parameter) in _watched:
-        with _lock:
-            open_aliases.setdefault(id(parameter), _Aliases()).add_array(array)
+    _note(parameter, array)
     return array
 
 
 _numpy.__doc__ = _NUMPY.__doc__
+
+
+def _note(parameter: torch.Tensor, alias: Any) -> None:
+    if id(parameter) in _watched:
+        with _lock:
+            open_aliases.setdefault(id(parameter), _Aliases()).add(alias)
 
 
 def _forget(key: int, _: Any) -> None:

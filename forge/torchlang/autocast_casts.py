@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge.ir import TensorProxy
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import leaves, tree_map
+from forge.prims.recurrent import KINDS
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disabled, state
 from forge.torchlang.trial import run_without_values
 
@@ -92,7 +93,7 @@ _INSIDE = frozenset(
     )
 )
 
-_RECURRENT = frozenset((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu))
+_RECURRENT = frozenset(getattr(torch, kind) for kind in KINDS)
 
 
 def _is_eligible(tensor: Any) -> bool:

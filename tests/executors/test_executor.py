@@ -56,8 +56,7 @@ def test_an_implementation_is_an_operator_or_a_transform(given: dict) -> None:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the registry that the test may change, and no choice by the environment."""
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+    """A copy of the registry that the test may change."""
     monkeypatch.setattr(executor, "_known", dict(executor._known))
     monkeypatch.setattr(executor, "_default_order", list(executor._default_order))
 

@@ -13,11 +13,6 @@ from forge.executors import FusionExecutor, OperatorExecutor, claim, resolve_exe
 from forge.ir import BoundSymbol, Trace
 
 
-@pytest.fixture(autouse=True)
-def _default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 def program(x: torch.Tensor) -> torch.Tensor:
     return F.silu(F.silu(torch.relu(x))) + 1
 

@@ -54,11 +54,6 @@ def through_detach(x: torch.Tensor) -> None:
 CHANGES = (in_place, without_grad, of_a_part, through_detach)
 
 
-@pytest.fixture(autouse=True)
-def _default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 def cases() -> Iterator[tuple[Callable, int, tuple[int, ...]]]:
     """How what is changed, and the results of which there is a gradient."""
     return itertools.product(CHANGES, range(5), ((0,), (1,), (0, 1, 2)))

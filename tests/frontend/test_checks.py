@@ -13,8 +13,6 @@ import forge
 
 @pytest.fixture(autouse=True)
 def _default_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-    monkeypatch.setenv("FORGE_CACHE", "1")
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path))
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         yield

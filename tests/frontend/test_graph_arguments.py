@@ -12,11 +12,6 @@ from torch._higher_order_ops.wrap import wrap
 import forge
 
 
-@pytest.fixture(autouse=True)
-def _default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 @dataclasses.dataclass(frozen=True)
 class Scale:
     weight: torch.Tensor

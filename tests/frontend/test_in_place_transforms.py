@@ -9,11 +9,6 @@ from torch import func
 import forge
 
 
-@pytest.fixture(autouse=True)
-def _default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 def added(y: torch.Tensor) -> torch.Tensor:
     return y.add_(1)
 

@@ -216,15 +216,13 @@ RETURN_WHAT_IS_SAVED: dict[str, Callable] = {
 
 
 @pytest.mark.parametrize("name", RETURN_WHAT_IS_SAVED)
-def test_results_are_freed_where_no_backward_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_freed_where_no_backward_runs(name: str) -> None:
     """The forward's node saves a view of a result, whose history is that node."""
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
     function = RETURN_WHAT_IS_SAVED[name]
     assert memory_left(forge.jit(lambda x, w: function(x @ w)), torch.randn(4, 4, requires_grad=True)) == 0
 
 
-def test_results_of_a_module_are_freed_where_no_backward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+def test_results_of_a_module_are_freed_where_no_backward_runs() -> None:
     assert memory_left(forge.jit(Views())) == 0
 
 
@@ -244,8 +242,7 @@ def memory_left(jitted: Callable, *others: torch.Tensor) -> int:
         gc.enable()
 
 
-def test_a_change_of_a_result_is_seen_by_the_view_of_it_that_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+def test_a_change_of_a_result_is_seen_by_the_view_of_it_that_is_saved() -> None:
     y, square = forge.jit(lambda x: (y := x @ x.t(), y.view(-1) ** 2))(X.clone().requires_grad_())
     with torch.no_grad():
         y.add_(1)

@@ -16,11 +16,6 @@ from torch.utils._pytree import tree_map
 import forge
 
 
-@pytest.fixture(autouse=True)
-def _default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 class Pair(torch.Tensor):
     """Two tensors in one: operators run on both."""
 

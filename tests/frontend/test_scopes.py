@@ -44,11 +44,6 @@ class Net(Base):
 """
 
 
-@pytest.fixture(autouse=True)
-def _default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 def executed(name: str) -> Callable[[Path], dict[str, Any]]:
     def load(folder: Path) -> dict[str, Any]:
         scope = {"__name__": name}

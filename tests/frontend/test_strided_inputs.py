@@ -12,11 +12,6 @@ from torch.utils._pytree import tree_leaves
 import forge
 
 
-@pytest.fixture(autouse=True)
-def _default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 def through(show: Callable, write: Callable) -> Callable:
     """A program that writes through a view and gives what the input is then."""
 

@@ -11,11 +11,6 @@ from torch import nn
 import forge
 
 
-@pytest.fixture(autouse=True)
-def _default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-
-
 def silu(input: torch.Tensor) -> torch.Tensor:
     return input * torch.sigmoid(input)
 

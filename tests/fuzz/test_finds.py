@@ -1,20 +1,11 @@
 """Programs that the fuzzer found, and others of their class, in the default configuration against eager."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 import forge
-
-
-@pytest.fixture(autouse=True)
-def _default_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("FORGE_EXECUTORS", "FORGE_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("FORGE_CHECK", "regions")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def written(shape: tuple[int, ...], key: object, value: Callable) -> Callable:

@@ -1,28 +1,17 @@
 """A short run of the fuzzer, the same programs every time, and what its comparison finds."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 import forge
-from forge.executors.inductorex import waits
 from tests.fuzz.compare import Difference, check
 from tests.fuzz.operations import operations
 from tests.fuzz.programs import Input, Line, Program
 from tests.fuzz.worker import run
 
 EXAMPLES = 60
-
-
-@pytest.fixture(autouse=True)
-def _default_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("FORGE_EXECUTORS", "FORGE_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("FORGE_CHECK", "regions")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(waits, "notice", waits.notice)  # the run replaces it
 
 
 def test_random_programs_agree_with_eager() -> None:

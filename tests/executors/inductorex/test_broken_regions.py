@@ -45,8 +45,7 @@ def broken(boxed: list[Any]) -> list[torch.Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def _default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
+def _default() -> None:
     torch._dynamo.reset()
 
 

@@ -18,13 +18,6 @@ from forge.executors.inductorex.strides import NO_STRIDES
 from forge.executors.unspecified import poisoned, randomly_strided
 from forge.options import Options
 
-
-@pytest.fixture(autouse=True)
-def _default_executors(monkeypatch):
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
-    monkeypatch.setenv("FORGE_CACHE", "1")
-
-
 F32 = {"dtype": "torch.float32", "device": "cpu"}
 ADD = "def forward(self, x, y):\n    return [torch.ops.aten.add.Tensor(x, y)]\n"
 

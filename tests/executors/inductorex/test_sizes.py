@@ -21,7 +21,6 @@ Tensors = tuple[torch.Tensor, ...]
 @pytest.fixture(autouse=True)
 def failures(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     """What Inductor failed at, which torch runs."""
-    monkeypatch.delenv("FORGE_EXECUTORS", raising=False)
     torch._dynamo.reset()
     found: list[Exception] = []
     monkeypatch.setattr(lower.waits, "notice", found.append)
