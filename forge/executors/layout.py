@@ -122,11 +122,72 @@ class _Operators(TorchDispatchMode):
         self.seen.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise Undecided(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
-        result = func(*args, **(kwargs or {}))
+        result = as_it_runs(func, args, func(*args, **(kwargs or {})))
         count = flop_registry.get(func.overloadpacket) if self.counts else None
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)
         return result
+
+
+def as_it_runs(func: Any, args: tuple, result: Any) -> Any:
+    """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
+    if func.overloadpacket is aten.rrelu_with_noise:
+        strides = contiguous(tuple(result.shape))
+    elif func.overloadpacket is aten.native_dropout_backward:
+        strides = torch.mul(*args[:2]).stride()
+    elif torch.Tag.pointwise in func.tags and isinstance(result, torch.Tensor) and _ignores_units(func, args, result):
+        strides = _iterated(tuple(result.shape), [x.stride() for x in args if isinstance(x, torch.Tensor) and x.ndim])
+    else:
+        return result
+    if result.stride() == strides:
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+
+
+def _ignores_units(func: Any, args: tuple, result: torch.Tensor) -> bool:
+    """Whether torch gives a pointwise result without values in row-major order, as its operands are, though its kernel
+    looks at the strides of their dims of length 1: where one of them is a number."""
+    shape = tuple(result.shape)
+    if len(shape) < 2 or 1 not in [each for each in shape if isinstance(each, int)]:
+        return False
+    if not all(isinstance(each, int) for each in (*shape, *result.stride())) or 0 in shape:
+        return False
+    operands = [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
+    wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]
+    return len(wide) < len(operands) and all(tuple(x.shape) == shape and x.is_contiguous() for x in wide)
+
+
+def _iterated(shape: tuple[int, ...], operands: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The strides of a pointwise result of operands of its shape: dims in the order in which they lie in the operands.
+
+    Source: TensorIteratorBase::reorder_dimensions (aten/src/ATen/TensorIterator.cpp).
+    """
+
+    def slower(one: int, other: int) -> int:
+        for strides in operands:
+            if not (strides[one] and strides[other]):
+                continue
+            if strides[one] != strides[other]:
+                return 1 if strides[one] > strides[other] else -1
+            if shape[one] > shape[other]:
+                return 1
+        return 0
+
+    order = list(range(len(shape)))[::-1]  # the fastest first
+    for i in range(1, len(order)):
+        place = i
+        for before in range(i - 1, -1, -1):
+            verdict = slower(order[before], order[place])
+            if verdict < 0:
+                break
+            if verdict > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
 
 
 _static = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
