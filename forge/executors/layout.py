@@ -145,8 +145,8 @@ def as_it_runs(func: Any, args: tuple, result: Any) -> Any:
 
 
 def _ignores_units(func: Any, args: tuple, result: torch.Tensor) -> bool:
-    """Whether torch gives a pointwise result without values in row-major order, as its operands are, though its kernel
-    looks at the strides of their dims of length 1: where one of them is a number."""
+    """Whether torch does not look at the strides of dims of length 1 when it gives a pointwise result without values,
+    though its kernel does: where one of the operands is a number."""
     shape = tuple(result.shape)
     if len(shape) < 2 or 1 not in [each for each in shape if isinstance(each, int)]:
         return False
@@ -154,7 +154,7 @@ def _ignores_units(func: Any, args: tuple, result: torch.Tensor) -> bool:
         return False
     operands = [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
     wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]
-    return len(wide) < len(operands) and all(tuple(x.shape) == shape and x.is_contiguous() for x in wide)
+    return len(wide) < len(operands) and all(tuple(x.shape) == shape for x in wide)
 
 
 def _iterated(shape: tuple[int, ...], operands: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def _rrelu(input: TensorProxy, lower: float, upper: float, training: bool) -> Te
         RuntimeError,
     )
     if not training:
-        return leaky_relu(input, (lower + upper) / 2)
+        return leaky_relu(prims.contiguous(input, torch.contiguous_format), (lower + upper) / 2)
     return input * prims.rrelu_noise(input, lower, upper)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import chosen_opinfos, main_dtype, map_tensors, samples, tensors_in
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import forge
 from forge.executors import layout, unspecified
@@ -215,3 +215,28 @@ def test_a_result_has_eagers_stride_in_a_dim_of_one_element(monkeypatch: pytest.
     x = torch.randn(2, 3, requires_grad=True)
     jitted = forge.jit(function, check="regions", cache=False)
     assert [each.stride() for each in jitted(x)] == [each.stride() for each in function(x)] == [(3, 1), (1, 1)]
+
+
+OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rrelu in training": lambda x: F.rrelu(x, 0.1, 0.3, True),
+    "rrelu in evaluation": lambda x: F.rrelu(x, 0.1, 0.3, False),
+    "native_dropout_backward": lambda x: torch.ops.aten.native_dropout_backward(x, torch.ones(x.shape) > 0, 2.0),
+    "a product with a number": lambda x: x * 2,
+    "a number as a tensor": lambda x: torch.atan2(x, torch.tensor(2.0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((4, 3), (1, 4)), ((2, 3, 1), (3, 1, 3)), ((2, 3, 1), (3, 1, 7)), ((4, 1, 2), (2, 9, 1)), ((1, 1, 3), (1, 9, 1))],
+)
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_strides_are_those_of_kernels_that_compute_values(name: str, shape: tuple, strides: tuple) -> None:
+    """torch's kernels for tensors without values give others."""
+
+    def run() -> tuple[int, ...]:
+        return OTHERWISE[name](torch.empty_strided(shape, strides).fill_(0)).stride()
+
+    wanted = run()
+    with torch.no_grad(), FakeTensorMode(), layout._Operators(counts=False):
+        assert run() == wanted

@@ -164,3 +164,35 @@ def test_under_autocast_of_cuda_a_recurrent_module_runs_in_eager() -> None:
         torch.set_autocast_enabled("cuda", True)
         told = same(Tagger(nn.LSTM(8, 16)), torch.randn(X, requires_grad=True))
     assert any("LSTM" in each for each in told.graph_breaks) and not told.eager
+
+
+LAYERS = [
+    nn.LSTM(8, 16), nn.LSTM(8, 16, 2, bidirectional=True, batch_first=True), nn.LSTM(8, 16, 2, dropout=0.5),
+    nn.LSTM(8, 16, bias=False), nn.GRU(8, 16), nn.GRU(8, 16, 2, bidirectional=True), nn.RNN(8, 16),
+    nn.RNN(8, 16, nonlinearity="relu"), nn.LSTMCell(8, 16), nn.GRUCell(8, 16), nn.RNNCell(8, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["after a layer", "alone"])
+@pytest.mark.parametrize("cell", LAYERS, ids=str)
+def test_under_autocast_results_and_gradients_have_eagers_dtypes(cell: nn.Module, alone: bool) -> None:
+    """What is given is bfloat16 after a linear layer, and float32 where the module is called by itself."""
+    model = cell if alone else Tagger(copy.deepcopy(cell))
+    x = torch.randn(X)[0] if "Cell" in type(cell).__name__ else torch.randn(X)
+    if not alone:
+        model.head = nn.Linear(16 * (2 if getattr(cell, "bidirectional", False) else 1), 3)
+    if isinstance(cell, (nn.LSTMCell, nn.GRUCell, nn.RNNCell)) and not alone:
+        model = nn.Sequential(model.up, nn.GELU(), model.cell)
+    jitted, found = forge.jit(model), []
+    for call in (model, jitted):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = _pytree.tree_leaves(call(x))
+        loss = sum(each.float().square().sum() for each in outputs)
+        found.append((outputs, torch.autograd.grad(loss, list(model.parameters()))))
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            torch.manual_seed(1)
+            found[-1] += (_pytree.tree_leaves(call(x)),)
+    torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2)
+    told = forge.explain(jitted)
+    assert told.graphs == 2 and not told.graph_breaks and not told.eager

@@ -77,3 +77,17 @@ def test_an_input_may_begin_anywhere_in_its_memory(program: Callable, requires_g
         assert isinstance(found, type) == isinstance(expected, type), (found, expected)
         if not isinstance(found, type):
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.parametrize("training", [True, False])
+def test_a_region_reads_rrelu_of_a_transposed_tensor_as_it_lies_in_memory(training: bool) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.rrelu(x.t(), 0.1, 0.3, training).sin() * 2
+
+    x, found = torch.randn(5, 7), []
+    for call in (program, forge.jit(program)):
+        torch.manual_seed(1)
+        found.append(call(x))
+    torch.testing.assert_close(found[1], found[0])
+    assert found[1].stride() == found[0].stride()
