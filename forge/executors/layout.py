@@ -122,16 +122,27 @@ class _Operators(TorchDispatchMode):
         self.seen.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise Undecided(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
-        result = as_it_runs(func, args, func(*args, **(kwargs or {})))
+        result = with_kernel_strides(func, args, func(*args, **(kwargs or {})))
         count = flop_registry.get(func.overloadpacket) if self.counts else None
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)
         return result
 
 
-def as_it_runs(func: Any, args: tuple, result: Any) -> Any:
+_IN_ROW_MAJOR = frozenset(
+    {
+        aten.rrelu_with_noise.default,
+        aten.poisson.default,
+        aten._standard_gamma.default,
+        aten.normal.Tensor_Tensor,
+        aten.normal.float_Tensor,
+    }
+)  # whatever the strides of what they are given
+
+
+def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
-    if func.overloadpacket is aten.rrelu_with_noise:
+    if func in _IN_ROW_MAJOR:
         strides = contiguous(tuple(result.shape))
     elif func.overloadpacket is aten.native_dropout_backward:
         strides = torch.mul(*args[:2]).stride()

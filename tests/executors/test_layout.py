@@ -220,6 +220,10 @@ def test_a_result_has_eagers_stride_in_a_dim_of_one_element(monkeypatch: pytest.
 OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rrelu in training": lambda x: F.rrelu(x, 0.1, 0.3, True),
     "rrelu in evaluation": lambda x: F.rrelu(x, 0.1, 0.3, False),
+    "poisson": torch.poisson,
+    "normal of two tensors": lambda x: torch.normal(x, x),
+    "normal of deviations": lambda x: torch.normal(0.0, x),
+    "gamma": lambda x: torch._standard_gamma(x + 1),
     "native_dropout_backward": lambda x: torch.ops.aten.native_dropout_backward(x, torch.ones(x.shape) > 0, 2.0),
     "a product with a number": lambda x: x * 2,
     "a number as a tensor": lambda x: torch.atan2(x, torch.tensor(2.0)),

@@ -79,11 +79,19 @@ def test_an_input_may_begin_anywhere_in_its_memory(program: Callable, requires_g
             torch.testing.assert_close(found, expected)
 
 
+RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rrelu in training": lambda x: torch.rrelu(x, 0.1, 0.3, True),
+    "rrelu in evaluation": lambda x: torch.rrelu(x, 0.1, 0.3, False),
+    "normal": lambda x: torch.normal(x, x.abs()),
+    "poisson": lambda x: torch.poisson(x.abs() * 5),
+}
+
+
 @pytest.mark.usefixtures("compiled_regions")
-@pytest.mark.parametrize("training", [True, False])
-def test_a_region_reads_rrelu_of_a_transposed_tensor_as_it_lies_in_memory(training: bool) -> None:
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_region_reads_a_result_as_it_lies_in_memory(name: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.rrelu(x.t(), 0.1, 0.3, training).sin() * 2
+        return RANDOM[name](x.t()).sin() * 2
 
     x, found = torch.randn(5, 7), []
     for call in (program, forge.jit(program)):
