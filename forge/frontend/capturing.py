@@ -40,6 +40,7 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable
 from torch.autograd.function import FunctionCtx
+from torch.utils._device import DeviceContext
 
 from forge.executors.hubex.layers import LayerExecutor
 from forge.frontend.checks import CHECKS, capture_check, captured_asserts
@@ -186,9 +187,19 @@ _SETTERS = frozenset(
 )
 
 
-def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, *args: Any, **options: Any) -> Any:
+_OF_NUMBERS = frozenset({torch.as_tensor, torch.tensor})
+
+
+def _device(tx: Any) -> torch.device | None:
+    """Return the device of `torch.set_default_device`, or of `with torch.device(…)` around the program."""
+    modes = [mode.value for mode in tx.symbolic_torch_function_state.mode_stack]
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
+def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs.
-    Another looks at values: what stands for it does not. A check is one of when the program runs."""
+    Another looks at values: what stands for it does not. A check is one of when the program runs. Of a tensor of
+    numbers, Dynamo of torch 2.11 forgets torch's default device."""
     if self.value in _SETTERS:
         unimplemented(
             gb_type="a setting of the process changes",
@@ -199,8 +210,10 @@ def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, *args: Any, **optio
     if self.value in STAND_INS:
         self = TorchInGraphFunctionVariable(STAND_INS[self.value])
     if self.value in CHECKS:
-        return capture_check(tx, self.value, *args, **options, call=partial(_calls_torch.original, self, tx))
-    return _calls_torch.original(self, tx, *args, **options)
+        return capture_check(tx, self.value, args, kwargs, call=partial(_calls_torch.original, self, tx))
+    if self.value in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
+        kwargs = {**kwargs, "device": ConstantVariable.create(device)}
+    return _calls_torch.original(self, tx, args, kwargs)
 
 
 _calls_torch = Replaced(TorchInGraphFunctionVariable, "call_function", _call_torch)

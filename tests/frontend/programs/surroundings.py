@@ -166,6 +166,16 @@ def a_default_dtype_inside(jit):
 
 
 @program
+def tensors_of_numbers_on_a_default_device(jit):
+    def run(x):
+        y = x * 2
+        return y + torch.tensor(3.0), torch.tensor([1, 2]), torch.as_tensor(True), torch.zeros(2)
+
+    with torch.device("meta"):
+        return [(each.device.type, each.shape) for each in jit(run)(torch.ones(3))]
+
+
+@program
 def a_default_dtype_that_is_left(jit):
     def run(x):
         torch.set_default_dtype(torch.float64)
