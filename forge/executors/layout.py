@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
-from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir import BoundSymbol, Number, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.bounded import Bounded
 from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
@@ -129,7 +129,7 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-_IN_ROW_MAJOR = frozenset(
+_ALWAYS_IN_ROW_MAJOR = frozenset(
     {
         aten.rrelu_with_noise.default,
         aten.poisson.default,
@@ -138,16 +138,27 @@ _IN_ROW_MAJOR = frozenset(
         aten.normal.float_Tensor,
     }
 )  # whatever the strides of what they are given
+_BY_A_DECOMPOSITION = frozenset(
+    {
+        aten.copysign.Tensor,
+        aten.div.Tensor_mode,
+        aten.floor_divide.default,
+        aten.heaviside.default,
+        aten.logaddexp.default,
+        aten.special_xlog1py.default,
+        aten.xlogy.Tensor,
+    }
+)  # which has strides of its own where operands are laid out differently
 
 
 def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
-    if func in _IN_ROW_MAJOR:
+    if func in _ALWAYS_IN_ROW_MAJOR:
         strides = contiguous(tuple(result.shape))
     elif func.overloadpacket is aten.native_dropout_backward:
         strides = torch.mul(*args[:2]).stride()
-    elif torch.Tag.pointwise in func.tags and isinstance(result, torch.Tensor) and _ignores_units(func, args, result):
-        strides = _iterated(tuple(result.shape), [x.stride() for x in args if isinstance(x, torch.Tensor) and x.ndim])
+    elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
+        strides = _iterated(tuple(result.shape), _operands(func, args))
     else:
         return result
     if result.stride() == strides:
@@ -155,27 +166,35 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
 
-def _ignores_units(func: Any, args: tuple, result: torch.Tensor) -> bool:
-    """Whether torch does not look at the strides of dims of length 1 when it gives a pointwise result without values,
-    though its kernel does: where one of the operands is a number."""
+def _operands(func: Any, args: tuple) -> list[torch.Tensor | Number]:
+    return [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
+
+
+def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
+    """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
+    decomposition, or without a look at dims of length 1 where one of the operands is a number."""
     shape = tuple(result.shape)
-    if len(shape) < 2 or 1 not in [each for each in shape if isinstance(each, int)]:
+    if len(shape) < 2 or not all(isinstance(each, int) for each in (*shape, *result.stride())) or 0 in shape:
         return False
-    if not all(isinstance(each, int) for each in (*shape, *result.stride())) or 0 in shape:
-        return False
-    operands = [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
+    operands = _operands(func, args)
     wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]
-    return len(wide) < len(operands) and all(tuple(x.shape) == shape for x in wide)
+    if func in _BY_A_DECOMPOSITION:
+        return len({x.stride() for x in wide}) > 1 or len(wide) < len(operands)
+    single = 1 in shape and len(wide) < len(operands) and torch.Tag.pointwise in func.tags
+    return single and all(tuple(x.shape) == shape for x in wide)
 
 
-def _iterated(shape: tuple[int, ...], operands: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The strides of a pointwise result of operands of its shape: dims in the order in which they lie in the operands.
+def _iterated(shape: tuple[int, ...], operands: list[torch.Tensor | Number]) -> tuple[int, ...]:
+    """Return the strides of a pointwise result: its dims are in the order in which they lie in the operands.
 
-    Source: TensorIteratorBase::reorder_dimensions (aten/src/ATen/TensorIterator.cpp).
+    Source: TensorIteratorBase::reorder_dimensions and fast_set_up (aten/src/ATen/TensorIterator.cpp).
     """
+    if all(isinstance(x, torch.Tensor) and tuple(x.shape) == shape and x.is_contiguous() for x in operands):
+        return contiguous(shape)
+    stepped = [_broadcast_strides(x, shape) for x in operands if isinstance(x, torch.Tensor)]
 
     def slower(one: int, other: int) -> int:
-        for strides in operands:
+        for strides in stepped:
             if not (strides[one] and strides[other]):
                 continue
             if strides[one] != strides[other]:
@@ -199,6 +218,12 @@ def _iterated(shape: tuple[int, ...], operands: list[tuple[int, ...]]) -> tuple[
         strides[dim] = step
         step *= shape[dim]
     return tuple(strides)
+
+
+def _broadcast_strides(x: torch.Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    missing = len(shape) - x.ndim
+    dims = zip(x.shape, shape[missing:], x.stride(), strict=True)
+    return (*[0] * missing, *[step if mine == length else 0 for mine, length, step in dims])
 
 
 _static = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)

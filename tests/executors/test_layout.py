@@ -227,6 +227,10 @@ OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "native_dropout_backward": lambda x: torch.ops.aten.native_dropout_backward(x, torch.ones(x.shape) > 0, 2.0),
     "a product with a number": lambda x: x * 2,
     "a number as a tensor": lambda x: torch.atan2(x, torch.tensor(2.0)),
+    "by a decomposition": lambda x: torch.copysign(x, torch.tensor(2.0)),
+    "of two layouts": lambda x: torch.floor_divide(x, torch.ones(x.shape)),
+    "of two layouts, the other way round": lambda x: torch.xlogy(torch.ones(x.shape), x),
+    "of a row": lambda x: torch.div(torch.ones(x.shape[-1]), x, rounding_mode="floor"),
 }
 
 
