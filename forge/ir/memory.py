@@ -15,6 +15,10 @@ import torch
 from forge.ir import pytree
 from forge.ir.checks import check
 from forge.ir.proxies import Dim, TensorProxy, hint_of
+from forge.ir.state import state
+from forge.ir.symbol import Tag, union
+
+_LEAF_VIEW = frozenset({Tag.LEAF_VIEW})
 
 
 class Ambiguous(NotImplementedError):
@@ -90,19 +94,31 @@ class Ref:
         return cls(Storage(handle), (), handle)
 
 
+def _mark_leaf(view: TensorProxy, step: ViewStep) -> None:
+    """Tag the last call if it gave `view` under no_grad: what is computed of it requires grad where its base does."""
+    call = state.trace.last_call if state.trace is not None else None
+    if call is None or Tag.NO_GRAD not in call.tags or step.hides_history:
+        return
+    if any(output is view for output in pytree.tensors(call.output)):  # which may still be renamed
+        call.tags = union(call.tags, _LEAF_VIEW)
+
+
 def _repeats(step: ViewStep, base: TensorProxy, shown: TensorProxy) -> bool:
     """Whether the view shows an element of `base` more than once: expand, windows that overlap, strides that do."""
-    if _count(shown) > _count(base):
+    if _bytes(shown) > _bytes(base):
         return True
-    view = getattr(step.symbol, "id", None)
-    if view == "torch.Tensor.unfold":
+    if getattr(step.symbol, "id", None) == "torch.Tensor.unfold":
         distance = step.args[2] if len(step.args) > 2 else step.kwargs["step"]
         return hint_of(distance) < hint_of(shown.shape[-1])
-    return view == "prims.as_strided" and _overlaps(*step.args[:2])
+    return _is_strided(step) and _overlaps(*step.args[:2])
 
 
-def _count(tensor: TensorProxy) -> int:
-    return math.prod(map(hint_of, tensor.shape))
+def _is_strided(step: ViewStep) -> bool:
+    return getattr(step.symbol, "id", None) == "prims.as_strided"
+
+
+def _bytes(tensor: TensorProxy) -> int:
+    return math.prod(map(hint_of, tensor.shape)) * tensor.dtype.itemsize
 
 
 def _overlaps(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
@@ -170,6 +186,7 @@ class Memory:
         """Says that the new handle `view` shows `base` through one more view."""
         ref = self.ref(base)
         self.refs[view.name] = Ref(ref.storage, (*ref.chain, step), view)
+        _mark_leaf(view, step)
 
     def another(self, handle: TensorProxy, step: ViewStep) -> TensorProxy:
         """A second handle of the same value: another tensor in the same memory. Where grad is disabled it has a value
@@ -181,6 +198,7 @@ class Memory:
         ref, value = self.ref(handle), self.read(handle)
         if self.has_history and not torch.is_grad_enabled():
             value = step.show(value)
+            _mark_leaf(value, step)
         self.refs[second.name] = Ref(ref.storage, (*ref.chain, step), value)
         return second
 
@@ -229,16 +247,19 @@ class Memory:
         if keep_history is not None:
             new = keep_history(self.read(handle), new)
         bases = [storage.value]
-        for step in ref.chain[:-1]:
-            shown = step.show(bases[-1])
+        for step in ref.chain:
+            last = step is ref.chain[-1]
+            shown = handle if last else step.show(bases[-1])
             check(
-                not _repeats(step, bases[-1], shown),
-                lambda shown=shown: f"an in-place change of a part of {shown}, which shows its memory more than once",
+                (last and _is_strided(step)) or not _repeats(step, bases[-1], shown),
+                lambda part="" if last else "a part of ", shown=shown: (
+                    f"an in-place change of {part}{shown}, which shows its memory more than once"
+                ),
                 Ambiguous,
             )
             bases.append(shown)
         value = new
-        for step, base in zip(reversed(ref.chain), reversed(bases), strict=True) if ref.chain else ():
+        for step, base in zip(reversed(ref.chain), reversed(bases[:-1]), strict=True):
             value = step.invert(base, value)
         if keep_history is not None and ref.chain:
             value = keep_history(storage.value, value)

@@ -17,6 +17,10 @@ class Recorder(Protocol):
 
     def close_scope(self) -> None: ...
 
+    @property
+    def last_call(self) -> Any:
+        """The call that was recorded last into the innermost open scope; None where there is none."""
+
 
 class LanguageContext:
     """Decides what `a + b`, `a.sum()` and `torch.f(a)` mean while the operands are proxies."""

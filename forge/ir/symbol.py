@@ -23,6 +23,7 @@ class Tag(Enum):
     ZERO_GRAD = auto()  # the gradients of its arguments are zeros, and its result a constant, as in eager
     ONCE_DIFFERENTIABLE = auto()  # a user's backward cannot be differentiated: it says so, or part of it is not seen
     NO_GRAD = auto()  # this call ran under torch.no_grad
+    LEAF_VIEW = auto()  # so did this one, and gave a view: a leaf that requires grad where what it shows does
     RECOMPUTE = auto()  # what this call makes is recomputed by the backward instead of saved (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call
     ATOMIC = auto()  # this composite stays one call, whatever is read from inside it

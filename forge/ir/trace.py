@@ -83,6 +83,11 @@ class Trace:
         """How many calls were recorded into the innermost open scope."""
         return len(self._scopes[-1])
 
+    @property
+    def last_call(self) -> BoundSymbol | None:
+        """The call that was recorded last into the innermost open scope; None where there is none."""
+        return self._scopes[-1][-1] if self._scopes[-1] else None
+
     @contextmanager
     def collecting(self) -> Iterator[list[BoundSymbol]]:
         """The calls recorded inside go into the list that it yields, and nowhere else."""

@@ -93,6 +93,8 @@ class _Forward:
 
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
         """The forward calls that replace `bound`; its outputs keep their names."""
+        if Tag.LEAF_VIEW in bound.tags and not self.active.isdisjoint(bound.inputs):
+            self.active.update(output.name for output in tensors(bound.output) if differentiable(output))
         if Tag.NO_GRAD in bound.tags or Tag.NOT_DIFFERENTIABLE in bound.symbol.tags:
             return [bound]
         if self.active.isdisjoint(bound.inputs) or not any(differentiable(out) for out in tensors(bound.output)):

@@ -294,6 +294,23 @@ def a_view_made_under_no_grad_of_a_value(jit):
 
 
 @program
+def values_of_views_made_under_no_grad(jit):
+    @jit
+    def run(x, w):
+        y = x * 1
+        with torch.no_grad():
+            views = [x.view(-1), x[0], x.split(2, 1)[0], y.expand(2, 2, 6), y.squeeze(), x.reshape(3, 4)]
+            others = [x.detach()[0], x.T.reshape(-1), (x * 2)[0]]
+        return [each * 2 for each in (*views, *others)], views[0] * w
+
+    x, w = leaf(2, 6), leaf(12)
+    results, product = run(x, w)
+    flows = [each.requires_grad for each in results]
+    sum(each.sum() for each in (*results, product)).backward()
+    return flows, x.grad, w.grad
+
+
+@program
 def an_input_returned_under_no_grad(jit):
     @jit
     def run(x):
