@@ -671,7 +671,7 @@ SHOWN_TWICE: dict[str, Callable] = {
     "windows at every other place": lambda b: b.unfold(0, 3, 2)[1].mul_(2),
     "strides": lambda b: b.as_strided((2, 2), (1, 1))[0].add_(1),
     "expand": lambda b: b.expand(3, 6)[1].mul_(2),
-    "a fill of all that expand shows": lambda b: b.expand(3, 6).fill_(2),
+    "a fill of all that expand shows": lambda b: b.detach().expand(3, 6).fill_(2),
     "zeros for all windows": lambda b: b.unfold(0, 2, 1).zero_(),
 }
 SHOWN_ONCE: dict[str, Callable] = {
