@@ -5,7 +5,7 @@ torch's own calls or the text of their traces name their executors. One thing is
 torch's operators run each region, between checks of what its code would be compiled for, since compiling all regions
 would take hours. Tests of what Inductor generates ask for the fixture `compiled_regions`. The programs are kept in a
 folder of the test run's own, never in a user's home. The last lines of a run say how many tests compiled programs with
-regions.
+a fusion executor among theirs, and how many of these programs with regions.
 
 A region that Inductor cannot compile is replaced by torch's calls, so that results are right; a test in which that
 happens fails, unless it has the marker `failing_regions`.
@@ -53,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 _regions: list[int] = []  # how many each trace was cut into, while one test runs
+_fused: set[str] = set()  # tests that compiled with a fusion executor
 _with_regions: set[str] = set()
 _errors: list[Exception] = []  # of regions that Inductor could not compile, while one test runs
 
@@ -81,7 +82,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     try:
         outcome = yield
     finally:
-        if any(_regions):
+        if _regions:
             item.user_properties.append(("regions", sum(_regions)))
     if _errors and item.get_closest_marker("failing_regions") is None:
         raise AssertionError(f"Inductor could not compile a region: {_errors[0]}") from _errors[0]
@@ -96,12 +97,17 @@ def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and dict(report.user_properties).get("regions"):
-        _with_regions.add(report.nodeid)
+    regions = dict(report.user_properties).get("regions")
+    if report.when == "call" and regions is not None:
+        _fused.add(report.nodeid)
+        if regions:
+            _with_regions.add(report.nodeid)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    terminalreporter.write_line(f"{len(_with_regions)} tests compiled programs with regions")
+    terminalreporter.write_line(
+        f"{len(_fused)} tests compiled programs with a fusion executor, {len(_with_regions)} of them with regions"
+    )
 
 
 @pytest.fixture(autouse=True)

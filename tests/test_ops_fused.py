@@ -28,7 +28,7 @@ from forge.executors.inductorex import InductorExecutor
 from forge.functional import Direct
 from forge.testing import OpInfo, Sample
 
-EVERY = 40
+EVERY = 3
 RECURRENT = "torch's fake tensors have other strides than its recurrent kernels"
 _RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 COUNT = 2  # samples of an op that are compiled
