@@ -55,11 +55,11 @@ class Described:
     def _graph(self, graph: GraphModule) -> None:
         self.words.append("graph")
         for node in graph.graph.nodes:
-            self.lines.setdefault(Source.of(node), len(self.lines))
-            self._node(node, graph)
+            line = self.lines.setdefault(Source.of(node), len(self.lines))  # a kept program names lines by number
+            self._node(node, graph, line)
         self.words.append("end")
 
-    def _node(self, node: Node, graph: GraphModule) -> None:
+    def _node(self, node: Node, graph: GraphModule, line: int) -> None:
         if node.op == "get_attr":
             target = self._attribute(operator.attrgetter(node.target)(graph))
         elif node.op == "call_function":
@@ -70,7 +70,7 @@ class Described:
             self._symbol(node.meta["example_value"])
         example = self._example(node.meta.get("example_value"))
         arguments = f"{self._value(node.args)} {self._value(node.kwargs)}"
-        self.words.append(f"{node.op} {node.name} {target} {arguments} {example}")
+        self.words.append(f"{node.op} {node.name} {target} {arguments} {example} line {line}")
         if SITE in node.meta:
             self._site(node.meta[SITE])
 

@@ -316,6 +316,21 @@ def test_lines_of_the_user_are_those_of_now(monkeypatch: pytest.MonkeyPatch) -> 
     assert ("program.py:3" in rows[0][0], "program.py:6" in rows[1][0]) == (True, True)
 
 
+def test_one_graph_on_other_lines_is_another_program(capfd: pytest.CaptureFixture[str]) -> None:
+    """A kept program has the lines of its calls by number: those of another layout may be missing, or others'."""
+    told = []
+    for body in ("(\n    x.sin()\n    .add(1)\n    .exp()\n)", "(\n    x.sin()\n    .add(1).exp()\n)", "x.sin().add(1).exp()"):
+        scope: dict[str, Any] = {}
+        exec(compile(f"def run(x): return {body}\n", "program.py", "exec"), scope)
+        jitted = forge.jit(scope["run"], executors=["torch"])
+        jitted(X)
+        assert not is_cached(jitted)
+        told.append([row.source.strip() for row in forge.explain(jitted).rows])
+    two, three, four = "program.py:2", "program.py:3", "program.py:4"
+    assert told == [[two, three, four], [two, three, three], ["program.py:1"] * 3]
+    assert "program cache" not in capfd.readouterr().err
+
+
 def test_two_models_of_one_structure_share_an_entry(programs: Any) -> None:
     torch.manual_seed(0)
     models = [Net().eval() for _ in range(2)]
