@@ -265,6 +265,17 @@ def test_an_opaque_call_is_given_a_length_that_values_decide() -> None:
         assert forge.explain(jitted).opaque_calls and not forge.explain(jitted).eager
 
 
+def test_a_bool_that_values_decide_is_no_input_of_a_region() -> None:
+    def function(x: torch.Tensor, flag: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + flag.item()) * (count.item() > 3) - 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        jitted = forge.jit(function, fullgraph=True, executors=["inductor", "torch"], check="regions")
+        for flag, count in ((True, 5), (False, 5), (True, 2)):
+            inputs = torch.randn(6), torch.tensor(flag), torch.tensor(count)
+            torch.testing.assert_close(jitted(*inputs), function(*inputs))
+
+
 @pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo makes no symbol of a length that is a tensor")
 def test_the_sizes_of_as_strided_in_tensors() -> None:
     """As LED's encoder has them: torch.div of a length is a tensor."""

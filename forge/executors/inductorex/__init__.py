@@ -107,8 +107,8 @@ def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
     for tag in bound.all_tags:
         if tag in _NEVER:
             return decline(_NEVER[tag])
-    if any(isinstance(leaf, torch.SymFloat) for leaf in leaves((bound.args, bound.kwargs))):
-        return decline("it reads a float that differs from run to run, for which Inductor's C++ has no argument")
+    if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves((bound.args, bound.kwargs))):
+        return decline("it reads a float or bool that differs from run to run, for which Inductor has no argument")
     proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
     if not tensors(bound.output):
         return decline("it gives no tensor")
