@@ -224,8 +224,8 @@ class OperatorExecutor(Executor):
         """Says that this executor runs `symbol`: by `op` (an operator, or a plain function called with the symbol's
         arguments) or by an `execution_transform`; where `checker` accepts the arguments; with its own gradient.
 
-        Raises ValueError when the symbol has an implementation here already, TypeError when it is no symbol, and when
-        neither or both of `op` and `execution_transform` are given.
+        Raises ValueError when the symbol has an implementation here already, TypeError when it is no symbol, when
+        `op` is no function, and when neither or both of `op` and `execution_transform` are given.
         """
         check(
             isinstance(symbol, Symbol),
@@ -242,6 +242,11 @@ class OperatorExecutor(Executor):
         check(
             (op is None) != (execution_transform is None),
             lambda: f"{self.name}: {symbol.id} needs exactly one of op and execution_transform",
+            TypeError,
+        )
+        check(
+            op is None or isinstance(op, Symbol) or callable(op),
+            lambda: f"{self.name}: {symbol.id} is to be run by {op!r}, which is no function",
             TypeError,
         )
         if op is not None and not isinstance(op, Symbol):

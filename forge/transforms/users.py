@@ -15,7 +15,7 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
     """The trace after all of them; each one's result goes to `stages`.
 
     Raises TypeError where one returns no trace; ValueError where a call does not give what it says it gives, where a
-    value is read that no call before makes, and where inputs or outputs are others.
+    value is read that no call before makes, where one is made twice, and where inputs or outputs are others.
     """
     for transform in transforms:
         before, name = trace, getattr(transform, "__name__", repr(transform))
@@ -55,6 +55,8 @@ def _check_names(trace: Trace, before: Trace, transform: str) -> None:
     for bound in trace.bound_symbols:
         for name in bound.inputs:
             check(name in made, lambda bound=bound, name=name: _missing(transform, f"{bound!r} reads", name, makers))
+        for name in bound.outputs:
+            check(name not in made, lambda bound=bound, name=name: _repeated(transform, bound, name))
         made.update(bound.outputs)
     for name in trace.output_names:
         check(name in made, lambda name=name: _missing(transform, "the program returns", name, makers))
@@ -67,6 +69,13 @@ def _missing(transform: str, who: str, name: str, makers: Mapping[str, BoundSymb
     return (
         f"forge.jit: transform {transform}: {who} {name}, which no call before it makes; {was}. A transform that drops "
         "a call must rename what reads its results"
+    )
+
+
+def _repeated(transform: str, bound: BoundSymbol, name: str) -> str:
+    return (
+        f"forge.jit: transform {transform}: {bound!r} makes {name}, which the program has already. A transform that "
+        "repeats a call must give it results of its own"
     )
 
 

@@ -54,6 +54,11 @@ def test_an_implementation_is_an_operator_or_a_transform(given: dict) -> None:
         OperatorExecutor("mine").register_implementation(prims.neg, **given)
 
 
+def test_an_operator_is_a_function() -> None:
+    with pytest.raises(TypeError, match=r"mine: prims\.neg is to be run by 3, which is no function"):
+        OperatorExecutor("mine").register_implementation(prims.neg, 3)
+
+
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of the registry that the test may change."""

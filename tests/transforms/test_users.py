@@ -27,6 +27,10 @@ def swaps_calls(trace: Trace) -> Trace:
     return trace.derive("swapped", trace.bound_symbols[::-1])
 
 
+def repeats_calls(trace: Trace) -> Trace:
+    return trace.derive("repeated", [bound for bound in trace.bound_symbols for _ in range(2)])
+
+
 def loses_inputs(trace: Trace) -> Trace:
     return trace.derive("lost", trace.bound_symbols, inputs=[])
 
@@ -50,6 +54,7 @@ WRONG: dict[Callable[[Trace], Any], tuple[type[Exception], str]] = {
     ),
     drops_the_result: (ValueError, r"the program returns t\d+, which no call .* torch\.mul\(.*\) made it"),
     swaps_calls: (ValueError, "which no call before it makes"),
+    repeats_calls: (ValueError, r"torch\.relu\(x\) makes y, which the program has already"),
     loses_inputs: (ValueError, r"whose inputs are \(\), but they must be \(x: f32\[2, 3\]\)"),
     loses_outputs: (ValueError, r"whose outputs are \(\), but they must be \(t\d+: f32\[2, 3\]\)"),
     raises: (KeyError, "inside"),
