@@ -294,9 +294,9 @@ def _of_their_own(outputs: Sequence[torch.Tensor], saved: Sequence[Any]) -> tupl
 
     Views of memory that the backward reads stay views, and a write to one an error, as to what eager has saved.
     """
-    kept = {each.untyped_storage().data_ptr() for each in saved if isinstance(each, torch.Tensor)}
+    kept = {each.untyped_storage()._cdata for each in saved if isinstance(each, torch.Tensor)}
     return tuple(
-        output.data if output._is_view() and output.untyped_storage().data_ptr() not in kept else output
+        output.data if output._is_view() and output.untyped_storage()._cdata not in kept else output
         for output in outputs
     )
 

@@ -83,6 +83,19 @@ def test_a_pair_of_tensors_is_differentiated() -> None:
     torch.testing.assert_close(*found)
 
 
+def test_a_linear_layers_weight_alone_is_a_pair_of_tensors() -> None:
+    """The layer's result is a view of memory that nobody can point to."""
+    found, x = [], torch.linspace(-1, 1, 3)
+    for jit in (forge.jit, lambda module: module):
+        module = nn.Linear(3, 3)
+        weight = torch.arange(9.0).view(3, 3)
+        module.weight, module.bias = nn.Parameter(Pair(weight, weight + 1)), nn.Parameter(torch.ones(3))
+        result = jit(module)(x)
+        result.sum().backward()
+        found.append([result.a, result.b, module.weight.grad.a, module.weight.grad.b])
+    torch.testing.assert_close(*found)
+
+
 def test_a_parameter_is_a_pair_of_tensors() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     weight = module[0].weight.detach()
