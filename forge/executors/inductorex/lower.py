@@ -122,19 +122,25 @@ _INDEXED = frozenset(
 _ROUNDED_OTHERWISE = frozenset(
     {
         aten._log_softmax,
+        aten.binary_cross_entropy,
+        aten.binary_cross_entropy_backward,
         aten.glu,
         aten.glu_backward,
         aten.huber_loss_backward,
+        aten.logit,
+        aten.logit_backward,
         aten.logsumexp,
         aten.mse_loss_backward,
         aten.pow,
         aten.prod,
+        aten.special_entr,
         aten.xlogy,
     }
 )
 _FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # torch's kernels for a CPU round each
 _BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
-_ROUND_NUMBERS = frozenset({aten.add, aten.sub, aten.rsub})  # torch's kernels round those that they are given first
+# torch's kernels round those that they are given first
+_ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
 _EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
 _HALVES = (torch.bfloat16, torch.float16)
 # strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time; a kernel that

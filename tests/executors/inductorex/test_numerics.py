@@ -46,6 +46,11 @@ PROGRAMS: dict[str, Callable] = {
     "halves": lambda x, y, w: F.glu(torch.cat((x * w, y), -1)) * x,
     "interpolated": lambda x, y, w: torch.lerp(x * w, y, 0.3) * w + torch.addcmul(x, y, w, value=0.7),
     "log_softmax": lambda x, y, w: (x * y).log_softmax(-1) * w,
+    "remainders": lambda x, y, w: (x * w) % 0.3 + torch.fmod(y * w, 0.7) * x,
+    "entropies": lambda x, y, w: torch.special.entr(x.abs() + w.abs()) * y + torch.logit(y * w, eps=0.1),
+    "cross entropies": lambda x, y, w: (
+        F.binary_cross_entropy(x.clamp(0.1, 0.9), (y * w).detach().clamp(0, 1), reduction="none") * w + y
+    ),
 }
 
 EXPONENTIALS = {
