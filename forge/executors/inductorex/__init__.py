@@ -240,19 +240,27 @@ def _can_compile_for(device: str) -> bool:
     return found
 
 
+def _imported(name: str) -> ModuleType:
+    """Import a module that needs Inductor. Deprecations inside of torch are none of the program's, which may have made
+    warnings errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return importlib.import_module(name)
+
+
 @functools.cache
 def _inductor() -> ModuleType:
-    return importlib.import_module("forge.executors.inductorex.lower")
+    return _imported("forge.executors.inductorex.lower")
 
 
 @functools.cache
 def _saved() -> ModuleType:
-    return importlib.import_module("forge.executors.inductorex.saved")
+    return _imported("forge.executors.inductorex.saved")
 
 
 @functools.cache
 def _checked() -> ModuleType:
-    return importlib.import_module("forge.executors.inductorex.checking")
+    return _imported("forge.executors.inductorex.checking")
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 import ctypes
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -235,3 +237,15 @@ def test_a_promise_prints_what_differs():
     promise = replace(matrix(), shape=("s0", 3))
     assert promise.differs(torch.zeros(5, 3), {"s0": 5}) is None
     assert promise.differs(torch.zeros(5, 3), {"s0": 4}) == "has shape (5, 3), not (4, 3)"
+
+
+def test_a_program_that_makes_warnings_errors_compiles() -> None:
+    """Torch's modules, which are imported when a region is first asked for, use what torch deprecates."""
+    program = """
+import warnings
+import torch, forge
+warnings.simplefilter("error")
+print(forge.jit(lambda x: (x * 2).sin() + 1, check="regions", cache=False)(torch.zeros(2)).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "[1.0, 1.0]\n", done.stderr
