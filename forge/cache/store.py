@@ -41,6 +41,13 @@ def read(key: str) -> Entry | None:
     """The entry of a key; None where there is none that may be used."""
     path = folder() / f"{key}{_SUFFIX}"
     try:
+        kept.check_folder(path.parent)
+    except FileNotFoundError:
+        return None
+    except (Refused, OSError) as reason:  # one notice, of however many programs
+        notice(f"programs in {path.parent} are ignored: {reason}")
+        return None
+    try:
         return _parsed(kept.read(path, FORMAT), key)
     except FileNotFoundError:
         return None

@@ -121,7 +121,18 @@ def test_a_folder_that_others_may_write_to_is_not_used(
     entry.parent.chmod(mode)
     assert not hits()
     assert not hits()
+    assert not is_hit(lambda: torch.sin, lambda jitted: jitted(torch.ones(3)))  # another program
     assert caplog.text.count("the folder can be written to by other users") == 2  # once for reading, once for writing
+
+
+def test_a_file_where_the_folder_should_be_costs_two_notices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    for number in range(3):
+        assert not is_hit(lambda number=number: lambda x: x + number, lambda jitted: jitted(torch.ones(3)))
+    assert len(caplog.records) == 2  # of reading, and of writing
 
 
 def test_a_link_is_not_followed(entry: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
