@@ -1,4 +1,5 @@
-"""Every program of the table gives, under forge.jit, what it gives in eager."""
+"""Every program of the table gives, under forge.jit, what it gives in eager: with regions that torch's operators run
+between checks, and with those that Inductor compiles."""
 
 import warnings
 
@@ -18,6 +19,16 @@ from frontend.programs.table import PROGRAMS, Jit, differences, no_jit, observed
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_eagers(name):
+    check_program(name)
+
+
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_compiled_program_is_eagers(name):
+    check_program(name)
+
+
+def check_program(name):
     program = PROGRAMS[name]
     expected = observed(program.run, no_jit)
     jit = Jit()

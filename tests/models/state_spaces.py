@@ -20,7 +20,10 @@ def falcon_mamba():
 
 @model
 def rwkv():
-    return causal("Rwkv", context_length=16, attention_hidden_size=WIDTH)
+    """A loop over the tokens."""
+    context = 16
+    made, arguments = causal("Rwkv", context_length=context, attention_hidden_size=WIDTH)
+    return made, {name: each[:, :context] for name, each in arguments.items()}
 
 
 @model

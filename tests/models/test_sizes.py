@@ -3,7 +3,7 @@ values that a cache holds, every gradient."""
 
 import copy
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,9 +17,13 @@ from tests.models.test_models import SLOW, build, difference, loss_of, outputs
 from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
-OF_TEXT = [name for name, make in MODELS.items() if make.__module__ == zoo.__name__ and name not in SLOW]
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
-NEXT_TOKEN = ("llama", "gemma2", "gpt2")  # one of each kind of cache: dynamic, sliding, of an older model
+NEXT_TOKEN = ("llama", "mistral", "gemma2", "gpt2")  # a full cache, a sliding one, both, and that of an older model
+
+
+def marked_slow(slow: Collection[str]) -> list[Any]:
+    """Every model, with the marker on those that are slow here."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in MODELS]
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +91,14 @@ def check_sizes(name: str, training: bool) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", [name for name in OF_TEXT if name not in WITH_INDUCTOR])
+@pytest.mark.parametrize("name", marked_slow(SLOW))
 def test_batches_and_lengths_may_change(name: str, training: bool) -> None:
     check_sizes(name, training)
 
 
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", WITH_INDUCTOR)
+@pytest.mark.parametrize("name", marked_slow(MODELS.keys() - WITH_INDUCTOR))
 def test_batches_and_lengths_may_change_in_compiled_regions(name: str, training: bool) -> None:
     check_sizes(name, training)
 
