@@ -233,18 +233,21 @@ def _is_suitable(value: Any) -> bool:
 
 
 def input_source(shape: tuple, dtype: torch.dtype, layout: int) -> str:
-    """Return the source of a tensor: contiguous, transposed, every other element, or with an offset in its storage."""
+    """Return the source of a tensor: contiguous, transposed, every other element, or with an offset in its storage.
+
+    It is no view: of a leaf that is one, eager loses the gradient once a view of it was written under no_grad.
+    """
     lengths = list(shape)
     tail = ""
     if lengths and layout == 1:
         lengths.reverse()
-        tail = f".permute({', '.join(map(str, reversed(range(len(lengths)))))})"
+        tail = f".permute({', '.join(map(str, reversed(range(len(lengths)))))}).detach()"
     elif lengths and layout == 2:
         lengths[-1] = f"2 * {lengths[-1]}"
-        tail = "[..., ::2]"
+        tail = "[..., ::2].detach()"
     elif lengths and layout == 3:
         lengths[0] = f"{lengths[0]} + 1"
-        tail = "[1:]"
+        tail = "[1:].detach()"
     text = f"({', '.join(map(str, lengths))}{',' if len(lengths) == 1 else ''})"
     if dtype.is_floating_point:
         return f"torch.randn({text}).to({dtype}){tail}" if dtype != torch.float32 else f"torch.randn({text}){tail}"
