@@ -9,7 +9,7 @@ WORKERS ?= auto
 export HF_HUB_OFFLINE = 1
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-kernels test test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns models sweep test-gpu fuzz clean
+.PHONY: demo demo-kernels test smoke test-all test-kernels-versions lint docs bench bench-gpu bench-kernels release-kernels patterns models sweep test-gpu fuzz clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,14 @@ demo-kernels: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow" --durations 25 --durations-min 5
+
+# a minute's worth: each part of forge once, a model at four sizes, two ops on every executor
+SMOKE := tests/ir tests/clang tests/prims tests/test_golden.py tests/transforms tests/executors/test_claim.py \
+  tests/executors/test_regions.py tests/frontend/test_jit.py tests/frontend/test_checks.py tests/cache/test_programs.py \
+  tests/hub/test_registration.py tests/test_ops.py tests/test_ops_fused.py --op softmax --op nn.functional.linear \
+  "tests/models/test_sizes.py::test_batches_and_lengths_may_change[llama-train]"
+smoke: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow" $(SMOKE)
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
