@@ -248,6 +248,7 @@ def _tensor_parallel(plan: str, executors: list[str] | None) -> dict[str, Any]:
         "broken": told.graph_breaks + told.eager,
         "cached": compiled is not None and compiled.cached,
         "operations": {claim.operation for claim in compiled.claims} if compiled is not None else set(),
+        "regions": [claim.region for claim in compiled.claims if claim.region] if compiled is not None else [],
     }
 
 

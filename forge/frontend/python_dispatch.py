@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _get_dispatch_stack_at, is_traceable_wrapper_subclass
 
+from forge.frontend.dtensors import DTensor
 from forge.ir.pytree import leaves
 
 _KEYS = (torch._C.DispatchKey.Python, torch._C.DispatchKey.Functionalize)
@@ -37,11 +38,13 @@ def dispatched(graph: GraphModule) -> tuple[Node, str] | None:
 
 
 def _example(node: Node) -> Any:
-    """What an input was when it was captured; of another node, Dynamo's fake tensors."""
+    """What an input was when it was captured, or the tensor inside, of a DTensor (forge/frontend/dtensors.py); of another
+    node, Dynamo's fake tensors."""
     if node.op != "placeholder":
         return node.meta.get("example_value")
     given = node.meta.get("grapharg")
-    return given and given.example
+    example = given and given.example
+    return example._local_tensor if isinstance(example, DTensor) else example
 
 
 def mode_around() -> str | None:

@@ -16,7 +16,7 @@ def test_a_parallel_model_trains_as_in_eager(plan: str, pair: Pair) -> None:
     for found in pair.run(tensor_parallel, plan):
         assert found["broken"] == []
         assert found["opaque"] == OPAQUE.get(plan, [])
-        assert {"torch.nn.functional.silu", "prims.wait_tensor"} <= found["operations"]
+        assert {"torch.nn.functional.silu", "prims.wait_tensor"} <= found["operations"] and found["regions"]
         torch.testing.assert_close(found["forge"], found["eager"])
 
 
