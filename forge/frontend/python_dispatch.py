@@ -38,8 +38,8 @@ def dispatched(graph: GraphModule) -> tuple[Node, str] | None:
 
 
 def _example(node: Node) -> Any:
-    """What an input was when it was captured, or the tensor inside, of a DTensor (forge/frontend/dtensors.py); of another
-    node, Dynamo's fake tensors."""
+    """Return what an input was when it was captured, of a DTensor the tensor inside (forge/frontend/dtensors.py); of
+    another node, Dynamo's fake tensors."""
     if node.op != "placeholder":
         return node.meta.get("example_value")
     given = node.meta.get("grapharg")
