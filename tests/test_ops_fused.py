@@ -1,8 +1,8 @@
 """Every OpInfo with regions around it: results, gradients and strides are those of torch's own functions.
 
 The op stands between pointwise calls, so that its own calls may be in a region with them, forward and backward. Every
-op runs in its main dtype, with regions that torch runs and checks (check="regions"); one op in `EVERY` with Inductor's
-kernels, and all in float32, bfloat16 and float64 under `slow`: `pytest tests/test_ops_fused.py --op softmax` runs
+op runs in its main dtype, with regions that torch runs and checks (check="regions"); one op in `EVERY`, of one sample,
+with Inductor's kernels, and all in float32, bfloat16 and float64 under `slow`: `pytest tests/test_ops_fused.py --op softmax` runs
 everything about one op.
 """
 
@@ -31,7 +31,7 @@ from forge.testing import OpInfo, Sample
 EVERY = 3
 RECURRENT = "torch's fake tensors have other strides than its recurrent kernels"
 _RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
-COUNT = 2  # samples of an op that are compiled
+COUNT = 2  # samples of an op
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 # what one rounding of a result is, and what sums of rounded terms come to
@@ -67,9 +67,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.usefixtures("compiled_regions")
-def test_fused(info: OpInfo, device: str, dtype: torch.dtype) -> None:
+def test_fused(info: OpInfo, device: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
     """Outputs and gradients of the torch executor; strides, too."""
-    _compare(info, device, dtype, FUSER)
+    slow = request.node.get_closest_marker("slow") is not None
+    _compare(info, device, dtype, FUSER, COUNT if slow else 1)
 
 
 def test_checked(info: OpInfo, device: str, dtype: torch.dtype) -> None:
@@ -77,9 +78,9 @@ def test_checked(info: OpInfo, device: str, dtype: torch.dtype) -> None:
     _compare(info, device, dtype, FUSER.checking())
 
 
-def _compare(info: OpInfo, device: str, dtype: torch.dtype, fuser: InductorExecutor) -> None:
+def _compare(info: OpInfo, device: str, dtype: torch.dtype, fuser: InductorExecutor, count: int = COUNT) -> None:
     op = around(info.op)
-    for sample in _few(info, device, dtype):
+    for sample in _few(info, device, dtype, count):
         changed = changed_inputs(info, sample)
         wanted = differentiable_inputs(info, sample, changed)
         if gives_unspecified_values(Direct(info.op, executors=["torch"]).compile(sample.args, sample.kwargs).traces[0]):
@@ -89,7 +90,7 @@ def _compare(info: OpInfo, device: str, dtype: torch.dtype, fuser: InductorExecu
         assert_same_flow(actual, expected, within=WITHIN.get(dtype), stride=True)
 
 
-def _few(info: OpInfo, device: str, dtype: torch.dtype) -> list[Sample]:
+def _few(info: OpInfo, device: str, dtype: torch.dtype, count: int) -> list[Sample]:
     found = list(samples(info, device, dtype))
     full = [sample for sample in found if all(x.numel() for x in tensors_in((sample.args, sample.kwargs)))]
-    return (full or found)[:COUNT]
+    return (full or found)[:count]

@@ -41,7 +41,11 @@ def accelerate() -> Iterator[ModuleType]:
 
 
 def resized(arguments: dict[str, Any], batch: int, length: int) -> dict[str, Any]:
-    """A model's arguments for another batch, and of another length where they have one."""
+    """A model's arguments for another batch, and of another length where they have one; of a graph, fewer edges."""
+    if "edges" in arguments:
+        count = batch * length
+        fewer = {"edges": arguments["edges"][:, :count], "of_edges": arguments.get("of_edges", ())[:count]}
+        return arguments | {name: each.contiguous() for name, each in fewer.items() if name in arguments}
 
     def resize(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.ndim == 0 or x.shape[0] != BATCH:
