@@ -2,8 +2,8 @@
 
 The op stands between pointwise calls, so that its own calls may be in a region with them, forward and backward. Every
 op runs in its main dtype, with regions that torch runs and checks (check="regions"); one op in `EVERY`, of one sample,
-with Inductor's kernels, and all in float32, bfloat16 and float64 under `slow`: `pytest tests/test_ops_fused.py --op softmax` runs
-everything about one op.
+with Inductor's kernels, and all in float32, bfloat16 and float64 under `slow`: `pytest tests/test_ops_fused.py --op
+softmax` runs everything about one op.
 """
 
 from collections.abc import Iterator
