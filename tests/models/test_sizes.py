@@ -17,13 +17,23 @@ from tests.models.test_models import SLOW, build, difference, loss_of, outputs
 from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
+COMMON = [name for name, make in MODELS.items() if make.__module__ == zoo.__name__ and name not in SLOW]
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
 NEXT_TOKEN = ("llama", "mistral", "gemma2", "gpt2")  # a full cache, a sliding one, both, and that of an older model
 
 
-def marked_slow(slow: Collection[str]) -> list[Any]:
-    """Every model, with the marker on those that are slow here."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in MODELS]
+def models(usual: Collection[str], trained: Collection[str] = ()) -> list[Any]:
+    """Return every model in training and in inference. All are slow but the `usual`, and in training `trained`."""
+    return [
+        pytest.param(
+            name,
+            training,
+            marks=[] if name in usual or (training and name in trained) else [pytest.mark.slow],
+            id=f"{name}-{'train' if training else 'eval'}",
+        )
+        for name in MODELS
+        for training in (True, False)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -94,15 +104,13 @@ def check_sizes(name: str, training: bool) -> None:
     assert forge.explain(jitted).eager == []
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", marked_slow(SLOW))
+@pytest.mark.parametrize(("name", "training"), models(COMMON, MODELS.keys() - SLOW))
 def test_batches_and_lengths_may_change(name: str, training: bool) -> None:
     check_sizes(name, training)
 
 
 @pytest.mark.usefixtures("compiled_regions")
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", marked_slow(MODELS.keys() - WITH_INDUCTOR))
+@pytest.mark.parametrize(("name", "training"), models(WITH_INDUCTOR))
 def test_batches_and_lengths_may_change_in_compiled_regions(name: str, training: bool) -> None:
     check_sizes(name, training)
 
