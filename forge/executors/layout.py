@@ -258,6 +258,13 @@ class Layouts:
         new.fake, new._memo = self.fake, self._memo
         return new
 
+    def replace(self, name: str, by: str) -> None:
+        """Say that the value `name` has the layout of the value `by`, which is handed over in its place."""
+        self.values[name] = self.values[by]
+        self.uncertain.discard(name)
+        if by in self.uncertain:
+            self.uncertain.add(name)
+
     @property
     def is_symbolic(self) -> bool:
         """Whether some lengths are."""
