@@ -136,13 +136,13 @@ def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: Tensor
     if ord == 1:
         return sgn(x) * g
     if ord == 2:
-        return x * where(norm == 0, 0, g / norm)
+        return g * where(norm == 0, 0, x / norm)
     if math.isinf(ord):
         with outside_regions():
             winners = (abs(x) == norm) | isnan(x)
         winners = winners.to(norm.dtype)
         return sgn(x) * (winners * (g / (winners.sum(dims, True) if dims else winners)))
     if ord < 1:
-        return where(x == 0, 0, sgn(x) * abs(x) ** (ord - 1)) * (g * norm ** (1 - ord))
+        return where(x == 0, 0, sgn(x) * abs(x) ** (ord - 1)) * g * norm ** (1 - ord)
     scaled = sgn(x) * abs(x) ** (ord - 1) if ord < 2 else x * abs(x) ** (ord - 2)
     return scaled * where(norm == 0, 0, g / norm ** (ord - 1))

@@ -160,6 +160,21 @@ def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
     return _gets_attributes.original(self, tx, name)
 
 
+def _has_number(value: Any) -> bool:
+    """Return whether a variable of Dynamo's is a number that it knows."""
+    return isinstance(value, ConstantVariable) and isinstance(value.value, (int, float))
+
+
+def _addcmul_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
+    """Tensor.addcmul_, which Dynamo writes as several calls, each of which rounds; for a number, it need not."""
+    return None if _has_number(value) else _multiplies.original(self, tx, *args, value=value)
+
+
+def _addcdiv_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
+    """Tensor.addcdiv_, as addcmul_."""
+    return None if _has_number(value) else _divides.original(self, tx, *args, value=value)
+
+
 def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     """Whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
     fake = tensor.proxy.node.meta["example_value"]
@@ -169,6 +184,8 @@ def _is_own(tensor: TensorVariable, tx: Any) -> bool:
 
 
 _calls_methods = Replaced(TensorVariable, "call_method", _call_method)
+_multiplies = Replaced(TensorVariable, "method_addcmul_", _addcmul_)
+_divides = Replaced(TensorVariable, "method_addcdiv_", _addcdiv_)
 _GETATTR = "var_getattr" if "var_getattr" in vars(TensorVariable) else "tp_getattro_impl"  # since torch 2.14
 _gets_attributes = Replaced(TensorVariable, _GETATTR, _getattr)
 
@@ -211,6 +228,8 @@ def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: 
         self = TorchInGraphFunctionVariable(STAND_INS[self.value])
     if self.value in CHECKS:
         return capture_check(tx, self.value, args, kwargs, call=partial(_calls_torch.original, self, tx))
+    if self.value is torch.addcdiv and _has_number(kwargs.get("value")) and isinstance(args[0], TensorVariable):
+        return args[0].call_method(tx, "addcdiv", list(args[1:]), kwargs)  # Dynamo has no steps instead of the method
     if self.value in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
         kwargs = {**kwargs, "device": ConstantVariable.create(device)}
     return _calls_torch.original(self, tx, args, kwargs)
@@ -412,6 +431,7 @@ _EVERYWHERE = (
     _applies,
     _rewires,
     _calls_methods,
+    *[each for each in (_multiplies, _divides) if each.original is not None],
     _gets_attributes,
     _calls_torch,
     _calls_functions,

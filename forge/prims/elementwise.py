@@ -351,7 +351,7 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
     ndtri: lambda g, x, out: g * (exp(out * out * 0.5) * _SQRT_TWO_PI),
     neg: lambda g, x, out: -g,
     reciprocal: lambda g, x, out: -g * (out * out),
-    rsqrt: lambda g, x, out: g * (out * out * out) * -0.5,
+    rsqrt: lambda g, x, out: g * -0.5 * out**3,
     sigmoid: lambda g, x, out: g * (out * (1 - out)),
     sin: lambda g, x, out: g * cos(x),
     sinh: lambda g, x, out: g * cosh(x),
@@ -585,11 +585,11 @@ def _extremum_derivative(loses: Callable) -> BinaryDerivative:
     return derivative
 
 
-def _over_square(x: TensorOrNumber, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    """x / (a^2 + b^2), 0 where that is 0."""
+def _over_square(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+    """1 / (a^2 + b^2), 0 where that is infinite."""
     square = a * a + b * b
     at_zero = square == 0
-    return at_zero.where(0, x / at_zero.where(1, square))
+    return at_zero.where(0, reciprocal(at_zero.where(1, square)))
 
 
 def _ratio(out: TensorProxy, a: TensorOrNumber) -> TensorProxy:
@@ -615,8 +615,8 @@ binary_derivatives: dict[Symbol, BinaryDerivative] = {
     pow: _pow_derivative,
     maximum: _extremum_derivative(lambda x, y: x < y),
     minimum: _extremum_derivative(lambda x, y: x > y),
-    atan2: lambda a, b, out, g: (lambda: g * _over_square(b, a, b), lambda: g * -_over_square(a, a, b)),
-    hypot: lambda a, b, out, g: (lambda: g * (a / out), lambda: g * (b / out)),
+    atan2: lambda a, b, out, g: (lambda: g * b * _over_square(a, b), lambda: g * -a * _over_square(a, b)),
+    hypot: lambda a, b, out, g: (lambda: g * a / out, lambda: g * b / out),
     fmod: lambda a, b, out, g: (lambda: g, lambda: -(g * (a / b).trunc())),
     remainder: lambda a, b, out, g: (lambda: g, lambda: -(g * (a // b))),
     floor_divide: lambda a, b, out, g: (lambda: zeros_like(g), lambda: zeros_like(g)),

@@ -16,6 +16,7 @@ from forge.ir import (
     TensorProxy,
     check,
     get_grad,
+    needs_grad,
     put_grad,
     register_grad,
 )
@@ -344,6 +345,17 @@ def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
     """input * 2^other."""
     check_tensor("ldexp", input=input, other=other)
     return clang.mul(input, clang.pow(2.0, other))
+
+
+@register_grad(ldexp)
+def _ldexp_grad(input: TensorProxy, other: TensorProxy) -> TensorProxy:
+    out = ldexp(input, other)
+    g = get_grad(out)
+    if needs_grad(input):
+        put_grad(input, g * clang.conj(clang.pow(2.0, other)))
+    if needs_grad(other):
+        put_grad(other, g * clang.conj(out) * math.log(2))
+    return out
 
 
 @named("heaviside")

@@ -94,7 +94,7 @@ def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
             log_other = logarithm(other) if isinstance(other, TensorProxy) else prims.log_of_number(shifted)
             put_grad(input, g * clang.where((input == 0) & (shifted <= 0), 0.0, log_other))
         if needs_grad(other):
-            put_grad(other, g * (input / shifted))
+            put_grad(other, g * input / shifted)
         return out
 
     return symbol
@@ -186,8 +186,9 @@ def ndtr(input: TensorProxy) -> TensorProxy:
 @register_grad(ndtr)
 def _ndtr_grad(input: TensorProxy) -> TensorProxy:
     out = ndtr(input)
-    density = clang.exp(clang.square(input) * -0.5) / math.sqrt(2 * math.pi)
-    put_grad(input, get_grad(out) * density)
+    scaled = input * math.sqrt(0.5)
+    slope = clang.exp(-clang.square(scaled)) * (2 / math.sqrt(math.pi))
+    put_grad(input, slope * (get_grad(out) * 0.5) * math.sqrt(0.5))
     return out
 
 

@@ -122,11 +122,14 @@ _INDEXED = frozenset(
 _ROUNDED_OTHERWISE = frozenset(
     {
         aten._log_softmax,
+        aten.addcmul,
         aten.binary_cross_entropy,
         aten.binary_cross_entropy_backward,
         aten.glu,
         aten.glu_backward,
         aten.huber_loss_backward,
+        aten.ldexp,
+        aten.log_sigmoid_backward,
         aten.logit,
         aten.logit_backward,
         aten.logsumexp,
@@ -139,7 +142,7 @@ _ROUNDED_OTHERWISE = frozenset(
 )
 _FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # torch's kernels for a CPU round each
 _BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
-# torch's kernels round those that they are given first
+# torch's kernels round those that they are given first; that of a division does so with what is divided
 _ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
 _EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
 _HALVES = (torch.bfloat16, torch.float16)
@@ -216,9 +219,12 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
         return True
     if operator in _BY_STEPS_ON_A_GPU and not _is_on_cpu(bound):
         return True
-    if operator not in _ROUND_NUMBERS:
+    rounded = (
+        bound.args[:1] if operator is aten.div else (bound.args, bound.kwargs) if operator in _ROUND_NUMBERS else ()
+    )
+    if not rounded:
         return operator in _ROUNDED_OTHERWISE
-    numbers = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, float)]
+    numbers = [leaf for leaf in leaves(rounded) if isinstance(leaf, float)]
     return any(torch.tensor(each, dtype=dtype).item() != each for each in numbers)
 
 

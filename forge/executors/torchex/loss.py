@@ -180,9 +180,7 @@ def _binary_cross_entropy_grad(
         weight = clang.expand_to(weight, target.shape)
     put_grad(input, binary_cross_entropy_backward(g, input, target, weight, REDUCTION[reduction]))
     if needs_grad(target):
-        slope = clang.log1p(-input) - clang.log(input)
-        slope = slope if weight is None else slope * weight
-        put_grad(target, torchlang.spread(g, reduction, input) * slope)
+        put_grad(target, torchlang.spread(-torchlang.logit(input), g, weight, reduction))
     return out
 
 

@@ -215,6 +215,26 @@ for _name, _options in {
     )
 
 
+def _log_sigmoid_backward_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
+    for each in _backward()(info, device, dtype):
+        yield sample(*each.args, torch.exp(-each.args[1].abs()))
+
+
+def _log_sigmoid_backward_errors(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
+    x = torch.ones(3, device=device)
+    yield ErrorSample(sample(x, torch.ones(4, device=device), torch.ones(4, device=device)), RuntimeError, "must match")
+
+
+register_opinfo(
+    OpInfo(
+        "aten.log_sigmoid_backward",
+        aten.log_sigmoid_backward.default,
+        _log_sigmoid_backward_samples,
+        _log_sigmoid_backward_errors,
+    )
+)
+
+
 def _elu_backward_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for is_result in (False, True):
         g, x = info.tensor((5,), device, dtype), info.tensor((5,), device, dtype)

@@ -397,10 +397,20 @@ def logsigmoid(input: TensorProxy) -> TensorProxy:
     return clang.convert(clang.minimum(x, 0) - clang.log1p(clang.exp(-clang.abs(x))), input.dtype)
 
 
+@torchsymbol(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(grad_output: TensorProxy, self: TensorProxy, buffer: TensorProxy) -> TensorProxy:
+    """The gradient of logsigmoid. buffer: e^-|self|, which torch's kernel for a CPU alone reads."""
+    g, x = _backward_wide(grad_output, self)
+    tail = clang.exp(-clang.abs(x))
+    tail = tail / (1 + tail)
+    return clang.convert(clang.where(x < 0, 1 - tail, tail) * g, self.dtype)
+
+
 @register_grad(logsigmoid)
 def _logsigmoid_grad(input: TensorProxy) -> TensorProxy:
     out = logsigmoid(input)
-    put_grad(input, get_grad(out) * clang.sigmoid(-input))
+    buffer = clang.exp(-clang.abs(input)) if input.device.type == "cpu" else input
+    put_grad(input, log_sigmoid_backward(get_grad(out), input, buffer))
     return out
 
 

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, same
+from forge.prims.core import check_tensor, known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.nn.activation import logsigmoid
 from forge.torchlang.nn.softmax import log_softmax
-from forge.torchlang.special import xlogy
+from forge.torchlang.special import logit, xlogy
 from forge.torchlang.vector_norms import pairwise_distance
 
 Flag = bool | None
@@ -39,9 +39,11 @@ def reduced(loss: TensorProxy, reduction: str) -> TensorProxy:
     return clang.mean(loss) if reduction == "mean" else clang.sum(loss)
 
 
-def spread(g: TensorProxy, reduction: str, x: TensorProxy) -> TensorProxy:
-    """The gradient of each element of a loss that was reduced over x's elements."""
-    return g / x.numel() if reduction == "mean" else g
+def spread(slope: TensorProxy, g: TensorProxy, weight: TensorProxy | None, reduction: str) -> TensorProxy:
+    """Return each element's gradient of a weighted and reduced loss, rounded in torch's order."""
+    gradient = slope * g
+    gradient = gradient if weight is None else gradient * weight
+    return gradient / slope.numel() if reduction == "mean" else gradient
 
 
 # distances
@@ -178,12 +180,12 @@ def _binary_cross_entropy_grad(
     reduction: str = "mean",
 ) -> TensorProxy:
     out = binary_cross_entropy(input, target, weight, reduction=reduction)
-    g = spread(get_grad(out), reduction, input)
-    g = g if weight is None else g * weight
+    g = get_grad(out)
     if needs_grad(input):
-        put_grad(input, g * ((input - target) / clamp_min((1 - input) * input, 1e-12)))
+        slope = (input - target) / clamp_min((1 - input) * input, 1e-12)
+        put_grad(input, spread(slope, g, weight, reduction))
     if needs_grad(target):
-        put_grad(target, g * (clang.log1p(-input) - clang.log(input)))
+        put_grad(target, spread(-logit(input), g, weight, reduction))
     return out
 
 
@@ -218,15 +220,14 @@ def _binary_cross_entropy_with_logits_grad(
     pos_weight: Optional = None,
 ) -> TensorProxy:
     out = binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
-    g = spread(get_grad(out), reduction, input)
-    g = g if weight is None else g * weight
+    g = get_grad(out)
     if needs_grad(input):
         ones = target if pos_weight is None else pos_weight * target
         both = clang.sigmoid(input) if pos_weight is None else (ones + 1 - target) * clang.sigmoid(input)
-        put_grad(input, g * (both - ones))
+        put_grad(input, spread(both - ones, g, weight, reduction))
     if needs_grad(target):
         slope = -input if pos_weight is None else logsigmoid(-input) - pos_weight * logsigmoid(input)
-        put_grad(target, g * slope)
+        put_grad(target, spread(slope, g, weight, reduction))
     return out
 
 
@@ -244,7 +245,11 @@ def kl_div(
     check_tensor("kl_div", input=input, target=target)
     for each in (input, target):
         prims.check_dtype("kl_div", each, prims.REAL, RuntimeError)
-    loss = clang.exp(target) * (target - input) if log_target else xlogy(target, target) - target * input
+    if log_target:
+        loss = clang.exp(target) * (target - input)
+    else:
+        product = target * input  # first, as in torch: its share of the gradient is added last
+        loss = xlogy(target, target) - product
     if reduction != "batchmean":
         return reduced(loss, reduction)
     return clang.sum(loss) / input.shape[0] if input.ndim else clang.sum(loss)
@@ -493,8 +498,9 @@ def cosine_embedding_loss(
         ),
         RuntimeError,
     )
+    product = clang.sum(input1 * input2, -1)
     lengths = [clang.sum(x * x, -1) + 1e-12 for x in (input1, input2)]
-    cosine = clang.sum(input1 * input2, -1) / clang.sqrt(lengths[0] * lengths[1])
+    cosine = product / clang.sqrt(lengths[0] * lengths[1])
     near = clang.where(target == 1, 1 - cosine, 0)
     far = clang.where(target == -1, clamp_min(cosine - margin, 0), 0)
     return reduced(near + far, reduction)
@@ -576,6 +582,23 @@ def soft_margin_loss(
     check_legacy("soft_margin_loss", size_average, reduce)
     check_tensor("soft_margin_loss", input=input, target=target)
     return reduced(clang.log1p(clang.exp(-target * input)), reduction)
+
+
+@register_grad(soft_margin_loss)
+def _soft_margin_loss_grad(
+    input: TensorProxy,
+    target: TensorProxy,
+    size_average: Flag = None,
+    reduce: Flag = None,
+    reduction: str = "mean",
+) -> TensorProxy:
+    out = soft_margin_loss(input, target, reduction=reduction)
+    g, power = get_grad(out), clang.exp(-target * input)
+    share = -1 / input.numel() if reduction == "mean" and not known(input.numel() == 0) else -1.0
+    for each, other in ((input, target), (target, input)):
+        if needs_grad(each):
+            put_grad(each, other * share * power / (power + 1) * g)
+    return out
 
 
 @torchsymbol(F.multilabel_soft_margin_loss)

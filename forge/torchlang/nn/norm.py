@@ -496,7 +496,14 @@ def weight_norm(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
     if dim in (0, v.ndim - 1) and torch.float16 not in (v.dtype, g.dtype):  # torch has a kernel of its own for these
         prims.check_dtype("_weight_norm", v, prims.REAL)
         check_one_dtype("_weight_norm", v=v, g=g)
-    return v * (g / _weight_length(v, g, dim)[0])
+    dtype = v.dtype
+    v, g = _in_the_kernels_dtype(v, g, dim)
+    return clang.convert(v * (g / _weight_length(v, g, dim)[0]), dtype)
+
+
+def _in_the_kernels_dtype(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
+    """Return both as torch computes with them: its kernel for the first dim or the last has float32 throughout."""
+    return (clang.widen(v), clang.widen(g)) if dim in (0, v.ndim - 1) else (v, g)
 
 
 def _weight_length(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
@@ -509,12 +516,13 @@ def _weight_length(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProx
 
 @register_grad(weight_norm)
 def _weight_norm_grad(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
-    length, dims = _weight_length(v, g, dim)
-    scale = g / length
-    out = v * scale
-    gradient = get_grad(out)
-    along = clang.sum(gradient * clang.conj(v), dims, True)
+    x, size = _in_the_kernels_dtype(v, g, dim)
+    length, dims = _weight_length(x, size, dim)
+    scale = size / length
+    out = clang.convert(x * scale, v.dtype)
+    gradient = clang.convert(get_grad(out), x.dtype)
+    along = clang.sum(gradient * clang.conj(x), dims, True)
     scale = clang.conj(scale)
     put_grad(g, clang.reshape(along, length.shape) / length if dim == -1 else along / length)
-    put_grad(v, scale * gradient - v * (clang.real(scale * along) / (length * length)))
+    put_grad(v, scale * gradient - x * (clang.real(scale * along) / (length * length)))
     return out
