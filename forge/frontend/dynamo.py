@@ -701,22 +701,22 @@ def _autograd_function(
     return from_graphs(interpreter.inline, forward, backward, options).record(args)
 
 
-def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule) -> Any:
+def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule, *sizes: Any) -> Any:
     """A hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook changes."""
     memory = interpreter.trace.memory
 
-    def body(x: TensorProxy) -> TensorProxy:
+    def body(x: TensorProxy, *sizes: Any) -> TensorProxy:
         return prims.alias(x)
 
-    def rule(x: TensorProxy) -> TensorProxy:
+    def rule(x: TensorProxy, *sizes: Any) -> TensorProxy:
         out = prims.alias(x)
         given = get_grad(out)
-        run = run_alone(lambda g: interpreter.inline(hook, (g,)), (given,), lambda result: ())
+        run = run_alone(lambda g: interpreter.inline(hook, (g, *sizes)), (given,), lambda result: ())
         found = run.result[0] if isinstance(run.result, tuple) else run.result
         put_grad(x, _changed(given, found))
         return out
 
-    output = Symbol("register_hook", "torch.Tensor.register_hook", body=body, rule=rule)(memory.read(x))
+    output = Symbol("register_hook", "torch.Tensor.register_hook", body=body, rule=rule)(memory.read(x), *sizes)
     memory.share(output, x, "register_hook")
     return output
 

@@ -49,13 +49,18 @@ def hooks_first(graph: Graph) -> None:
         if REGISTER_HOOK is None or node.target is not REGISTER_HOOK:
             continue
         value, hook, *others = node.args
-        if others:
+        if not all(map(_is_size, others)):
             raise Unsupported("a hook on a value's gradient reads other tensors")
         last = next(each for each in reversed(graph.nodes) if each.op == "placeholder")
         after = last if value.op == "placeholder" else value
         after.append(hook)
         hook.append(node)
         value.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: user is not node)
+
+
+def _is_size(node: Node) -> bool:
+    """Return whether a node is a size that the graph is given: Dynamo hands it to hooks on values of that size."""
+    return node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)
 
 
 class Region:

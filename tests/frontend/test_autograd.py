@@ -418,6 +418,18 @@ def test_a_hook_that_gives_none_leaves_the_gradient():
     assert _outcome(forge.jit(function, fullgraph=True)) == _outcome(function)
 
 
+@pytest.mark.parametrize("hook", [lambda g: g * 2, lambda g: g * g.shape[0]])
+def test_a_hook_on_a_value_whose_size_changes_is_in_the_graph(hook):
+    """Dynamo gives a hook each size of the value that is a symbol, whether it reads it or not."""
+    jitted = forge.jit(_with_hook(hook), fullgraph=True)
+    for length in (3, 4, 5):
+        x, y = (torch.linspace(0, 1, length, requires_grad=True) for _ in range(2))
+        jitted(x).sum().backward()
+        _with_hook(hook)(y).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    assert len(forge.explain(jitted).recompiles) == 1
+
+
 @pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo's own program calls such a hook by another name, or converts")
 @pytest.mark.parametrize("hook", [lambda g: g.sum(0), lambda g: g.repeat(2, 1, 1), lambda g: g.double()])
 def test_a_hook_that_changes_what_a_gradient_is_raises_as_in_eager(hook):
