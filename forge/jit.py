@@ -44,7 +44,7 @@ from forge.ir.source import warn
 from forge.options import Options, default_check
 from forge.records import Record, name_of, record_of, record_of_torch_compile
 from forge.transforms.users import Transform
-from forge.unused import Named, look_at_module
+from forge.unused import Named, idle_options, look_at_module
 
 NOT_KEPT = f"of stages of more than {KEPT_CALLS} calls the last one alone is kept; {KEEP_STAGES}=1 keeps all of them"
 
@@ -171,8 +171,9 @@ def jit(
     record.numerics = options.numerics
     record.again = functools.partial(rejit, target)
     record.history.strict = options.strict
-    if named is not None or lent is not None:
-        record.history.returned = Named(record, named, lent).tell
+    idle = idle_options(kernels, layers, allow_imports)
+    if named is not None or lent is not None or idle:
+        record.history.returned = Named(record, named, lent, idle).tell
     if lent is not None and isinstance(target, torch.nn.Module):
         look_at_module(lent, target)
     backend = _Backend(options, record)

@@ -1,8 +1,11 @@
-"""Kernels and layers that a user named for a program and that it does not use: one warning each, with the reason."""
+"""Kernels, layers and options about them that a user named for a program and that it does not use: one warning each,
+with the reason."""
 
 import difflib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -15,12 +18,22 @@ from forge.records import Record
 
 
 class Named:
-    """What a user named, and what of it was told. `record` is of what it was named for."""
+    """What a user named, and what of it was told. `record` is of what it was named for.
 
-    def __init__(self, record: Record, kernels: HubExecutor | None, layers: LayerExecutor | None) -> None:
+    idle: options that have no effect, each with the reason.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        kernels: HubExecutor | None,
+        layers: LayerExecutor | None,
+        idle: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._record = weakref.ref(record)
         self._kernels = kernels
         self._layers = layers
+        self._idle = idle
         self._told: set[str] = set()
 
     def tell(self) -> None:
@@ -28,6 +41,8 @@ class Named:
         record = self._record()
         if record is None or not record.compiled:
             return
+        for option, problem in self._idle.items():
+            self._warn(option, f"{record.name}: {problem}")
         if self._kernels is not None:
             for library, problem, source in unused_kernels(self._kernels, record.compiled):
                 self._warn(library, f"{record.name}: {problem}", source)
@@ -40,6 +55,16 @@ class Named:
         if of not in self._told:
             self._told.add(of)
             warn(what, source)
+
+
+def idle_options(kernels: Sequence, layers: Any, allow_imports: Sequence[str]) -> dict[str, str]:
+    """Return the options of forge.jit about kernels and layers that have no effect, each with what to say of it."""
+    idle = {}
+    if isinstance(layers, Mapping) and not layers:
+        idle["layers"] = "layers={} names no layer"
+    if allow_imports and not kernels and not layers:
+        idle["allow_imports"] = f"allow_imports={[*allow_imports]} has no effect without kernels= or layers="
+    return idle
 
 
 def look_at_module(layers: LayerExecutor, module: torch.nn.Module) -> None:

@@ -59,6 +59,19 @@ def test_a_kernel_that_takes_no_call_is_told_with_the_reason() -> None:
     assert message == "forge: sin: no kernel of of_silu is used: nothing calls torch.nn.functional.silu"
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"allow_imports": ["einops"]}, ["allow_imports=['einops'] has no effect without kernels= or layers="]),
+        ({"layers": {}}, ["layers={} names no layer"]),
+        ({"allow_imports": ["einops"], "kernels": [kernel("einops_user")]}, []),
+        ({}, []),
+    ],
+)
+def test_an_option_without_effect_is_told(options: dict, expected: list[str]) -> None:
+    assert told(forge.jit(program, **options), torch.ones(2)) == [f"forge: program: {each}" for each in expected]
+
+
 class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
