@@ -9,6 +9,7 @@ from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check
 from forge.prims.core import check_tensor, same
 from forge.torchlang.core import torchsymbol
+from forge.torchlang.elementwise import sigmoid, tanh
 from forge.torchlang.linalg import linear
 from forge.torchlang.random import check_torch_probability, dropped
 
@@ -44,8 +45,8 @@ def lstm_cell(
     """(h, c) after a step: c = f * c + i * tanh(g) and h = o * tanh(c). Source: Hochreiter and Schmidhuber, 1997."""
     check(len(hx) == 2, lambda: f"lstm_cell: lstm_cell expects two hidden states, but got {len(hx)}", RuntimeError)
     i, f, g, o = _parts(clang.add(*_gates("lstm_cell", input, hx[0], w_ih, w_hh, b_ih, b_hh)), 4)
-    c = clang.sigmoid(f) * hx[1] + clang.sigmoid(i) * clang.tanh(g)
-    return clang.sigmoid(o) * clang.tanh(c), c
+    c = sigmoid(f) * hx[1] + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(c), c
 
 
 @torchsymbol(torch.gru_cell)
@@ -60,8 +61,8 @@ def gru_cell(
     """n + z * (h - n), where n = tanh(of the input + r * of the state). Source: Cho et al., 2014."""
     from_x, from_h = _gates("gru_cell", input, hx, w_ih, w_hh, b_ih, b_hh)
     (r, z, n), (state_r, state_z, state_n) = _parts(from_x, 3), _parts(from_h, 3)
-    n = clang.tanh(n + clang.sigmoid(r + state_r) * state_n)
-    return n + clang.sigmoid(z + state_z) * (hx - n)
+    n = tanh(n + sigmoid(r + state_r) * state_n)
+    return n + sigmoid(z + state_z) * (hx - n)
 
 
 def _rnn_cell_of(activation: Symbol, function: Callable) -> Symbol:
@@ -86,7 +87,7 @@ def _relu(x: TensorProxy) -> TensorProxy:
     return clang.where(x <= 0, 0, x)
 
 
-rnn_tanh_cell = _rnn_cell_of(clang.tanh, torch.rnn_tanh_cell)
+rnn_tanh_cell = _rnn_cell_of(tanh, torch.rnn_tanh_cell)
 rnn_relu_cell = _rnn_cell_of(_relu, torch.rnn_relu_cell)
 
 
