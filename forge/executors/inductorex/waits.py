@@ -7,16 +7,19 @@ found, an artifact calls `finish` before the artifact is called: it ends when no
 Source: torch._inductor.async_compile.AsyncCompile.wait; a torch that has none waits as it goes.
 """
 
+import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from forge.executors import progress
 from forge.executors.executor import Declined, decline
@@ -48,9 +51,12 @@ _failed: dict[Callable, Declined] = {}
 _finishing = threading.Lock()
 _noticed = threading.Lock()
 _log = logging.getLogger("forge.inductor")
+_FAILED = "forge: Inductor cannot compile a region, which torch runs: %s"
+_WRITTEN = frozenset({".cpp", ".cu", ".cubin", ".gch", ".h", ".json", ".o", ".py", ".so"})  # locks and marks are empty
+_SECONDS_TO_WRITE = 60
 
 
-@contextmanager
+@contextlib.contextmanager
 def gathered() -> Iterator[Started]:
     """Inside, what this thread makes Inductor generate does not wait. The caller sets `function` and keeps it alive;
     the modules of one that has none, since generating it failed, are waited for all the same.
@@ -116,9 +122,30 @@ def has_failed() -> bool:
 
 
 def notice(error: Exception) -> None:
-    """Says that torch runs what Inductor cannot build, once in a process; the rest is in forge.explain."""
-    level = logging.WARNING if _noticed.acquire(blocking=False) else logging.INFO
-    _log.log(level, "forge: Inductor cannot compile a region, which torch runs: %s", in_one_line(error))
+    """Say that torch runs what Inductor cannot build, once in a process; the rest is in forge.explain."""
+    reason = in_one_line(error)
+    if not _noticed.acquire(blocking=False):
+        _log.info(_FAILED, reason)
+        return
+    deleted = _delete_empty()
+    advice = f"; {deleted} empty files of its cache are deleted, and a later process compiles anew" if deleted else ""
+    _log.warning(_FAILED + advice, reason)
+
+
+def _delete_empty() -> int:
+    """Delete the empty files that a crash or a full disk left in Inductor's cache, and return how many they were.
+
+    Inductor does not write them anew, so that it would fail in every later process. A new one may be another process's,
+    which is about to write it.
+    """
+    deleted, newest = 0, time.time() - _SECONDS_TO_WRITE
+    with contextlib.suppress(OSError):  # there is no cache, or others change it meanwhile
+        for path in Path(cache_dir()).rglob("*"):
+            found = path.stat()
+            if path.suffix in _WRITTEN and not found.st_size and found.st_mtime < newest:
+                path.unlink()
+                deleted += 1
+    return deleted
 
 
 def _in_child() -> None:

@@ -143,6 +143,22 @@ def test_a_compiler_that_is_killed_leaves_its_regions_to_torch(
     check(other_curve, fuses=True)
 
 
+@pytest.mark.failing_regions
+def test_what_fails_deletes_empty_files_of_inductors_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: pytest.LogCaptureFixture
+) -> None:
+    """Inductor reads them again in every later process. Locks are empty, and so is what is about to be written."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    files = [tmp_path / name for name in ("old.py", "old.main.so", "old.lock", "new.py", "full.py")]
+    for file in files:
+        file.write_text("x = 1" if file.stem == "full" else "")
+        if file.stem != "new":
+            os.utime(file, (0, 0))
+    waits.notice(AttributeError("no attribute 'call'"))
+    assert [file.name for file in files if file.exists()] == ["old.lock", "new.py", "full.py"]
+    assert "no attribute 'call'; 2 empty files of its cache are deleted" in notices.text
+
+
 def test_without_a_compiler_there_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_EXECUTORS", "inductor,torch")
     monkeypatch.setenv("PATH", "")
