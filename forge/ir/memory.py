@@ -251,7 +251,7 @@ class Memory:
             last = step is ref.chain[-1]
             shown = handle if last else step.show(bases[-1])
             check(
-                (last and _is_strided(step)) or not _repeats(step, bases[-1], shown),
+                not _repeats(step, bases[-1], shown),
                 lambda part="" if last else "a part of ", shown=shown: (
                     f"an in-place change of {part}{shown}, which shows its memory more than once"
                 ),

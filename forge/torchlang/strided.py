@@ -7,13 +7,14 @@ torch.as_strided_scatter is opaque: torch's gradient of it is not its derivative
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from forge import prims
-from forge.ir import Dim, Symbol, TensorProxy, check, current_trace
+from forge.ir import Dim, Symbol, TensorProxy, check, current_trace, outside_regions
 from forge.ir.memory import Ambiguous, Memory, ViewStep
 from forge.prims.core import known, same
 from forge.torchlang.core import torchsymbol
@@ -115,7 +116,8 @@ def _show_of(
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
     shown, inside = _placed("as_strided", input, size, stride, storage_offset, memory)
-    out = symbol(memory.read(input), *_held(shown))
+    with nullcontext() if inside else outside_regions():  # whose code does not look at where memory ends
+        out = symbol(memory.read(input), *_held(shown))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
         if not inside:

@@ -673,6 +673,7 @@ SHOWN_TWICE: dict[str, Callable] = {
     "expand": lambda b: b.expand(3, 6)[1].mul_(2),
     "a fill of all that expand shows": lambda b: b.detach().expand(3, 6).fill_(2),
     "zeros for all windows": lambda b: b.unfold(0, 2, 1).zero_(),
+    "a number where a grid is larger": lambda b: torch.meshgrid(b.detach(), b[:2], indexing="ij")[0].fill_(2),
 }
 SHOWN_ONCE: dict[str, Callable] = {
     "windows apart": lambda b: b.unfold(0, 2, 3)[1].mul_(2),

@@ -99,3 +99,20 @@ def test_a_region_reads_a_result_as_it_lies_in_memory(name: str) -> None:
         found.append(call(x))
     torch.testing.assert_close(found[1], found[0])
     assert found[1].stride() == found[0].stride()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.flatten()[:2], lambda x: x[0, :2], lambda x: x.view(-1)[1::2], lambda x: x[:, 1]],
+    ids=["the first elements", "a row's", "every other", "a column"],
+)
+def test_a_backward_reads_a_copy_of_a_view_with_gaps(view: Callable) -> None:
+    """A small part of an input is copied for the backward; the copy has no gaps."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.outer((y * 4).flatten()[:3], view(x))
+        return out * out
+
+    x, y = torch.randn(2, 6)[..., ::2].detach().requires_grad_(), torch.randn(2, 3)
+    found = [torch.autograd.grad(run(x, y).sum(), x) for run in (function, forge.jit(function))]
+    torch.testing.assert_close(*found)

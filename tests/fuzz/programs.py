@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,14 @@ class Program:
     def source(self) -> str:
         """Return the source of f."""
         return self.function([line.source for line in self.lines])
+
+    def is_dead(self, place: int) -> bool:
+        """Return whether nothing reads what the line at this place binds, a write or a result."""
+        dead = self.lines[place].target
+        if not dead or dead in self.results:
+            return False
+        after = range(place + 1, len(self.lines))
+        return all(self.is_dead(i) for i in after if re.search(rf"\b{dead}\b", self.lines[i].source))
 
     def function(self, lines: list[str]) -> str:
         """Return the source of f with the given lines as its body."""
@@ -118,20 +127,21 @@ class Program:
 
 VIEWS = (
     "{v}.transpose({i}, {j})", "{v}.unsqueeze({i})", "{v}[1:]", "{v}[..., ::2]", "{v}.t()", "{v}.squeeze({i})",
-    "{v}.view(-1)", "{v}.reshape(-1)", "{v}.flatten()", "{v}[0]", "{v}.select({i}, -1)", "{v}.detach()", "{v}.mT",
+    "{v}.view(-1)", "{v}.reshape(-1)", "{v}.flatten()", "{v}[0]", "{v}.select({i}, -1)", "{v}.detach()",
     "{v}.diagonal()", "{v}.narrow({i}, 0, 1)", "{v}.expand(2, *{v}.shape)", "{v}.unfold({i}, 2, 1)",
     "{v}.chunk(2, {i})[0]", "{v}.split(2, {i})[-1]", "{v}.unbind({i})[0]", "{v}.view_as({v})",
     "{v}.movedim({i}, {j})", "{v}.flip({i})", "{v}.contiguous()", "{v}.view({v}.shape[0], -1)", "{v}.expand_as({v})",
     "{v}.squeeze()", "{v}[:, None]", "{v}.as_strided((2,), (1,))", "{v}.clone()", "{v}.unflatten(-1, (2, -1))",
     "{v}[:-1]", "{v}.repeat(2, *[1] * {v}.ndim)", "{v}[..., -1]", "{v}.reshape({v}.numel())",
 )  # fmt: skip
+# none through v.data, of which a gradient reads the values before it and eager's those after it
 WRITES = (
     "{v}.mul_(2)", "{v}.add_({w})", "{v}.copy_({w})", "{v}.zero_()", "{v}.fill_({n})", "{v}.clamp_(-1, 1)",
     "{v}.masked_fill_({w}, {n})", "{v}[0] = {w}", "{v}[..., 0] = {n}", "{v}[1:] = {w}", "{v}[{w}] = {n}",
     "{v}.sub_({w})", "{v}.mul_({w})", "{v}.neg_()", "{v} += {w}", "{v}[..., ::2] *= 2", "{v}.copy_({v}.flip(0))",
     "{v}.t_()", "{v}.unsqueeze_(0)", "{v}.index_fill_({i}, torch.tensor([0]), {n})", "{v}.relu_()", "{v}.tanh_()",
     "{v}[{v} > 0] = {n}", "{v}[:, 0].add_(1)", "{v}.transpose({i}, {j}).mul_(0.5)", "{v}.diagonal().zero_()",
-    "{v}.data.add_({n})", "{v}.detach().mul_({n})", "torch.sin({w}, out={v})",
+    "{v}.detach().mul_({n})", "torch.sin({w}, out={v})",
 )  # fmt: skip
 # the ops that programs are most often made of; the OpInfos' operations come in addition
 COMMON = (

@@ -56,6 +56,13 @@ def test_what_eager_alone_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         check(program(Line("v0 = x0.view(-1, 7)", target="v0")))
 
 
+@pytest.mark.parametrize(("results", "verdict"), [(("v0",), "raises in dead code"), (("v1",), "raises")])
+def test_an_error_in_dead_code_is_told_from_others(results: tuple[str, ...], verdict: str) -> None:
+    inputs = (Input("x0", "torch.randn((B, L))", True), Input("x1", "torch.tensor([5, 3])", False))
+    lines = (Line("v0 = x0 + x0", "v0"), Line("v1 = v0[x1]", "v1"))
+    assert check(Program(inputs, lines, results, ((2, 3),), (0,))) == verdict
+
+
 def test_a_result_that_a_rounding_changes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sign of a sum that is zero but for its rounding."""
     lines = Line("v1 = x0 * 3 - x0 - x0 - x0", target="v1"), Line("v0 = torch.sign(v1)", target="v0")
