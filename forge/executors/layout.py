@@ -90,6 +90,11 @@ class Ran(NamedTuple):
     chosen: tuple[bool, ...]
     flops: int = 0
 
+    @property
+    def layouts(self) -> list[Layout]:
+        """Those of the tensors among the outputs."""
+        return [each for each in self.outputs if isinstance(each, Layout)]
+
 
 aten = torch.ops.aten
 ATTENTION = frozenset(
@@ -334,7 +339,7 @@ class Layouts:
                 turned = self._known(call)
             finally:
                 self.values.update(before)
-            if not turned.known or key_of(ran.outputs) != key_of(turned.outputs):
+            if not turned.known or key_of(ran.layouts) != key_of(turned.layouts):
                 return True
         return False
 

@@ -327,7 +327,7 @@ class _Interpreter:
         if target in _DATA and isinstance(output, TensorProxy):
             self.trace.memory.ref(output).chain[-1].versioned = False
         made = name if kwargs.get("out") is None else ""
-        output = _without_gradients(reconcile(self.trace.memory, given, output, example, made), example)
+        output = self.without_gradients(reconcile(self.trace.memory, given, output, example, made), example)
         self.note(node, output, example)
         if self.checks:
             self.read_lengths(output, example)
@@ -505,6 +505,20 @@ class _Interpreter:
         if any(storages.count(id(memory.ref(handle).storage)) > 1 for handle in changed):
             raise Unsupported(f"{name} changes a tensor that shares memory with another one that it is given")
 
+    def without_gradients(self, output: Any, example: Any) -> Any:
+        """Return results of a call of which torch differentiates only others (the statistics of a norm) as constants. A
+        view has the gradients of what it shows."""
+        if not isinstance(example, (tuple, list)) or not any(getattr(leaf, "requires_grad", False) for leaf in example):
+            return output
+        memory = self.trace.memory
+        found = [
+            prims.detach(ours)
+            if differentiable(theirs) and not theirs.requires_grad and not memory.ref(ours).chain
+            else ours
+            for ours, theirs in zip(output, example, strict=True)
+        ]
+        return output if all(map(operator.is_, found, output)) else type(output)(found)
+
     def reinterpret(self, symbol: Symbol, output: Any, example: Any, args: tuple, kwargs: dict) -> None:
         """Says how a view that reads memory differently (view_as_real, conj) is shown and inverted: strides do not."""
         base = args[0] if args else None
@@ -573,17 +587,6 @@ def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
         return False
     results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
     return any(fake.requires_grad for _, fake in given) and not any(each.requires_grad for each in results)
-
-
-def _without_gradients(output: Any, example: Any) -> Any:
-    """Results of a call of which torch differentiates only others (the statistics of a norm) are constants."""
-    if not isinstance(example, (tuple, list)) or not any(getattr(leaf, "requires_grad", False) for leaf in example):
-        return output
-    found = [
-        prims.detach(ours) if differentiable(theirs) and not theirs.requires_grad else ours
-        for ours, theirs in zip(output, example, strict=True)
-    ]
-    return output if all(map(operator.is_, found, output)) else type(output)(found)
 
 
 def _makes_tensors(example: Any) -> bool:
