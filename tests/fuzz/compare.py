@@ -127,6 +127,8 @@ def _compare(program: Program, sizes: tuple[int, int], expected: Outcome, actual
     if expected.error is not None and expected.phase == FORWARD:
         if actual.error is None and _is_in_dead_code(program, expected.error):
             return "raises in dead code"
+        if actual.error is None and str(expected.error).startswith("setStorage"):
+            return "undefined"  # as_strided beyond the end of memory
         if actual.error is None:
             raise Difference(f"eager raises {expected.error!r}, forge nothing")
         return "raises"
