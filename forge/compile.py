@@ -473,7 +473,7 @@ def _compile_backward(
     layouts = layouts.copy()
     for saved, handed in zip(parts.saved_tensors, parts.forward.output[1], strict=True):
         if handed.name != saved.name:  # a copy, which has no gaps between its elements
-            layouts.replace(saved.name, handed.name)
+            layouts.replace(saved, handed.name)
     for gradient, output in zip(trace.inputs[-len(outputs) :], outputs, strict=True):
         layouts.add(gradient, like=output)
     stages[:] = [trace]

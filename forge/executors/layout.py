@@ -263,12 +263,16 @@ class Layouts:
         new.fake, new._memo = self.fake, self._memo
         return new
 
-    def replace(self, name: str, by: str) -> None:
-        """Say that the value `name` has the layout of the value `by`, which is handed over in its place."""
-        self.values[name] = self.values[by]
-        self.uncertain.discard(name)
+    def replace(self, proxy: TensorProxy, by: str) -> None:
+        """Say that a value has the layout of the value `by`, which is handed over in its place: a promise, where no
+        call was looked at."""
+        if by not in self.values:
+            self.promise(proxy)
+            return
+        self.values[proxy.name] = self.values[by]
+        self.uncertain.discard(proxy.name)
         if by in self.uncertain:
-            self.uncertain.add(name)
+            self.uncertain.add(proxy.name)
 
     @property
     def is_symbolic(self) -> bool:
