@@ -4,6 +4,7 @@ between checks, and with those that Inductor compiles."""
 import warnings
 
 import pytest
+import torch
 from frontend.programs import (  # noqa: F401  each fills the table
     effects,
     errors,
@@ -25,6 +26,7 @@ def test_a_program_is_eagers(name):
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_compiled_program_is_eagers(name):
+    torch._dynamo.reset()  # else the code of a program is compiled too often
     check_program(name)
 
 
