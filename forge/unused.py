@@ -18,7 +18,7 @@ from forge.records import Record
 
 
 class Named:
-    """What a user named, and what of it was told. `record` is of what it was named for.
+    """The kernels and layers that a user named for the function of `record`, and what of them was told.
 
     idle: options that have no effect, each with the reason.
     """

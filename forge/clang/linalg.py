@@ -1,7 +1,6 @@
 """Matrix products with torch's broadcasting, sums of products, norms."""
 
 import math
-from contextlib import nullcontext
 
 import torch
 
@@ -117,7 +116,7 @@ def _norm_of(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool) 
 
 @register_grad(vector_norm)
 def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
-    with outside_regions() if math.isinf(ord) else nullcontext():
+    with outside_regions(math.isinf(ord)):
         out = vector_norm(x, ord, dims, keepdim)
     g, norm = get_grad(out), out
     if ord == 0:  # as torch has it

@@ -92,7 +92,7 @@ class Ran(NamedTuple):
 
     @property
     def layouts(self) -> list[Layout]:
-        """Those of the tensors among the outputs."""
+        """The layouts of the tensors among the outputs."""
         return [each for each in self.outputs if isinstance(each, Layout)]
 
 

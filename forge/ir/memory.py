@@ -107,14 +107,11 @@ def _repeats(step: ViewStep, base: TensorProxy, shown: TensorProxy) -> bool:
     """Whether the view shows an element of `base` more than once: expand, windows that overlap, strides that do."""
     if _bytes(shown) > _bytes(base):
         return True
-    if getattr(step.symbol, "id", None) == "torch.Tensor.unfold":
+    view = getattr(step.symbol, "id", None)
+    if view == "torch.Tensor.unfold":
         distance = step.args[2] if len(step.args) > 2 else step.kwargs["step"]
         return hint_of(distance) < hint_of(shown.shape[-1])
-    return _is_strided(step) and _overlaps(*step.args[:2])
-
-
-def _is_strided(step: ViewStep) -> bool:
-    return getattr(step.symbol, "id", None) == "prims.as_strided"
+    return view == "prims.as_strided" and _overlaps(*step.args[:2])
 
 
 def _bytes(tensor: TensorProxy) -> int:

@@ -270,14 +270,14 @@ def current_trace() -> Trace:
 
 
 @contextmanager
-def outside_regions() -> Iterator[None]:
-    """Calls recorded inside read values from memory, rounded to their dtype.
+def outside_regions(when: bool = True) -> Iterator[None]:
+    """Calls recorded inside read values from memory, rounded to their dtype; nothing changes unless `when`.
 
     Within a region a value may be in a wider dtype, or computed again with another rounding, so that it differs from
     what was made of it before.
     """
     trace = current_trace()
-    with trace.tagged({*trace.tags, Tag.SINGLE}):
+    with trace.tagged({*trace.tags, Tag.SINGLE} if when else trace.tags):
         yield
 
 

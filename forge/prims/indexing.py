@@ -4,7 +4,6 @@ An index tensor holds integers; a negative one counts from the end where the doc
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -394,7 +393,7 @@ class _Reduced(NamedTuple):
 def _scatter_reduce_grad(
     x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
 ) -> TensorProxy:
-    with outside_regions() if reduce in ("amax", "amin") else nullcontext():
+    with outside_regions(reduce in ("amax", "amin")):
         out = scatter_reduce(x, dim, index, src, reduce, include_self)
     read = _fitted(src, index)
     of_x, of_src = _REDUCE_GRADS[reduce](_Reduced(get_grad(out), x, dim, index, read, out, include_self))

@@ -7,7 +7,6 @@ torch.as_strided_scatter is opaque: torch's gradient of it is not its derivative
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -116,7 +115,7 @@ def _show_of(
     storage_offset: Dim | None = None,
 ) -> TensorProxy:
     shown, inside = _placed("as_strided", input, size, stride, storage_offset, memory)
-    with nullcontext() if inside else outside_regions():  # whose code does not look at where memory ends
+    with outside_regions(not inside):  # whose code does not look at where memory ends
         out = symbol(memory.read(input), *_held(shown))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:

@@ -143,7 +143,7 @@ _ROUNDED_OTHERWISE = frozenset(
 )
 _FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # torch's kernels for a CPU round each
 _BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
-# torch's kernels round those that they are given first; that of a division does so with what is divided
+# torch's kernels round the numbers that they are given first; that of a division rounds what is divided alone
 _ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
 _EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
 _HALVES = (torch.bfloat16, torch.float16)
@@ -220,10 +220,11 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
         return True
     if operator in _BY_STEPS_ON_A_GPU and not _is_on_cpu(bound):
         return True
-    rounded = (
-        bound.args[:1] if operator is aten.div else (bound.args, bound.kwargs) if operator in _ROUND_NUMBERS else ()
-    )
-    if not rounded:
+    if operator is aten.div:
+        rounded = bound.args[:1]
+    elif operator in _ROUND_NUMBERS:
+        rounded = (bound.args, bound.kwargs)
+    else:
         return operator in _ROUNDED_OTHERWISE
     numbers = [leaf for leaf in leaves(rounded) if isinstance(leaf, float)]
     return any(torch.tensor(each, dtype=dtype).item() != each for each in numbers)
