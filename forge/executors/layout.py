@@ -7,7 +7,7 @@ forge's, which may read memory by its address; an opaque call) is promised to be
 comes from outside; `restrided` keeps such a promise when the program runs.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -158,6 +158,11 @@ _BY_A_DECOMPOSITION = frozenset(
 
 def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
+    if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
+        strides = _viewed(args[0], result.shape)
+        if result.stride() == strides:
+            return result
+        return result.as_strided(result.shape, strides, result.storage_offset())
     if func in _ALWAYS_IN_ROW_MAJOR:
         strides = contiguous(tuple(result.shape))
     elif func.overloadpacket is aten.native_dropout_backward:
@@ -171,6 +176,17 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
 
+def _is_static(x: torch.Tensor) -> bool:
+    return all(isinstance(each, int) for each in (*x.shape, *x.stride()))
+
+
+def _viewed(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a view, those of dims of one element as torch's kernel has them: whether an image counts as
+    one whose channels lie beside each other is decided by them, too."""
+    with _disable_current_modes():
+        return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
+
+
 def _operands(func: Any, args: tuple) -> list[torch.Tensor | Number]:
     return [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
 
@@ -179,7 +195,7 @@ def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
     """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
     decomposition, or without a look at dims of length 1 where one of the operands is a number."""
     shape = tuple(result.shape)
-    if len(shape) < 2 or not all(isinstance(each, int) for each in (*shape, *result.stride())) or 0 in shape:
+    if len(shape) < 2 or not _is_static(result) or 0 in shape:
         return False
     operands = _operands(func, args)
     wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]

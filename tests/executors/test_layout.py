@@ -248,3 +248,23 @@ def test_strides_are_those_of_kernels_that_compute_values(name: str, shape: tupl
     wanted = run()
     with torch.no_grad(), FakeTensorMode(), layout._Operators(counts=False):
         assert run() == wanted
+
+
+@pytest.mark.parametrize("by", ["view", "reshape", "unflatten"])
+def test_padding_follows_the_strides_of_a_batch_of_one(by: str) -> None:
+    """It keeps the channels of an image beside each other; the stride of the batch's only element decides whether they
+    are so, and torch gives a view other such strides where a tensor has no values."""
+    cut = {
+        "view": lambda x: x.view(1, 7, 4, 8),
+        "reshape": lambda x: x.reshape(1, 7, 4, 8),
+        "unflatten": lambda x: x.unflatten(2, (4, 8)),
+    }[by]
+    x, scale = torch.randn(1, 48, 10), torch.randn(1, 7, 4)
+
+    def function(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        rows = x[:, :, :7].transpose(1, 2).split([32, 16], -1)[0]
+        return F.pad(cut(rows) * scale.unsqueeze(3), (0, 0, 0, 0, 0, 1))
+
+    result, expected = forge.jit(function, check="regions")(x, scale), function(x, scale)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()

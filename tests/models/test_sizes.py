@@ -18,7 +18,6 @@ from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
 COMMON = [name for name, make in MODELS.items() if make.__module__ == zoo.__name__ and name not in SLOW]
-STRIDES = {"falcon_h1"}  # a result of a region of a batch of one has other strides than it promises: not mended
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")
 NEXT_TOKEN = ("llama", "mistral", "gemma2", "gpt2")  # a full cache, a sliding one, both, and that of an older model
 
@@ -105,7 +104,7 @@ def check_sizes(name: str, training: bool) -> None:
     assert forge.explain(jitted).eager == []
 
 
-@pytest.mark.parametrize(("name", "training"), models(COMMON, MODELS.keys() - SLOW - STRIDES))
+@pytest.mark.parametrize(("name", "training"), models(COMMON, MODELS.keys() - SLOW))
 def test_batches_and_lengths_may_change(name: str, training: bool) -> None:
     check_sizes(name, training)
 
