@@ -6,12 +6,13 @@ Euclidean norm and in the largest element's,
     |f - r| <= 2 |e - r| + (eps + 8 eps32) |r|
 
 where eps is the dtype's distance from 1 to the next number, and eps32 that of float32, in which kernels add up: another
-order of a sum's terms is a few roundings. Where eager happens to be exact, or a result is a few
-numbers that cancel, eager's own distance says little of the dtype; so a result beyond the bound is within it *by
-conditioning* if the bound holds with the largest of |e - r| and |r' - r|, where r' is float64's result for inputs each
-off by half an eps, drawn `DRAWS` times. |e - r| is itself one draw of a random number, and a lucky one where a loss
-is a single number, or a gradient is zero but for rounding: where eager's result e' for those inputs is known too, |e' -
-r'| counts with the others. Results within by conditioning are counted by themselves. Integers and booleans are
+order of a sum's terms is a few roundings. Where eager happens to be exact, or a result is a few numbers that cancel,
+eager's own distance says little of the dtype; so a result beyond the bound is within it *by conditioning* if the bound
+holds with the largest of |e - r| and |r' - r|, where r' is float64's result for inputs each off by half an eps, drawn
+`DRAWS` times. |e - r| is itself one draw of a random number, and a lucky one where a loss is a single number, or a
+gradient is zero but for rounding: where eager's result e' for those inputs is known too, |e' - r'| counts with the
+others; and where forge's is, a result that is beyond the bound for the inputs themselves and within it for each of
+those is an unlucky draw, within by conditioning. Results within so are counted by themselves. Integers and booleans are
 eager's. An element that is not finite in e or r is left out: in half precision, eager overflows where forge need not.
 """
 
@@ -34,11 +35,12 @@ def judge(
     eager: Values,
     reference: Callable[[int | None], Values],
     neighbour: Callable[[int], Values] | None = None,
+    again: Callable[[int], Values] | None = None,
 ) -> tuple[str, str]:
     """WITHIN, CONDITIONED or "beyond", and in words the first result that is not within the bound.
 
     reference: the values in float64, given None; given a number, those for inputs off by half an eps.
-    neighbour: eager's values for the inputs off by half an eps.
+    neighbour, again: eager's values and forge's for the inputs off by half an eps.
     """
     wrong = metadata(forge, eager)
     if wrong is not None:
@@ -55,6 +57,10 @@ def judge(
         distances = [each[place].double() - exact[place] for each in near]
         distances += [one[place].double() - other[place] for one, other in zip(eagers, near, strict=False)]
         why = beyond(forge[place], eager[place], exact[place], distances)
+        if why is not None and again and eagers:
+            others = zip(map(again, range(DRAWS)), eagers, near, strict=True)
+            unlucky = not any(beyond(ours[place], theirs[place], r[place], distances) for ours, theirs, r in others)
+            why = None if unlucky else why
         if why is not None:
             return "beyond", f"result {place} of {len(eager)}: {why}"
     return CONDITIONED, f"{len(found)} of {len(eager)} results"

@@ -87,6 +87,8 @@ def _exchanged(tree: Any, old: torch.dtype, new: torch.dtype) -> Any:
 
 
 def _values(flow: Any) -> list[Any]:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a collective's result is not there when its function returns
     return [*tensors_in(flow.outputs), *flow.gradients]
 
 

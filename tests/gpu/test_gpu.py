@@ -110,3 +110,15 @@ def test_other_metadata_is_beyond_it():
     for ours in ([x.double()], [x[None]], [None], [x, x]):
         assert judge(ours, [x], lambda draw: [x.double()])[0] == "beyond"
     assert judge([x > 0], [x < 0], lambda draw: [x < 0])[0] == "beyond"
+
+
+def test_an_unlucky_draw_of_a_zero_is_within_it_by_conditioning():
+    zero = torch.zeros(4)
+
+    def judged(nearby):
+        reference = lambda draw: [zero.double()]
+        return judge([zero + 1], [zero + 0.1], reference, lambda draw: [zero + 0.1], nearby)[0]
+
+    assert judged(None) == "beyond"
+    assert judged(lambda draw: [zero + 0.1]) == CONDITIONED
+    assert judged(lambda draw: [zero + (0.1, 0.1, 0.1, 1)[draw]]) == "beyond"

@@ -36,7 +36,7 @@ from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
 from forge.executors.layout import ATTENTION, Layout, Layouts, paired, same
-from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
+from forge.ir import BoundSymbol, Number, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, proxies, tensors, tree_map
@@ -145,6 +145,7 @@ _FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # to
 _BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
 # torch's kernels round the numbers that they are given first; that of a division rounds what is divided alone
 _ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
+_ROUND_NUMBERS_ON_A_GPU = frozenset({aten.threshold, aten.threshold_backward})
 _EXACT = frozenset({aten.abs, aten.cat, aten.clone, aten.empty, aten.full, aten.full_like, aten.neg, aten.where})
 _HALVES = (torch.bfloat16, torch.float16)
 # strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time; a kernel that
@@ -222,7 +223,7 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
         return True
     if operator is aten.div:
         rounded = bound.args[:1]
-    elif operator in _ROUND_NUMBERS:
+    elif operator in _ROUND_NUMBERS or (operator in _ROUND_NUMBERS_ON_A_GPU and not _is_on_cpu(bound)):
         rounded = (bound.args, bound.kwargs)
     else:
         return operator in _ROUNDED_OTHERWISE
@@ -403,13 +404,13 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
         symbols = {each.node.expr: each for each in given if isinstance(each, torch.SymInt)}
         for call in calls:
             args, kwargs = tree_map(partial(_value, known, symbols), (tuple(call.args), call.kwargs))
-            result = call.symbol.op(*args, **kwargs)
+            result = call.symbol.op(*_compared(call.symbol.op, args), **kwargs)
             known.update((leaf.name, value) for leaf, value in paired(call.output, result) if isinstance(leaf, Proxy))
         return [known[proxy.name] for proxy in region.output]
 
     with layouts.fake, inductor_config.patch(emulate_precision_casts=rounds):
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
-        graph = make_fx(run, decomposition_table=_decompositions())(*given)
+        graph = make_fx(run, decomposition_table={**_decompositions(), **_OWN})(*given)
     for node in graph.graph.nodes:
         if node.target is aten.as_strided_.default and _only_relabels(node):
             node.replace_all_uses_with(node.args[0])
@@ -418,6 +419,8 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
         if node.target in _OF_TWO:
             _of_two(node)
             continue
+        _round_number(node)
+        _fold(node)
         check(not _changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
     return graph, [_resolved(each) for each in given]
 
@@ -446,6 +449,74 @@ def _of_two(node: torch.fx.Node) -> None:
     with graph.inserting_before(node):
         made = reduce(lambda x, y: graph.call_function(node.target, (x, y)), others)
     node.args = made, last
+
+
+# where numbers become elements of the result, by place among the arguments
+_ELEMENTS = {
+    aten.clamp_max: 1,
+    aten.clamp_min: 1,
+    aten.constant_pad_nd: 2,
+    aten.full: 1,
+    aten.scalar_tensor: 0,
+}
+
+
+def _round_number(node: torch.fx.Node) -> None:
+    """Round a number that is an element of a result of half precision; Inductor uses it as it is."""
+    place = _ELEMENTS.get(getattr(node.target, "overloadpacket", None), len(node.args))
+    if place < len(node.args):
+        node.update_arg(place, _rounded(node.args[place], node.meta["val"].dtype))
+
+
+_COMPARISONS = frozenset({torch.eq, torch.ge, torch.gt, torch.le, torch.lt, torch.ne})
+
+
+def _compared(function: Callable, args: tuple) -> tuple:
+    """Return the arguments of a call; of a comparison of half precision with a number, torch's kernel rounds that.
+
+    Kernels that compare and go on do not (hardtanh's gradient): the calls of their decompositions are let be.
+    """
+    if function not in _COMPARISONS or not isinstance(args[0], torch.Tensor):
+        return args
+    return args[0], _rounded(args[1], args[0].dtype)
+
+
+def _rounded(number: Any, dtype: torch.dtype) -> Any:
+    """Return a number as a dtype of half precision holds it; another argument, or of another dtype, as it is."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or dtype not in _HALVES:
+        return number
+    with _disable_current_modes():
+        return torch.tensor(number, dtype=torch.float64).to(dtype).item()
+
+
+def _clamp(x: torch.Tensor, min: Number | None = None, max: Number | None = None) -> torch.Tensor:
+    x = x if min is None else torch.clamp_min(x, min)
+    return x if max is None else torch.clamp_max(x, max)
+
+
+_OWN = {aten.clamp.default: _clamp}  # Inductor's computes in float32, where the bounds are other numbers
+
+
+def _fold(node: torch.fx.Node) -> None:
+    """Compute an elementwise function of tensors that hold one number each; Inductor does so without rounding."""
+    given = node.all_input_nodes
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not given or not all(map(_is_uniform, given)):
+        return
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _one_element)
+    made, value = node.meta["val"], node.target(*args, **kwargs).item()
+    options = {"dtype": made.dtype, "layout": torch.strided, "device": made.device, "pin_memory": False}
+    node.target, node.args, node.kwargs = aten.full.default, (list(made.shape), value), options
+
+
+def _is_uniform(node: torch.fx.Node) -> bool:
+    if node.target is not aten.full.default or not isinstance(node.args[1], (int, float)):
+        return False
+    return all(isinstance(length, int) for length in node.args[0])
+
+
+def _one_element(node: torch.fx.Node) -> torch.Tensor:
+    full = node.meta["val"]
+    return torch.full([1] * full.ndim, node.args[1], dtype=full.dtype)
 
 
 def _only_relabels(node: torch.fx.Node) -> bool:

@@ -40,6 +40,8 @@ PROGRAMS: dict[str, Callable] = {
     "largest": lambda x, y, w: (x * y).amax(-1, keepdim=True) * w + x,
     "wide in between": lambda x, y, w: ((x * w).float() * y.float()).to(x.dtype) * w + x,
     "chosen": lambda x, y, w: torch.where(x > 0, x * 1.7, y * w) + x.clamp(-1, 1) * w,
+    "compared": lambda x, y, w: torch.where(x.clamp(0.1, 0.9) > 0.1, y * w, x) * w + (x.clamp(min=0.3) == 0.3) * y,
+    "filled": lambda x, y, w: (torch.full_like(x, 0.1) * 3 + x) * w + x.new_full(x.shape, 0.7) * 1.3 * y,
     # torch's kernels round once, where Inductor's loops would do so more often, or not at all
     "powers": lambda x, y, w: ((x.abs() + 0.1) ** 1.7 * y + x**3) * w,
     "scaled": lambda x, y, w: torch.add(x, y, alpha=0.7) * w - x,
@@ -129,6 +131,25 @@ def test_a_gradient_is_eagers(name: str, dtype: torch.dtype, executors: list[str
     jitted = forge.jit(FORMULAS[name], executors=executors, numerics="eager", cache=False)
     found = flow(jitted, given)
     assert not any(differences(found, flow(FORMULAS[name], given)))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.clamp(0.1, 0.9) == torch.full_like(x, 0.1)) * 2 + 1,
+        lambda x: torch.isclose(x.clamp(min=0.3), x.new_tensor(0.3), rtol=0, atol=0) * 2 + 1,
+        lambda x: (x.clamp(0.1, 0.9) > 0.1) * 2 + 1,
+        lambda x: torch.full_like(x, 0.1) * 3 + x,
+        lambda x: torch.empty_like(x).fill_(0.7) * 1.3 + x,
+    ],
+    ids=["equal", "close", "greater", "full", "filled"],
+)
+def test_numbers_are_of_half_precision_where_torchs_are(function: Callable, dtype: torch.dtype) -> None:
+    x = torch.randn(33, 64).to(dtype)
+    jitted = forge.jit(function, cache=False)
+    assert torch.equal(jitted(x), function(x))
+    assert "inductor" in forge.explain(jitted).executors
 
 
 def test_fast_numerics_round_results_alone() -> None:
