@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo.exc import BackendCompilerFailed
 
 from forge import logs
 from forge.cache import Slot
@@ -226,7 +227,10 @@ class _Backend:
         self._record = weakref.ref(record)
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-        return compile_graph(graph, example_inputs, options=self._options, record=self._record())
+        try:
+            return compile_graph(graph, example_inputs, options=self._options, record=self._record())
+        except IndexError as error:  # Dynamo takes a bare one for the program's, and its frame would run in eager
+            raise BackendCompilerFailed(self, error, None).with_traceback(error.__traceback__) from None
 
 
 def _parameters(target: Callable) -> list[str]:

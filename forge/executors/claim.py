@@ -9,7 +9,7 @@ from forge.executors.executor import Declined, Executor, FusionExecutor, Impleme
 from forge.executors.expected import call_in_words, check_arguments, check_metadata
 from forge.executors.fallback import Fallback
 from forge.executors.fusion import Fused, fuse_regions, settled
-from forge.executors.layout import Layout, Layouts, Ran
+from forge.executors.layout import Layout, Layouts, Ran, is_own
 from forge.executors.regions import Node
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, check, recording
@@ -262,7 +262,10 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
         declined.update((name, reasons) for name in bound.outputs if reasons)
         if chosen is None:
             return Choice(opaque_rule(bound))
-        return Choice(chosen[1].grad_transform, recompute=chosen[1].grad == "recompute")
+        executor, implementation = chosen
+        rule, name = implementation.grad_transform, implementation.name or executor.name
+        blame = None if rule is None or is_own(rule) else lambda error: _blame(error, name, "grad_transform", bound)
+        return Choice(rule, recompute=implementation.grad == "recompute", blame=blame)
 
     return choice
 

@@ -94,8 +94,11 @@ class _Expecting:
     def check(self, bound: BoundSymbol, result: Any) -> None:
         wanted = list(proxies(bound.output))
         made = [leaf for leaf in leaves(result) if leaf is not None]
-        if len(made) == len(wanted) and all(map(_is_like, made, wanted)):
+        several = isinstance(result, (tuple, list))
+        alike = len(made) == len(wanted) and all(map(_is_like, made, wanted))
+        if alike and several == isinstance(bound.output, (tuple, list)):
             return
+        kind = f"a {type(result).__name__} of " if alike and several else ""
         owner = getattr(bound.symbol.executor, "name", "")
         function = getattr(self.function, "__qualname__", repr(self.function))
         if isinstance(bound.symbol.executor, FusionExecutor):
@@ -103,7 +106,7 @@ class _Expecting:
         else:
             called = call_in_words(next(iter(bound.subsymbols), bound))
         raise ValueError(
-            f"executor {owner}: {function} gives {_listed(made)} for {called}, but must give {_listed(wanted)}"
+            f"executor {owner}: {function} gives {kind}{_listed(made)} for {called}, but must give {_listed(wanted)}"
         )
 
 

@@ -20,10 +20,12 @@ from forge.ir.symbol import substitute
 class Choice(NamedTuple):
     """How the executor that will claim a call wants it differentiated: by its own rule; taken apart where the backward
     reads a value from inside it, or kept one call, such values being recomputed. A rule returns NotImplemented where
-    it has no gradient of an argument that needs one; then, too, it is kept one call."""
+    it has no gradient of an argument that needs one; then, too, it is kept one call. An error of the rule is handed to
+    `blame`."""
 
     rule: Callable | None = None
     recompute: bool = False
+    blame: Callable[[Exception], None] | None = None
 
 
 Choose = Callable[[BoundSymbol, Collection[str]], Choice]  # of a call and of the names through which gradients flow
@@ -102,7 +104,12 @@ class _Forward:
         bound = bound.replace(tags=bound.tags | {Tag.DIFFERENTIATED})
         choice = self.choose(bound, self.active)
         if choice.rule is not None:
-            calls = self.apply(choice.rule, bound)
+            try:
+                calls = self.apply(choice.rule, bound)
+            except Exception as error:
+                if choice.blame is not None:
+                    choice.blame(error)
+                raise
             if calls is not None:
                 return calls
         calls = self.differentiate(bound, grad_rule(bound.symbol))

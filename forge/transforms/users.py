@@ -15,7 +15,8 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
     """The trace after all of them; each one's result goes to `stages`.
 
     Raises TypeError where one returns no trace; ValueError where a call does not give what it says it gives, where a
-    value is read that no call before makes, where one is made twice, and where inputs or outputs are others.
+    value is read that no call before makes, where one is made twice, and where inputs or outputs are others. An error
+    of a transform, or of a call that it changed, has a note with its name.
     """
     for transform in transforms:
         before, name = trace, getattr(transform, "__name__", repr(transform))
@@ -98,8 +99,12 @@ def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
 
 
 def _recorded(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSymbol]:
-    with new.collecting() as calls, new.tagged(bound.tags, bound.source):
-        output = bound.symbol(*bound.args, **bound.kwargs)
+    try:
+        with new.collecting() as calls, new.tagged(bound.tags, bound.source):
+            output = bound.symbol(*bound.args, **bound.kwargs)
+    except Exception as error:
+        error.add_note(f"raised by a call of forge.jit's transform {transform}: {bound!r}")
+        raise
     made, kept = list(proxies(output)), list(proxies(bound.output))
     gives, says = [", ".join(map(in_words, each)) for each in (made, kept)]
     check(

@@ -42,6 +42,10 @@ def nothing(input: torch.Tensor, inplace: bool = False) -> None:
     return None
 
 
+def a_tuple(input: torch.Tensor, inplace: bool = False) -> tuple[torch.Tensor]:
+    return (silu(input),)
+
+
 def silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     return input * torch.sigmoid(input)
 
@@ -54,6 +58,7 @@ WRONG = {
     another_shape: (ValueError, rf"executor mine: another_shape gives f32\[3, 2\] for {CALL}.*must give f32\[2, 3\]"),
     another_dtype: (ValueError, rf"executor mine: another_dtype gives f64\[2, 3\] for {CALL}.*must give f32\[2, 3\]"),
     nothing: (ValueError, rf"executor mine: nothing gives nothing for {CALL}.*must give f32\[2, 3\]"),
+    a_tuple: (ValueError, rf"executor mine: a_tuple gives a tuple of f32\[2, 3\] for {CALL}.*must give f32\[2, 3\]"),
 }
 
 
@@ -101,6 +106,31 @@ def test_a_checker_that_raises_is_told_with_its_executor() -> None:
         forge.jit(program, executors=[executor(silu, checker=checker), "torch"])(torch.ones(2, 3))
     assert any(
         note.startswith("raised by executor mine: its checker, for torch.nn.f") for note in raised.value.__notes__
+    )
+
+
+def no_results(input: torch.Tensor, inplace: bool = False) -> None:
+    return None
+
+
+def raises_an_index_error(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    raise IndexError("inside")  # which Dynamo takes for the program's own
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "match"),
+    [(no_results, RuntimeError, "returned 0 tensors"), (raises_an_index_error, IndexError, "inside")],
+)
+def test_a_gradient_rule_that_fails_is_told_with_its_executor(
+    rule: Callable, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match) as raised:
+        forge.jit(program, executors=[executor(silu, grad_transform=rule), "torch"])(
+            torch.ones(2, 3, requires_grad=True)
+        )
+    assert any(
+        note.startswith("raised by executor mine: its grad_transform, for torch.nn.f")
+        for note in raised.value.__notes__
     )
 
 

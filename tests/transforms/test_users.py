@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import forge
+from forge import torchlang
 from forge.ir import Trace
 
 
@@ -43,6 +44,22 @@ def raises(trace: Trace) -> Trace:
     raise KeyError("inside")
 
 
+def raises_an_index_error(trace: Trace) -> Trace:
+    raise IndexError("inside")  # which Dynamo takes for the program's own
+
+
+def another_call(arguments: Callable) -> Callable[[Trace], Trace]:
+    def changes_a_call(trace: Trace) -> Trace:
+        calls = [arguments(bound) if bound.symbol.name == "relu" else bound for bound in trace.bound_symbols]
+        return trace.derive("changed", calls)
+
+    return changes_a_call
+
+
+no_argument = another_call(lambda bound: bound.replace(args=()))
+out_of_range = another_call(lambda bound: bound.replace(symbol=torchlang.find(torch.cumsum), args=(*bound.args, 7)))
+
+
 def gives_nothing(trace: Trace) -> None:
     return None
 
@@ -58,6 +75,9 @@ WRONG: dict[Callable[[Trace], Any], tuple[type[Exception], str]] = {
     loses_inputs: (ValueError, r"whose inputs are \(\), but they must be \(x: f32\[2, 3\]\)"),
     loses_outputs: (ValueError, r"whose outputs are \(\), but they must be \(t\d+: f32\[2, 3\]\)"),
     raises: (KeyError, "inside"),
+    raises_an_index_error: (IndexError, "inside"),
+    no_argument: (TypeError, "missing 1 required positional argument"),
+    out_of_range: (IndexError, "out of range"),
     gives_nothing: (TypeError, "returned NoneType, but must return a Trace"),
 }
 
