@@ -193,7 +193,8 @@ def _operands(func: Any, args: tuple) -> list[torch.Tensor | Number]:
 
 def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
     """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
-    decomposition, or without a look at dims of length 1 where one of the operands is a number."""
+    decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
+    where one of them is expanded."""
     shape = tuple(result.shape)
     if len(shape) < 2 or not _is_static(result) or 0 in shape:
         return False
@@ -201,8 +202,11 @@ def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
     wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]
     if func in _BY_A_DECOMPOSITION:
         return len({x.stride() for x in wide}) > 1 or len(wide) < len(operands)
-    single = 1 in shape and len(wide) < len(operands) and torch.Tag.pointwise in func.tags
-    return single and all(tuple(x.shape) == shape for x in wide)
+    if torch.Tag.pointwise not in func.tags:
+        return False
+    if len(wide) < len(operands):
+        return 1 in shape and all(tuple(x.shape) == shape for x in wide)
+    return any(0 in x.stride() for x in wide)
 
 
 def _iterated(shape: tuple[int, ...], operands: list[torch.Tensor | Number]) -> tuple[int, ...]:

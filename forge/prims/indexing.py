@@ -372,6 +372,8 @@ def _scatter_grad(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy
 
 def _fitted(x: TensorProxy, of: TensorProxy) -> TensorProxy:
     """x with the lengths of `of`: what of src an index that is smaller reads, or that gradient with zeros after it."""
+    if x.ndim != of.ndim:  # an index without elements has any number of dims
+        return full(of.shape, 0, x.dtype, x.device)
     if all(map(same, x.shape, of.shape)):
         return x
     return pad(x, tuple([(0, theirs - ours) for ours, theirs in zip(x.shape, of.shape, strict=True)]), 0)

@@ -217,6 +217,10 @@ def test_a_result_has_eagers_stride_in_a_dim_of_one_element(monkeypatch: pytest.
     assert [each.stride() for each in jitted(x)] == [each.stride() for each in function(x)] == [(3, 1), (1, 1)]
 
 
+def _row(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(x.shape[-1]).half()
+
+
 OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rrelu in training": lambda x: F.rrelu(x, 0.1, 0.3, True),
     "rrelu in evaluation": lambda x: F.rrelu(x, 0.1, 0.3, False),
@@ -231,6 +235,11 @@ OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of two layouts": lambda x: torch.floor_divide(x, torch.ones(x.shape)),
     "of two layouts, the other way round": lambda x: torch.xlogy(torch.ones(x.shape), x),
     "of a row": lambda x: torch.div(torch.ones(x.shape[-1]), x, rounding_mode="floor"),
+    "of an expanded row": lambda x: _row(x).expand(x.shape) * x.half(),
+    "of an expanded number": lambda x: _row(x)[0].expand(x.shape) - x.half(),
+    "of an expanded column": lambda x: torch.atan2(x.half(), x.half()[..., :1].expand(x.shape)),
+    "of three, one expanded": lambda x: torch.addcmul(_row(x).expand(x.shape), x.half(), x.half()),
+    "a choice": lambda x: torch.where((_row(x) > 0).expand(x.shape), x.half(), x.half() + 1),
 }
 
 

@@ -129,6 +129,8 @@ def _compare(program: Program, sizes: tuple[int, int], expected: Outcome, actual
             return "raises in dead code"
         if actual.error is None and str(expected.error).startswith("setStorage"):
             return "undefined"  # as_strided beyond the end of memory
+        if actual.error is None and "refer to a single memory location" in str(expected.error):
+            return "raises in eager alone"  # of views that overlap, or may do so: forge writes to no view
         if actual.error is None:
             raise Difference(f"eager raises {expected.error!r}, forge nothing")
         return "raises"

@@ -59,9 +59,9 @@ class Program:
         return self.function([line.source for line in self.lines])
 
     def is_dead(self, place: int) -> bool:
-        """Return whether nothing reads what the line at this place binds, a write or a result."""
-        dead = self.lines[place].target
-        if not dead or dead in self.results:
+        """Return whether no result, no input and no other line shows what the line at this place binds or changes."""
+        dead = self.lines[place].target or self.lines[place].writes
+        if not dead or dead in self.results or any(dead == each.name for each in self.inputs):
             return False
         after = range(place + 1, len(self.lines))
         return all(self.is_dead(i) for i in after if re.search(rf"\b{dead}\b", self.lines[i].source))

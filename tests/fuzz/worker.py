@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import FlakyFailure
 
 from forge.executors.inductorex import waits
 from tests.fuzz.compare import Difference, check
@@ -59,6 +60,10 @@ def main(seed: int, examples: int, folder: Path) -> int:
         went = run(seed, examples, script)
     except Difference as difference:
         print(f"seed {seed}: {difference}\n    {script}")
+        return FIND
+    except FlakyFailure as failure:
+        notes = "\n".join(getattr(failure.exceptions[0], "__notes__", ()))
+        print(f"seed {seed}: once, but not again: {failure.exceptions[0]}\n{notes}")
         return FIND
     script.unlink(missing_ok=True)
     print(f"seed {seed}: {', '.join(f'{count} {name}' for name, count in sorted(went.items()))}")

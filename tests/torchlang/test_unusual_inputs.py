@@ -67,3 +67,24 @@ def test_transposes_of_a_number(name: str, dtype: torch.dtype) -> None:
 
     x = torch.tensor(1.5, dtype=dtype)
     torch.testing.assert_close(forge.jit(function, fullgraph=True)(x), function(x))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (0, 3, 4), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, src, index: x.scatter_add(0, index, src),
+        lambda x, src, index: x.scatter(0, index, src),
+        lambda x, src, index: x.scatter_reduce(0, index, src, "mean", include_self=False),
+        lambda x, src, index: x.scatter_reduce(0, index, src, "amax"),
+    ],
+    ids=["add", "scatter", "mean", "amax"],
+)
+def test_scattering_nothing_has_gradients(function: Callable, shape: tuple[int, ...]) -> None:
+    """An index without elements has any number of dims; eager's backward refuses one of other lengths than src."""
+    x, src = (torch.randn(2, 3, 4, requires_grad=True) for _ in range(2))
+    index = torch.zeros(shape, dtype=torch.int64)
+    result = forge.jit(function)(x, src, index)
+    assert torch.equal(result, function(x, src, index))
+    of_x, of_src = torch.autograd.grad(result.sum(), (x, src))
+    assert torch.equal(of_x, torch.ones_like(x)) and torch.equal(of_src, torch.zeros_like(src))

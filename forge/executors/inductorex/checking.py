@@ -262,8 +262,11 @@ class CheckedProgram:
 
 
 def _call(forward: Callable, boxed: list[Any]) -> list[torch.Tensor]:
+    # torch's conversions to another dtype give a leaf that requires grad where they are given one, under no_grad too
+    given = [each.detach() if _is_tensor(each) else each for each in boxed]
+    boxed.clear()
     with torch.no_grad():
-        return list(forward(*boxed))
+        return list(forward(*given))
 
 
 def _poison_when_freed(value: torch.Tensor) -> None:

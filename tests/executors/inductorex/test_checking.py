@@ -249,3 +249,13 @@ print(forge.jit(lambda x: (x * 2).sin() + 1, check="regions", cache=False)(torch
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stdout == "[1.0, 1.0]\n", done.stderr
+
+
+def test_a_conversion_of_a_detached_input_requires_no_gradient() -> None:
+    x = torch.randn(5, requires_grad=True)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.detach().to(torch.bfloat16), x.detach() * 2
+
+    results = forge.jit(function, check="regions", cache=False)(x)
+    assert not any(each.requires_grad for each in results)
