@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.executors import Declined, FusionExecutor, claim, decline, resolve_executors
-from forge.executors.errors import RegionError
+from forge.executors import Declined, FusionExecutor, RegionError, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
 from forge.records import record_of
 

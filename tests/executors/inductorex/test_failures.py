@@ -18,8 +18,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import forge
-from forge.executors import claim, inductorex, resolve_executors
-from forge.executors.errors import RegionError
+from forge.executors import RegionError, claim, inductorex, resolve_executors
 from forge.executors.inductorex import waits
 from forge.records import record_of
 
