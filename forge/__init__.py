@@ -7,7 +7,7 @@ from forge import optim
 from forge.bisection import Difference, bisect
 from forge.bundle import bundle
 from forge.edited import EditError
-from forge.executors.checked import CheckError
+from forge.executors.errors import CheckError
 from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
 from forge.executors.hubex.registry import kernels
 from forge.functional import grad, trace, value_and_grad, vjp

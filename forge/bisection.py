@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge.executors.checked import CheckError, copied, differs, largest, same_random_numbers, tolerance
+from forge.executors.checked import copied, differs, largest, same_random_numbers, tolerance
+from forge.executors.errors import CheckError
 from forge.executors.executor import resolve_executors
 from forge.ir.checks import in_one_line
 from forge.records import record_of

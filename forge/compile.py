@@ -22,6 +22,7 @@ from forge.executors.claim import (
     strides_in_torch,
 )
 from forge.executors.cuda_graphs import Pool
+from forge.executors.errors import RegionError
 from forge.executors.executor import (
     Executor,
     FusionExecutor,
@@ -91,7 +92,10 @@ def _compile_alone(options: Options, trace: Trace, executors: Sequence[Executor]
         _compile_optimized(trace, Program(trace, None, [], grad=True), options, compiled)
         return compiled
 
-    compiled = apart(compile)
+    try:
+        compiled = apart(compile)
+    except RegionError as error:  # the call that is measured is all of its region
+        raise error.__cause__ from None
     forward, training = compiled.recipe.forward.function, compiled.recipe.training
     if training is None:
         return Alone(forward, None, (), compiled.claims)

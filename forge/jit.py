@@ -113,7 +113,8 @@ def jit(
         kept on disk besides.
     strict: refuse, with forge.StrictError, a torch function that torchlang does not have, instead of running it as an
         opaque call; and what would run in eager with a warning: a graph that forge cannot compile, a function that
-        Dynamo gives up on or compiles nothing of. A graph break between two graphs is for `fullgraph`.
+        Dynamo gives up on or compiles nothing of. A fused region that fails raises its error, or RegionError where it
+        cannot be compiled. A graph break between two graphs is for `fullgraph`.
     fullgraph: refuse graph breaks, as torch.compile does, and a graph that forge cannot compile, which else runs in
         eager.
     dynamic: True traces with symbolic shapes from the first call, False never, None after a shape has changed.

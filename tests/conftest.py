@@ -91,9 +91,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A region that fails in one test keeps no program of another from being written to disk."""
+    """A region that fails in one test keeps no program of another from being written to disk, and no warning back."""
     waits = importlib.import_module("forge.executors.inductorex.waits")
     monkeypatch.setattr(waits, "_noticed", threading.Lock())
+    monkeypatch.setattr(importlib.import_module("forge.executors.fusion"), "_told", {})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

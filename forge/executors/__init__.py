@@ -2,6 +2,7 @@
 
 from forge.executors import inductorex, nvfuserex, torchex
 from forge.executors.claim import claim
+from forge.executors.errors import RegionError
 from forge.executors.executor import (
     Declined,
     Executor,
@@ -17,6 +18,7 @@ __all__ = [
     "Executor",
     "FusionExecutor",
     "OperatorExecutor",
+    "RegionError",
     "claim",
     "decline",
     "register_executor",

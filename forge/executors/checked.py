@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from forge.executors.claim import Claim, claim
+from forge.executors.errors import CheckError
 from forge.executors.notes import Note, noted
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
@@ -28,33 +29,6 @@ _WITHIN = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-3, tor
 _COARSEST = 5e-2
 _CANCELLED = 1e-2
 _WRITES = frozenset({Tag.EFFECT, Tag.MAY_WRITE})
-
-
-class CheckError(RuntimeError):
-    """A value of a compiled program is not what eager gives.
-
-    operation, executor: the call that gave it and who ran it; None for a result or a gradient as a whole. inputs: the
-    tensors that the call was given, by name. actual, expected: the two values, None where there is none. check: the
-    kind of check that failed.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        operation: str | None = None,
-        executor: str | None = None,
-        inputs: Mapping[str, torch.Tensor] | None = None,
-        actual: torch.Tensor | None = None,
-        expected: torch.Tensor | None = None,
-        check: str = "eager",
-    ) -> None:
-        super().__init__(f'forge.jit(check="{check}"): {message}')
-        self.operation = operation
-        self.executor = executor
-        self.inputs = dict(inputs or {})
-        self.actual = actual
-        self.expected = expected
 
 
 class Checked:

@@ -127,7 +127,7 @@ def claim(
     to is claimed by the executors after it as well, and runs there where no region of it pays. `earlier` holds, by
     output name, why calls that were taken apart before this pass had been declined. `layouts` knows the strides of the
     inputs, and is told those of every value. `select` says who does not get a call that it would take. strict: a region
-    that fails when it runs is an error. Raises NotImplementedError naming a prim that nobody claims, with the reasons.
+    that fails is an error. Raises NotImplementedError naming a prim that nobody claims, with the reasons.
     """
     return settled(lambda: _claim(trace, executors, earlier, layouts, select, strict=strict))
 

@@ -58,13 +58,14 @@ from forge.ir.undecided import Undecided, for_all_sizes
 
 class Declined:
     """A checker's no, with the reason in words. False in a condition. parts: whether the calls that the declined one
-    consists of may be taken in its place."""
+    consists of may be taken in its place. error: what failed, where it is no decision."""
 
-    __slots__ = ("parts", "reason")
+    __slots__ = ("error", "parts", "reason")
 
-    def __init__(self, reason: str, *, parts: bool = True) -> None:
+    def __init__(self, reason: str, *, parts: bool = True, error: Exception | None = None) -> None:
         self.reason = reason
         self.parts = parts
+        self.error = error
 
     def __bool__(self) -> bool:
         return False
@@ -73,13 +74,14 @@ class Declined:
         return f"Declined({self.reason!r})"
 
 
-def decline(reason: str, *, parts: bool = True) -> Declined:
+def decline(reason: str, *, parts: bool = True, error: Exception | None = None) -> Declined:
     """What a checker returns to decline a call: `return decline("H = 100 is not a multiple of 8")`.
 
     parts: False where a fusion executor may not take the call's decomposition either, since it does not raise where
-    the call does.
+    the call does. error: what kept a fusion executor from compiling a region that it should have compiled. A warning
+    tells of it, and under `strict` it is raised as the cause of a RegionError.
     """
-    return Declined(reason, parts=parts)
+    return Declined(reason, parts=parts, error=error)
 
 
 def asked(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -290,7 +292,7 @@ class FusionExecutor(Executor):
 
     def fuse(self, region: Trace) -> Callable | Declined:
         """A function of the region's inputs that returns the tuple of its outputs; Declined leaves it unfused. Regions
-        that are identical but for names are fused once."""
+        that are identical but for names are fused once. What it raises, it has failed at, as has `decline(error=)`."""
         raise NotImplementedError
 
     def finish(self) -> Mapping[Callable, Declined]:

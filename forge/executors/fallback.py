@@ -1,4 +1,4 @@
-"""What runs a region's calls where the region's function fails and they do not."""
+"""What runs a region's calls where the region fails and they do not: its compiler, or its function."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ import torch
 from forge.ir import BoundSymbol, Proxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.printing import Code, compile_function, place_of
-from forge.ir.source import warn
+from forge.ir.source import Source, warn
 from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.split import free_names
 
@@ -53,11 +53,15 @@ class Fallback:
         return self._function, results
 
     def _tell(self, error: Exception) -> None:
-        region, reason = self.regions[0], in_one_line(error)
-        self.reason = f"its region failed: {reason}"
-        _log.debug("%s failed", region, exc_info=error)
+        self.reason = f"its region failed: {in_one_line(error)}"
         sources, _ = place_of(error) or ([], "")
-        warn(f"{region} failed, {self.executor} runs its calls from now on: {reason}", *sources[:1])
+        tell(f"{self.regions[0]} failed", self.executor, error, *sources[:1])
+
+
+def tell(what: str, executor: str, error: Exception, source: Source | None = None) -> None:
+    """Warn at `source` of what happened to a region because of `error`; `executor` runs its calls."""
+    _log.debug("%s", what, exc_info=error)
+    warn(f"{what}, {executor} runs its calls from now on: {in_one_line(error)}", source)
 
 
 def fallback_for(
@@ -70,6 +74,10 @@ def fallback_for(
     trace.bound_symbols.extend(calls)
     if free_names(trace, set()):
         return None
-    names = [getattr(bound.symbol.executor, "name", "torch") for bound in calls]
     code = delete_last_used(trace).python_source()
-    return Fallback(", ".join(dict.fromkeys(names)), lambda: code, strict=strict)
+    return Fallback(runners(calls), lambda: code, strict=strict)
+
+
+def runners(calls: Iterable[BoundSymbol]) -> str:
+    """Return the names of the executors that run claimed calls."""
+    return ", ".join(dict.fromkeys(getattr(bound.symbol.executor, "name", "torch") for bound in calls))

@@ -12,23 +12,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from forge.executors import progress
+from forge.executors.errors import CheckError, RegionError
 from forge.executors.executor import Declined, FusionExecutor, asked, decline
-from forge.executors.fallback import Fallback, fallback_for
+from forge.executors.fallback import Fallback, fallback_for, runners, tell
 from forge.executors.layout import RESTRIDED, Layout, Layouts, contiguous, in_row_major, reinterpreted, same
 from forge.executors.regions import Node, Region, find_regions
 from forge.executors.unspecified import with_unspecified
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
-from forge.ir.checks import in_one_line
+from forge.ir.checks import in_one_line, without_frames
 from forge.ir.pytree import names, proxies
-from forge.ir.source import warn
 from forge.ir.structure import key_of, settings
 from forge.ir.symbol import substitute
 from forge.ir.undecided import Undecided
 
 ARTIFACTS = 4096  # the regions of one executor that are kept
 
+REASONS = 1024  # for which regions could not be compiled, that are remembered
+
 _artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
+_told: Bounded = Bounded(REASONS)  # many regions fail at once where a disk is full
 
 T = TypeVar("T")
 _log = logging.getLogger("forge.claim")
@@ -48,21 +51,19 @@ REINTERPRETED = Symbol(
 CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
 
 
-def _fuse(fuser: FusionExecutor, region: Trace, *, strict: bool) -> Callable | Declined:
-    """What a fusion executor makes of a region; Declined, with a warning, where it fails. Raises TypeError where that
-    is neither a function nor a reason, and the executor's own error under `strict`."""
+def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
+    """What a fusion executor makes of a region; Declined with the error where it fails. Raises TypeError where that is
+    neither a function nor a reason, and CheckError."""
 
     @functools.wraps(fuser.fuse)
     def fuse(region: Trace) -> Any:
         try:
             return fuser.fuse(region)
+        except (Undecided, CheckError):
+            raise
         except Exception as error:
-            if strict or isinstance(error, Undecided):
-                raise
-            reason = f"it failed at a region: {in_one_line(error)}"
-            _log.debug("%s failed at\n%s", fuser.name, region, exc_info=True)
-            warn(f"{fuser.name} leaves calls to others: {reason}", region.bound_symbols[0].source)
-            return decline(reason)
+            _log.debug("%s failed at\n%s", fuser.name, region)
+            return decline(f"it failed at a region: {in_one_line(error)}", error=error)
 
     made = asked(fuse, region)
     check(
@@ -132,8 +133,8 @@ def _fails(fuser: FusionExecutor, used: list[tuple[FusionExecutor, Callable]]) -
 
 
 def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> Fused:
-    """The calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region that fails
-    when it runs is an error."""
+    """The calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region that
+    fails is an error."""
     writer = _Writer(trace, nodes, layouts, strict=strict)
     plan = find_regions(nodes, trace.output_names)
     progress.expect(sum(isinstance(item, Region) for item in plan))
@@ -233,13 +234,14 @@ class _Writer:
         if outputs:
             key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
+            if function.error is not None:
+                self._failed(region, function.error)
             self.unfused.update((node.makes[0], function.reason) for node in region.nodes)
             for node in region.nodes:
                 self.single(node)
             return
         _compiling.used.append((region.fuser, function))
-        name = f"fusion{self.count}"
-        self.count += 1
+        name = self._name()
         given = [self._given(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
         symbol = Symbol(
@@ -263,6 +265,25 @@ class _Writer:
             self.layouts.uncertain -= {each for each in self.layouts.uncertain if self._memory(each) in made}
         else:
             self.layouts.uncertain.update(outputs)
+
+    def _name(self) -> str:
+        self.count += 1
+        return f"fusion{self.count - 1}"
+
+    def _failed(self, region: Region, error: Exception) -> None:
+        """Warn, once in a process for each reason, of a region that could not be compiled. Raises RegionError under
+        `strict`."""
+        sources = [node.bound.source for node in region.nodes]
+        source = next((each for each in sources if each is not None and each.place is not None), None)
+        what = f"{region.fuser.name}.{self._name()} cannot be compiled"
+        reason = in_one_line(error)
+        if self.strict:
+            at = "" if source is None else f"{source.line}: "
+            raise RegionError(f"forge: {what}: {at}{reason}") from error
+        if (region.fuser.name, reason) not in _told:
+            _told[region.fuser.name, reason] = True
+            tell(what, runners(call for node in region.nodes for call in node.calls), error, source)
+        without_frames(error)
 
     def _escaping(self, region: Region) -> Iterator[str]:
         """The names that something outside reads, through views too."""
@@ -349,13 +370,15 @@ class _Writer:
         calls = self._without_fixed(node.bound for node in body)
         key = _key(calls, inputs, outputs, self.layouts)
         known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))
-        make = lambda: _fuse(region.fuser, self._region_trace(region, calls, inputs, outputs), strict=self.strict)
+        make = lambda: _fuse(region.fuser, self._region_trace(region, calls, inputs, outputs))
         try:
             found = known.get(key)
         except TypeError:  # a call's argument is not hashable
             return None, make()
         if found is None:
-            found = known[key] = make()
+            found = make()
+            if not (self.strict and isinstance(found, Declined) and found.error is not None):  # it is to be raised
+                known[key] = found
         return key, found
 
     def _fallback(

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge.executors.checked import CheckError, copied, differs, largest, same_random_numbers, tolerance_of
+from forge.executors.checked import copied, differs, largest, same_random_numbers, tolerance_of
+from forge.executors.errors import CheckError
 from forge.frontend.program import Program
 
 

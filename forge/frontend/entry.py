@@ -439,7 +439,8 @@ def enter(
                 finally:
                     set_eval_frame(before)
         except _DYNAMOS as failure:
-            raise _as_raised(failure) from None
+            raised = _as_raised(failure)
+            raise raised from raised.__cause__ if isinstance(failure, BackendCompilerFailed) else None
         except Exception as failure:
             history.blame(failure)
             raise

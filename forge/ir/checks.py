@@ -1,4 +1,4 @@
-"""The functions that raise a user's mistakes, and errors of others in one line."""
+"""The functions that raise a user's mistakes, and errors of others: in one line, without their frames."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,3 +35,11 @@ def in_one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
     return ": ".join([type(error).__name__, " ".join(lines[:count])]) if lines else type(error).__name__
+
+
+def without_frames(error: BaseException) -> None:
+    """Let go of the frames of an error that is kept, and of those that it came of: they hold what the program held."""
+    found = [error]
+    for each in found:
+        each.__traceback__ = None
+        found += [one for one in (each.__cause__, each.__context__) if one is not None and one not in found]

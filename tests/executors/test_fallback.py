@@ -1,6 +1,8 @@
 """A region that fails does not end the program: its calls run without it, once and from then on."""
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.executors import Declined, FusionExecutor, claim, resolve_executors
+from forge.executors import Declined, FusionExecutor, RegionError, claim, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
 from forge.records import record_of
 
@@ -220,19 +222,83 @@ def test_an_interrupt_is_one() -> None:
 # compiling
 
 
-def test_an_executor_that_fails_at_a_region_leaves_it_to_the_next() -> None:
-    class Broken(Failing):
-        def fuse(self, region: Trace) -> Callable | Declined:
-            raise ValueError("no code for this")
+class Broken(Failing):
+    """Compiles nothing: `fuse` raises the error that `fails` makes of a region, or declines with it."""
 
-    jitted = forge.jit(activated, executors=[Broken(), "torch"])
-    message = "forge: failing leaves calls to others: it failed at a region: ValueError: no code for this"
-    with pytest.warns(UserWarning, match=message):
-        torch.testing.assert_close(jitted(*two()), activated(*two()))
+    def __init__(self, fails: Callable[[Trace], Exception], *, declines: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+        self.declines = declines
+        self.regions = 0
+
+    def fuse(self, region: Trace) -> Callable | Declined:
+        self.regions += 1
+        error = self.fails(region)
+        if self.declines:
+            return decline(f"it failed at a region: ValueError: {error}", error=error)
+        raise error
+
+
+@pytest.mark.parametrize("declines", [False, True])
+def test_an_executor_that_fails_at_a_region_leaves_it_to_the_next(declines: bool) -> None:
+    broken = Broken(lambda region: ValueError("no code for this"), declines=declines)
+    jitted = forge.jit(activated, executors=[broken, "torch"])
+    message = (
+        r"forge: failing\.fusion0 cannot be compiled, torch runs its calls from now on: ValueError: no code for this"
+    )
+    with pytest.warns(UserWarning, match=message) as told:
+        torch.testing.assert_close(grads(jitted, *two()), grads(activated, *two()))
+    assert broken.regions > len(told) == 1  # forward and backward fail for the same reason
+    assert (Path(told[0].filename).name, told[0].lineno) == ("test_fallback.py", activated.__code__.co_firstlineno + 1)
     (who, why), *_ = record_of(jitted).compiled[-1].claims[0].declined
     assert (who, why) == ("failing", "it failed at a region: ValueError: no code for this")
-    with pytest.raises(ValueError, match="no code for this"):
-        forge.jit(activated, executors=[Broken(), "torch"], strict=True)(*two())
+    strict = forge.jit(activated, executors=[broken, "torch"], strict=True)
+    for _ in range(2):
+        with pytest.raises(
+            RegionError, match=r"failing\.fusion0 .*test_fallback\.py:.*: ValueError: no code"
+        ) as raised:
+            strict(*two())
+        assert type(raised.value.__cause__) is ValueError and str(raised.value.__cause__) == "no code for this"
+
+
+def test_each_reason_for_which_regions_cannot_be_compiled_is_told() -> None:
+    broken = Broken(lambda region: ValueError(f"no code for {region.bound_symbols[0].symbol.name}"))
+    with pytest.warns(UserWarning, match="cannot be compiled") as told:
+        jitted = forge.jit(lambda x: (x.sin() * 2) @ (x.cos() * 2).mm(x).exp().neg(), executors=[broken, "torch"])
+        jitted(torch.eye(4))
+    assert broken.regions == len(told) == 2
+    messages = [str(each.message) for each in told]
+    assert all(f"failing.fusion{place} cannot be compiled" in message for place, message in enumerate(messages))
+
+
+def test_a_region_that_an_executor_declines_is_no_failure() -> None:
+    class Choosy(Failing):
+        def fuse(self, region: Trace) -> Callable | Declined:
+            return decline("it is too short")
+
+    jitted = forge.jit(activated, executors=[Choosy(), "torch"], strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(grads(jitted, *two()), grads(activated, *two()))
+    assert ("failing", "it is too short") in record_of(jitted).compiled[-1].claims[0].declined
+
+
+def test_an_error_that_is_kept_holds_nothing_of_the_program() -> None:
+    held: list[weakref.ref] = []
+
+    def fails(region: Trace) -> Exception:
+        constant = torch.zeros(1)
+        held.append(weakref.ref(constant))
+        try:
+            raise KeyError("kernel")
+        except KeyError as error:
+            raise ValueError("no code for this") from error
+
+    broken = Broken(fails)
+    with pytest.warns(UserWarning, match="cannot be compiled"):
+        forge.jit(activated, executors=[broken, "torch"])(*two())
+    gc.collect()
+    assert held and not any(each() is not None for each in held)
 
 
 def test_a_value_may_be_called_as_what_a_program_calls_its_own() -> None:

@@ -30,7 +30,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forge.executors.checked import CheckError
+from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline
 from forge.executors.inductorex.graphs import Described, rebuild
 from forge.executors.inductorex.strides import NO_STRIDES, Strides

@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from forge.executors.checked import CheckError
 from forge.executors.claim import claim
+from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.inductorex import ahead, barriers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
@@ -332,7 +332,8 @@ def count_kernels(bound: BoundSymbol) -> int:
 def compile_region(
     region: Trace, codegen: "Codegen | None" = None, *, whole: bool = False, rounds: bool = False
 ) -> Callable | Declined:
-    """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails.
+    """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails, with
+    the error unless it is a NotImplementedError that says what Inductor is known not to do.
 
     codegen: makes the function of the lowered graph; Inductor by default. rounds: each value of half precision is
     rounded to its dtype, as torch's functions do.
@@ -345,9 +346,11 @@ def compile_region(
     except (Undecided, CheckError):
         raise
     except Exception as error:
-        waits.notice(error)
         _log.debug("%s", region, exc_info=True)
-        return decline(f"Inductor failed: {in_one_line(error)}")
+        if isinstance(error, NotImplementedError) and str(error):
+            return decline(f"Inductor cannot compile it: {in_one_line(error)}")
+        waits.notice(error)
+        return decline(f"Inductor failed: {in_one_line(error)}", error=error)
 
 
 def generate(

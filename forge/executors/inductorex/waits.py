@@ -24,7 +24,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from forge.executors import progress
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import units
-from forge.ir.checks import in_one_line
+from forge.ir.checks import in_one_line, without_frames
 
 
 class Started:
@@ -51,7 +51,6 @@ _failed: dict[Callable, Declined] = {}
 _finishing = threading.Lock()
 _noticed = threading.Lock()
 _log = logging.getLogger("forge.inductor")
-_FAILED = "forge: Inductor cannot compile a region, which torch runs: %s"
 _WRITTEN = frozenset({".cpp", ".cu", ".cubin", ".gch", ".h", ".json", ".o", ".py", ".so"})  # locks and marks are empty
 _SECONDS_TO_WRITE = 60
 
@@ -113,7 +112,9 @@ def finish() -> dict[Callable, Declined]:
 def _fail(function: Callable | None, error: Exception) -> None:
     notice(error)
     if function is not None:
-        _failed[function] = decline(f"Inductor's kernel could not be built: {in_one_line(error)}")
+        _log.debug("a kernel could not be built", exc_info=error)
+        without_frames(error)
+        _failed[function] = decline(f"Inductor's kernel could not be built: {in_one_line(error)}", error=error)
 
 
 def has_failed() -> bool:
@@ -122,14 +123,15 @@ def has_failed() -> bool:
 
 
 def notice(error: Exception) -> None:
-    """Say that torch runs what Inductor cannot build, once in a process; the rest is in forge.explain."""
+    """Note that Inductor could not build a region; the fusion pass tells the user, as it does of any executor's. What
+    may be the reason is deleted from Inductor's cache, once in a process."""
     reason = in_one_line(error)
-    if not _noticed.acquire(blocking=False):
-        _log.info(_FAILED, reason)
-        return
-    deleted = _delete_empty()
-    advice = f"; {deleted} empty files of its cache are deleted, and a later process compiles anew" if deleted else ""
-    _log.warning(_FAILED + advice, reason)
+    deleted = _delete_empty() if _noticed.acquire(blocking=False) else 0
+    if deleted:
+        advice = f"{deleted} empty files of its cache are deleted, and a later process compiles anew"
+        _log.warning("forge: Inductor cannot compile a region: %s; %s", reason, advice)
+    else:
+        _log.info("forge: Inductor cannot compile a region: %s", reason)
 
 
 def _delete_empty() -> int:

@@ -1,5 +1,8 @@
-"""Regions of Inductor's, in the default configuration, that fail when they run: torch runs their calls from then on."""
+"""Regions of Inductor's, in the default configuration, that fail when they are compiled or when they run: torch runs
+their calls from then on."""
 
+import linecache
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +16,7 @@ from torch import nn
 
 import forge
 from forge.cache import programs
+from forge.executors import RegionError, decline, later
 from forge.executors.inductorex import elsewhere, inductorex, lower, saved
 from forge.ir.bounded import Bounded
 
@@ -47,6 +51,39 @@ def broken(boxed: list[Any]) -> list[torch.Tensor]:
 @pytest.fixture(autouse=True)
 def _default() -> None:
     torch._dynamo.reset()
+
+
+class Squared(torch.autograd.Function):
+    """A product, whose gradient has more calls."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.mm(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.sin() * 2 + ctx.saved_tensors[0]
+
+
+class Products(Net):
+    """Its backward alone has regions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Squared.apply(self.first.weight) @ x
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Inductor compiles nothing; how often it was asked."""
+    asked: list[int] = []
+
+    def fail(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
+        asked.append(len(graph.graph.nodes))
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(lower, "compile_graph", fail)
+    return asked
 
 
 @pytest.fixture
@@ -84,7 +121,7 @@ def told(jitted: Any, model: nn.Module, sizes: tuple[int, ...] = (3, 3)) -> tupl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = steps(jitted, model, sizes)
-    return found, [str(each.message) for each in caught if "failed" in str(each.message)]
+    return found, [str(each.message) for each in caught if "runs its calls" in str(each.message)]
 
 
 @pytest.mark.usefixtures("breaks")
@@ -112,6 +149,70 @@ def test_strict_raises_what_a_region_raises() -> None:
     model, _ = pair()
     with pytest.raises(NameError, match="name 's18' is not defined"):
         steps(forge.jit(model, strict=True), model)
+
+
+@pytest.mark.failing_regions
+def test_regions_that_inductor_cannot_compile(uncompiled: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    model, other = pair()
+    jitted = forge.jit(model)
+    with pytest.warns(UserWarning, match="cannot be compiled") as caught:
+        found = steps(jitted, model)
+    torch.testing.assert_close(found, steps(other, other))
+    assert len(uncompiled) > 1 and len(caught) == 1  # all for one reason
+    message = "forge: inductor.fusion0 cannot be compiled, torch runs its calls from now on: RuntimeError: boom"
+    assert str(caught[0].message) == message and caught[0].filename == __file__
+    assert linecache.getline(__file__, caught[0].lineno).strip().startswith("h = torch.tanh(self.first(x))")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    rows = forge.explain(jitted).rows
+    assert not any(row.region for row in rows)
+    assert any(("inductor", "Inductor failed: RuntimeError: boom") in row.declined for row in rows)
+
+
+@pytest.mark.failing_regions
+@pytest.mark.parametrize("kind", [Net, Products], ids=["forward", "backward"])
+@pytest.mark.parametrize("before", [False, True], ids=["first", "after torch ran it"])
+def test_strict_raises_what_inductor_cannot_compile(kind: type[Net], before: bool, uncompiled: list[int]) -> None:
+    model, _ = pair(kind)
+    x = torch.randn(8, 8)
+    if before:
+        with pytest.warns(UserWarning, match="cannot be compiled"):
+            forge.jit(model)(x).sum().backward()
+        torch._dynamo.reset()
+    region = r"inductor\.fusion\d cannot be compiled: test_broken_regions\.py:\d+ .*: RuntimeError: boom"
+    jitted = forge.jit(model, strict=True)
+    for _ in range(2):
+        with pytest.raises(RegionError, match=region) as raised:
+            jitted(x).sum().backward()
+        assert type(raised.value.__cause__) is RuntimeError and str(raised.value.__cause__) == "boom"
+    assert uncompiled
+
+
+def test_what_inductor_is_known_not_to_compile_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("it reads no length of an empty tensor")
+
+    monkeypatch.setattr(lower, "_binding", refuse)
+    model, other = pair()
+    jitted = forge.jit(model, strict=True)
+    found, warned = told(jitted, model)
+    torch.testing.assert_close(found, steps(other, other))
+    assert not warned
+    why = {reason for row in forge.explain(jitted).rows for _, reason in row.declined}
+    assert "Inductor cannot compile it: NotImplementedError: it reads no length of an empty tensor" in why
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller ones run on."""
+    monkeypatch.setattr(elsewhere._Job, "start", lambda job: None)
+    monkeypatch.setattr(elsewhere._Job, "result", lambda job: decline("it could not be compiled: RuntimeError: boom"))
+    model, other = pair()
+    jitted = forge.jit(model, strict=strict)
+    sizes = (3,) * (later.CALLS + 2)
+    found, warned = told(jitted, model, sizes)
+    torch.testing.assert_close(found, steps(other, other, sizes))
+    assert forge.finish_compiling(jitted, timeout=60) and not warned
+    assert "inductor" in {row.executor for row in forge.explain(jitted).rows}
 
 
 def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

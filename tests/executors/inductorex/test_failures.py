@@ -7,7 +7,8 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import forge
-from forge.executors import claim, inductorex, resolve_executors
+from forge.executors import RegionError, claim, inductorex, resolve_executors
 from forge.executors.inductorex import waits
 from forge.records import record_of
 
@@ -30,6 +31,10 @@ def curve(x: torch.Tensor) -> torch.Tensor:
 
 def other_curve(x: torch.Tensor) -> torch.Tensor:
     return torch.exp(-x) * x + 3
+
+
+def third_curve(x: torch.Tensor) -> torch.Tensor:
+    return x.tanh().exp() - 3
 
 
 def check(function: Callable, *, fuses: bool) -> Callable:
@@ -138,8 +143,16 @@ def test_a_compiler_that_is_killed_leaves_its_regions_to_torch(
     compiler.chmod(stat.S_IRWXU)
     with inductor_config.patch({"cpp.cxx": (None, str(compiler))}):
         jitted = check(curve, fuses=False)
-    assert "Inductor's kernel could not be built: CppCompileError" in why_not(jitted)
-    assert len(notices.records) == 1
+        assert "Inductor's kernel could not be built: CppCompileError" in why_not(jitted)
+        assert len(notices.records) == 1
+        assert "test_failures.py" in notices.text and "inductor.fusion0 cannot be compiled" in notices.text
+        strict = forge.jit(third_curve, executors=EXECUTORS, strict=True)
+        for _ in range(2):
+            with pytest.raises(
+                RegionError, match=r"inductor\.fusion0 .*test_failures\.py:.*: CppCompileError"
+            ) as raised:
+                strict(torch.ones(3))
+            assert type(raised.value.__cause__).__name__ == "CppCompileError"
     check(other_curve, fuses=True)
 
 
@@ -175,7 +188,11 @@ def test_without_a_compiler_there_is_one_notice(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def notices(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What forge says aloud of regions that fail, as in a process in which nothing has failed yet."""
+def notices(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What forge says aloud of regions that fail, as in a process in which nothing has failed yet: warnings, too."""
     caplog.set_level(logging.WARNING, "forge.inductor")
-    return caplog
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message="forge:")
+        logging.captureWarnings(True)
+        yield caplog
+        logging.captureWarnings(False)
