@@ -13,7 +13,8 @@ import ast
 import json
 import weakref
 from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from torch._inductor import config as inductor_config
@@ -114,7 +115,7 @@ def load(data: bytes) -> Callable:
     if known["short"] is not None and are_there:
         call = _shortly(known["short"], known["kernels"])
     else:
-        call = PyCodeCache.load(known["source"]).call
+        call = _module(known["source"]).call
     if known["aligned"]:
         call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
     results, sizes = known["strides"]
@@ -129,6 +130,14 @@ def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
     if deleted:
         raise ImportError(f"{', '.join(deleted)}: not what was built, deleted")
     return units.State.MISSING not in states.values()
+
+
+def _module(source: str) -> ModuleType:
+    """The module as Inductor loads it: what is in a file of its name is written anew where it is something else."""
+    _, path = PyCodeCache.write(source)
+    if Path(path).read_bytes() != source.encode():
+        Path(path).unlink()
+    return PyCodeCache.load(source)
 
 
 def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
