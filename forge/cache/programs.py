@@ -123,8 +123,19 @@ def load(
     names is not here."""
     data = entry.data
     program = Loaded(entry, graph, compile)
-    reader = Reader(entry, options.executors, _load_region, program.lines)
+    errors: list[Exception] = []
+
+    def region(executor: FusionExecutor, data: bytes) -> Callable | None:
+        try:
+            return _load_region(executor, data)
+        except Exception as error:  # the others are tried as well: each executor finds all that it cannot use
+            errors.append(error)
+            return None
+
+    reader = Reader(entry, options.executors, region, program.lines)
     made = {part: _function(reader, **each) for part, each in data["functions"].items()}
+    if errors:
+        raise errors[0]
     program.fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
     recipe = Recipe(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:

@@ -6,9 +6,12 @@ made of its parameters. Others' fused steps follow a gradient: while a weight ha
 is dropped once one arrives. Writes through `p.data` and `p.numpy()` of a parameter are noticed (parameter_aliases.py).
 For those through other aliases (`buffer.data`, `p.detach().numpy()`, DLPack), memory on the CPU is looked at: all of a
 small weight, one element of a larger one; elsewhere, and where that element stays, forge.refold is for them.
+
+torch.utils.swap_tensors refuses tensors that have weak references: while it runs, there are none to its two.
 """
 
 import ctypes
+import functools
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -21,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from forge.executors.claim import claim
 from forge.executors.executor import Executor
 from forge.executors.layout import Layouts, restrided
-from forge.frontend.parameter_aliases import changed_parameters, open_aliases, watch
+from forge.frontend.parameter_aliases import changed_parameters, open_aliases, unwatch, watch
 from forge.frontend.program import Program
 from forge.ir import Tag, TensorProxy, Trace
 from forge.ir.interpreter import unconverted
@@ -123,6 +126,7 @@ class Folded:
     def _fold(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         key = tuple(map(id, weights))
         watch(weights)
+        _follow_swaps()
         try:
             memory = [x.detach() for x in weights]
             cells = _cells(weights)
@@ -213,6 +217,21 @@ def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> 
 
 
 register_optimizer_step_post_hook(_after_step)
+
+
+@functools.cache
+def _follow_swaps() -> None:
+    """Have torch.utils.swap_tensors drop what was computed of the tensors, and the weak references to them, first."""
+    swap = torch.utils.swap_tensors
+
+    @functools.wraps(swap)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        both = {id(t1), id(t2)}
+        _drop_all(both)
+        unwatch(both)
+        swap(t1, t2)
+
+    torch.utils.swap_tensors = swap_tensors
 
 
 # what is folded, while a program is compiled

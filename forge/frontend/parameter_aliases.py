@@ -66,6 +66,12 @@ def watch(tensors: Collection[torch.Tensor]) -> None:
             _watched[id(each)] = weakref.ref(each, partial(_forget, id(each)))
 
 
+def unwatch(ids: Collection[int]) -> None:
+    """Note nothing of these parameters until they are watched again."""
+    for each in ids:
+        _forget(each)
+
+
 def changed_parameters(ids: Collection[int]) -> list[int]:
     """Return those of these parameters that something may have written to, uncounted, since this was asked last."""
     found = []
@@ -100,6 +106,6 @@ def _note(parameter: torch.Tensor, alias: Any) -> None:
             open_aliases.setdefault(id(parameter), _Aliases()).add(alias)
 
 
-def _forget(key: int, _: Any) -> None:
+def _forget(key: int, _: Any = None) -> None:
     _watched.pop(key, None)
     open_aliases.pop(key, None)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_second_process_compiles_nothing(executors: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_regions")
 def test_a_region_whose_kernels_are_gone_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if not inductorex.is_available():
         pytest.skip("there is no C++ compiler for Inductor's kernels")
@@ -81,6 +83,57 @@ def test_a_region_whose_kernels_are_gone_is_compiled_again(monkeypatch: pytest.M
     for library in (tmp_path / "inductor").rglob("*.so"):
         library.unlink()
     assert result(printed(start("inductor,torch", "from-disk"))) == result(first)
+
+
+FUSED = """
+import torch, forge
+torch.manual_seed(0)
+x = torch.randn(64, requires_grad=True)
+jitted = forge.jit(lambda x: (x.exp() + 1).log().tanh() * x)
+y = jitted(x)
+y.sum().backward()
+assert {row.executor for row in forge.explain(jitted).rows} == {"inductor"}
+print(y.tolist(), x.grad.tolist())
+"""
+
+
+def damage(library: Path) -> None:
+    """Inverts the second half of a shared object's code, where its kernels are: it can be loaded as before."""
+    data = bytearray(library.read_bytes())
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count, names = struct.unpack_from("<3H", data, 0x3A)
+    sections = [struct.unpack_from("<2I4Q", data, table + size * number) for number in range(count)]
+    (code,) = [each for each in sections if data[sections[names][4] + each[0] :].startswith(b".text\0")]
+    start, end = code[4] + code[5] // 2, code[4] + code[5]
+    data[start:end] = bytes(255 - each for each in data[start:end])
+    library.write_bytes(data)
+
+
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.skipif(sys.platform != "linux", reason="its shared objects are no ELF files")
+@pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
+@pytest.mark.parametrize(
+    ("cache", "threads"),
+    [("1", "1"), pytest.param("1", "2", marks=pytest.mark.slow), ("0", "2")],
+    ids=["Inductor's own", "units of kernels", "no programs"],
+)
+def test_damaged_kernels_are_built_again(
+    cache: str, threads: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORGE_CACHE", cache)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", threads)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    first = printed(start("inductor,torch", program=FUSED))
+    libraries = {path: path.read_bytes() for path in (tmp_path / "inductor").rglob("*.main.so")}
+    assert len(libraries) == 2
+    for library in libraries:
+        damage(library)
+    assert printed(start("inductor,torch", program=FUSED)) == first
+    assert {path: path.read_bytes() for path in libraries} == libraries
+    if cache == "1":
+        third = start("inductor,torch", program=FUSED + "assert forge.explain(jitted).cached == 1")
+        assert printed(third) == first
 
 
 def test_processes_that_write_at_once_leave_one_whole_entry(programs: Path) -> None:

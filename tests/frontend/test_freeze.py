@@ -348,6 +348,22 @@ def round_trip(model: nn.Module) -> None:
     model.half().float()
 
 
+def swapped(model: nn.Module) -> None:
+    torch.utils.swap_tensors(model.conv.weight, nn.Parameter(torch.randn_like(model.conv.weight)))
+
+
+def swapped_buffer(model: nn.Module) -> None:
+    torch.utils.swap_tensors(model.norm.running_var, torch.full((4,), 3.0))
+
+
+def converted_by_swaps(model: nn.Module) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.bfloat16().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 def step(model: nn.Module, **options: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
     with torch.enable_grad():
@@ -366,7 +382,7 @@ def under_inference_mode(model: nn.Module) -> None:
 
 CHANGES = [
     assign, load, load_and_assign, in_place, through_a_view, another_memory, through_data, added_to_data, through_numpy,
-    round_trip, step, fused_step, under_inference_mode,
+    round_trip, swapped, swapped_buffer, converted_by_swaps, step, fused_step, under_inference_mode,
 ]  # fmt: skip
 
 
@@ -966,3 +982,17 @@ def test_programs_read_the_data_of_parameters_that_are_watched() -> None:
     forge.jit(model, freeze=True)(x)
     program = forge.jit(lambda x: x @ model.weight.data, fullgraph=True)
     torch.testing.assert_close(program(x), x @ model.weight)
+
+
+def test_parameters_that_were_swapped_are_watched_where_they_are() -> None:
+    first, second = settled(Convolved()), settled(Convolved())
+    programs = [(forge.jit(model, freeze=True), model) for model in (first, second)]
+    for program in programs:
+        same(*program, IMAGE)
+    torch.utils.swap_tensors(first.conv.weight, second.conv.weight)
+    for program in programs:
+        same(*program, IMAGE)
+    first.conv.weight.data[0].zero_()
+    second.conv.bias.data[0] = 3
+    for program in programs:
+        same(*program, IMAGE)

@@ -2,19 +2,19 @@
 
 Inductor's own folder has the compiled kernels of a CPU region, as shared objects; they are found there by path and
 hash, and the module is run without what it would spend on finding them itself: Inductor's lowerings, which it imports
-for regions that call none, and a look at what the processor can do. Where one is missing or another one, Inductor loads
-the module as it was, and compiles. So it does for a GPU, whose kernels come from Triton's own folder.
+for regions that call none, and a look at what the processor can do. Where one is missing, Inductor loads the module as
+it was, and compiles. So it does for a GPU, whose kernels come from Triton's own folder. Where one is another file than
+it was, it is deleted, since Inductor loads what is there, and the program is compiled anew.
 
 Source: torch._inductor.codecache, PyCodeCache.load and CppPythonBindingsCodeCache; CompiledFxGraph.post_compile.
 """
 
 import ast
-import hashlib
 import json
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from torch._inductor import config as inductor_config
@@ -111,22 +111,41 @@ class _Dumped:
 def load(data: bytes) -> Callable:
     """The function of a region that another process dumped."""
     known = json.loads(data)
-    call = None if known["short"] is None else _shortly(known["short"], known["kernels"])
-    if call is None:
-        call = PyCodeCache.load(known["source"]).call
+    are_there = _are_there(known["kernels"])
+    if known["short"] is not None and are_there:
+        call = _shortly(known["short"], known["kernels"])
+    else:
+        call = _module(known["source"]).call
     if known["aligned"]:
         call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
     results, sizes = known["strides"]
     return Strides(dict(results), sizes).around(call)
 
 
-def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable | None:
-    """The module's call with kernels that are there already; None where one is not."""
-    found: dict[str, Any] = {}
-    for name, (path, wanted, function) in kernels.items():
-        if _hash_of(path) != wanted:
-            return None
-        found[name] = getattr(CppPythonBindingsCodeCache._load_library(path, wanted), function)
+def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
+    """Whether no shared object is missing. Raises ImportError where one has changed, once all of those are deleted."""
+    digests = {path: digest for path, digest, _ in kernels.values()}
+    states = {path: units.state_of(path, digest) for path, digest in digests.items()}
+    deleted = [path for path, state in states.items() if state is units.State.DELETED]
+    if deleted:
+        raise ImportError(f"{', '.join(deleted)}: not what was built, deleted")
+    return units.State.MISSING not in states.values()
+
+
+def _module(source: str) -> ModuleType:
+    """The module as Inductor loads it: what is in a file of its name is written anew where it is something else."""
+    _, path = PyCodeCache.write(source)
+    if Path(path).read_bytes() != source.encode():
+        Path(path).unlink()
+    return PyCodeCache.load(source)
+
+
+def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
+    """The module's call with kernels that are there already."""
+    found = {
+        name: getattr(CppPythonBindingsCodeCache._load_library(path, digest), function)
+        for name, (path, digest, function) in kernels.items()
+    }
     scope = {"__name__": "forge.inductor_region", **found}
     exec(compile(text, "<forge region>", "exec"), scope)
     return scope["call"]
@@ -138,7 +157,7 @@ def _kernels(scope: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     for name, value in scope.items():
         path = getattr(getattr(value, "__self__", None), "__file__", None)
         if type(value) is BuiltinFunctionType and _is_kernel(value.__name__) and path is not None:
-            digest = _hash_of(path)
+            digest = units.hash_of(path)
             if digest is not None:
                 found[name] = (path, digest, value.__name__)
     return found
@@ -146,13 +165,6 @@ def _kernels(scope: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
 
 def _is_kernel(name: str) -> bool:
     return name == "kernel" or name.startswith(units.PREFIX)
-
-
-def _hash_of(path: str) -> str | None:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return None
 
 
 def _short(source: str, kernels: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,8 @@
 Each time that it runs, g++ takes most of a second for the header that all kernels include and for linking, and less
 than half a second for a region's kernel. Inductor runs it for each; here, the kernels that are asked for while it runs
 are one translation unit of the next run, each in a namespace of its own. What cannot be one with others, or was in one
-that could not be built, Inductor builds by itself.
+that could not be built, Inductor builds by itself. A note for each kernel has another process find its unit; one whose
+hash is no longer what was noted is deleted, and built anew.
 
 Source: torch._inductor.codecache.CppPythonBindingsCodeCache, by whose flags and in whose folder a unit is built.
 """
@@ -16,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -157,8 +159,9 @@ class _Unit:
 
     def _build(self) -> ModuleType:
         module = CppPythonBindingsCodeCache.load(self._text())
+        digest = hash_of(module.__file__)
         for name in self._kernels:
-            _note(name, module.__file__)
+            _note(name, f"{digest} {module.__file__}")
         self._kernels = {}
         return module
 
@@ -172,8 +175,8 @@ class _Unit:
 class _Built:
     """A unit that was built before, maybe by another process."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = str(path.resolve())
+    def __init__(self, path: str) -> None:
+        self._path = path
 
     def module(self) -> ModuleType:
         """What has the functions. Raises OSError or ImportError where it cannot be loaded."""
@@ -188,16 +191,13 @@ class _Process:
         self._asked: list[_Kernel] = []
         self._running: list[_Unit] = []
         self._units: dict[str, _Unit] = {}
+        self._checked: set[str] = set()
 
     def ask(self, kernel: _Kernel) -> None:
         """Has it built, now or with those that are asked for next. One core is left to who asks."""
         with self._lock:
-            note = _folder() / kernel.name
-            if kernel.name in self._units:
-                kernel.unit = self._units[kernel.name]
-            elif note.exists():
-                kernel.unit = _Built(note)
-            else:
+            kernel.unit = self._units.get(kernel.name) or self._built(kernel.name)
+            if kernel.unit is None:
                 self._asked.append(kernel)
                 if self._free(get_compile_threads() - 1):
                     self._start(1)
@@ -206,6 +206,19 @@ class _Process:
         """Has everything built that was asked for; nothing else is to be done meanwhile."""
         with self._lock:
             self._start(self._free(get_compile_threads()))
+
+    def _built(self, name: str) -> _Built | None:
+        """The unit that a note leads to, if it is whole. A unit is read once."""
+        try:
+            note = (_folder() / name).read_text()
+            digest, path = note.split(" ", 1)
+        except (OSError, ValueError):
+            return None
+        if note not in self._checked or not Path(path).exists():
+            if state_of(path, digest) is not State.WHOLE:
+                return None
+            self._checked.add(note)
+        return _Built(path)
 
     def _free(self, cores: int) -> int:
         self._running = [unit for unit in self._running if unit.is_running]
@@ -267,13 +280,43 @@ def _settings() -> list[str]:
 
 
 def _folder() -> Path:
-    """Where a link of a kernel's name leads to the unit that holds it."""
+    """Where a note of a kernel's name has the hash and the path of the unit that holds it."""
     return Path(cache_dir()) / "forge-units"
 
 
-def _note(name: str, path: str) -> None:
-    link = _folder() / name
+def _note(name: str, text: str) -> None:
+    note = _folder() / name
+    unfinished = note.with_name(f"{name}.{os.getpid()}")
     with contextlib.suppress(OSError):  # it is built again where it is needed again
-        link.parent.mkdir(exist_ok=True)
-        link.unlink(missing_ok=True)  # it may lead to what was deleted
-        link.symlink_to(path)
+        note.parent.mkdir(exist_ok=True)
+        unfinished.write_text(text)
+        unfinished.replace(note)
+
+
+class State(Enum):
+    """Of a shared object."""
+
+    WHOLE = 0
+    MISSING = 1
+    DELETED = 2  # it was another one than what was built
+
+
+def state_of(path: str, digest: str) -> State:
+    """What is found of a shared object that had this hash. One that has another is deleted: whoever needs it would load
+    it, as it is there, whatever it does."""
+    found = hash_of(path)
+    if found == digest:
+        return State.WHOLE
+    if found is None:
+        return State.MISSING
+    with contextlib.suppress(OSError):
+        Path(path).unlink()
+    return State.DELETED
+
+
+def hash_of(path: str) -> str | None:
+    """A file's hash; None where it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return None

@@ -1,6 +1,10 @@
 """What is left of a module that Inductor generated when its kernels are there already."""
 
+import json
+from pathlib import Path
+
 import pytest
+from torch._inductor.codecache import PyCodeCache
 
 from forge.executors.inductorex import inductorex, saved
 
@@ -44,3 +48,12 @@ def test_it_imports_and_compiles_nothing_that_it_does_not_need() -> None:
 
 def test_one_that_has_other_kernels_is_loaded_by_inductor() -> None:
     assert saved._short(MODULE, {}) is None
+
+
+def test_a_generated_module_that_was_damaged_is_written_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    source = "def call(args):\n    return [args[0] + 17]\n"
+    _, path = PyCodeCache.write(source)
+    Path(path).write_text(source.replace("17", "16"))
+    known = {"source": source, "short": None, "kernels": {}, "aligned": [], "strides": [[], {}]}
+    assert saved.load(json.dumps(known).encode())([1]) == [18]

@@ -37,6 +37,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
 
     monkeypatch.setattr(CppPythonBindingsCodeCache, "load_async", noted)
     monkeypatch.setattr(CppPythonBindingsCodeCache, "cache", {})
+    CppPythonBindingsCodeCache.cache_clear()  # of modules, which may be those of another test's folder
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     units.forget()
     with inductor_config.patch(compile_threads=2):
@@ -153,6 +154,19 @@ def test_a_unit_that_was_deleted_is_built_again(built: list[str], tmp_path: Path
     CppPythonBindingsCodeCache.cache_clear()
     (kernel,) = asked(ADD % 1)
     assert added(kernel()) == 1.0
+
+
+def test_a_unit_that_was_damaged_is_built_again(built: list[str], tmp_path: Path) -> None:
+    (kernel,) = asked(ADD % 1)
+    kernel()
+    for library in tmp_path.rglob("*.so"):
+        library.unlink()  # it is loaded, and must stay as it is for this process
+        library.write_bytes(b"no shared object")
+    units.forget()
+    CppPythonBindingsCodeCache.cache_clear()
+    (kernel,) = asked(ADD % 1)
+    assert added(kernel()) == 1.0
+    assert [source.count("namespace") for source in built if "+ 1;" in source] == [1, 1]
 
 
 def test_a_unit_for_which_no_thread_can_be_started_takes_nobody_along(
