@@ -251,7 +251,11 @@ def _broadcast_strides(x: torch.Tensor, shape: tuple[int, ...]) -> tuple[int, ..
     return (*[0] * missing, *[step if mine == length else 0 for mine, length, step in dims])
 
 
-_static = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+def _fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+_shared = _fake_mode()
 _known: Bounded = Bounded(20_000)
 _lock = new_lock()
 
@@ -265,11 +269,13 @@ class Layouts:
     is, and how many elements further on it begins.
     """
 
-    def __init__(self, inputs: Iterable[Proxy] = ()) -> None:
+    def __init__(self, inputs: Iterable[Proxy] = (), *, shared: bool = True) -> None:
+        """shared: where no length is symbolic, the mode is one that all share; a mode is entered by one thread at a
+        time, so whoever does so outside of `run` wants one of its own."""
         self.values: dict[str, Any] = {}
         self.uncertain: set[str] = set()
         self.fixed: set[str] = set()
-        self.fake = _static
+        self._static = self.fake = _shared if shared else _fake_mode()
         self.flops = 0
         self.shown: dict[str, tuple[str, Dim]] = {}
         self._memo: dict[Any, Ran] = _known
@@ -280,7 +286,7 @@ class Layouts:
         """The same knowledge, to which more is added elsewhere: a backward's, of a forward."""
         new = Layouts()
         new.values, new.uncertain, new.fixed = dict(self.values), set(self.uncertain), set(self.fixed)
-        new.fake, new._memo = self.fake, self._memo
+        new._static, new.fake, new._memo = self._static, self.fake, self._memo
         return new
 
     def replace(self, proxy: TensorProxy, by: str) -> None:
@@ -297,7 +303,7 @@ class Layouts:
     @property
     def is_symbolic(self) -> bool:
         """Whether some lengths are."""
-        return self.fake is not _static
+        return self.fake is not self._static
 
     def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
         """An input; `like` names a value whose strides it is promised to have."""

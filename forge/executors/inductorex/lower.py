@@ -203,7 +203,7 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
     region.bound_symbols.append(bound)
     try:
         with _alone():
-            graph, _ = _graph_of(region, Layouts(region.inputs), rounds=True)
+            graph, _ = _graph_of(region, Layouts(region.inputs, shared=False), rounds=True)
     except Undecided:
         raise
     except Exception as error:
@@ -339,7 +339,7 @@ def compile_region(
     rounded to its dtype, as torch's functions do.
     """
     try:
-        layouts = Layouts(region.inputs)
+        layouts = Layouts(region.inputs, shared=False)
         with _alone():
             graph, given = _graph_of(region, layouts, rounds=rounds)
             return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region, given), whole=whole)
@@ -375,7 +375,7 @@ def compile_region_elsewhere(region: Trace, start: Callable = Compilation, *, ro
     start: is given the described graph, and the strides of results where the graph gives others.
     """
     try:
-        layouts = Layouts(region.inputs)
+        layouts = Layouts(region.inputs, shared=False)
         with _alone():
             graph, given = _graph_of(region, layouts, rounds=rounds)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
