@@ -164,6 +164,44 @@ def test_the_trainer_with_a_smaller_last_batch(bf16: bool, tmp_path: Any) -> Non
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=2e-2 if bf16 else 1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # few workers, a logging interval
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightning_with_a_smaller_last_batch(precision: str) -> None:
+    lightning = importlib.import_module("lightning")
+
+    class Language(lightning.LightningModule):
+        def __init__(self, model: torch.nn.Module) -> None:
+            super().__init__()
+            self.model = model
+            self.history: list[float] = []
+
+        def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = self.model(**batch).loss
+            self.history.append(loss.item())
+            return loss
+
+        def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+            return self._loss(batch)
+
+        def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
+            self._loss(batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    losses = []
+    for wrap in (forge.jit, lambda model: model):
+        module = Language(wrap(build("llama", True)[0]))
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", precision=precision, num_sanity_val_steps=0, logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(module, *(torch.utils.data.DataLoader(Random(), batch_size=4) for _ in range(2)))
+        losses.append(torch.tensor(module.history))
+    assert len(losses[1]) == 20
+    torch.testing.assert_close(*losses, rtol=1e-4 if precision == "32-true" else 2e-2, atol=1e-4)
+
+
 def test_accelerate_with_a_smaller_last_batch(accelerate: ModuleType) -> None:
     losses = []
     for wrap in (forge.jit, lambda model: model):
