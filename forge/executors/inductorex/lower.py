@@ -90,7 +90,7 @@ _WRONG = frozenset(
         aten.div.Scalar_mode,
         aten.avg_pool2d_backward,  # with ceil_mode
         aten.avg_pool3d_backward,
-        aten.fractional_max_pool3d,  # of other windows than torch takes, in some sizes
+        aten.fractional_max_pool3d,  # its samples are taken in reverse, as those of an image are
         aten.scalar_tensor,  # a whole number's dtype
         aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
         aten._unsafe_masked_index,  # of indices out of range, which torch clamps
