@@ -206,7 +206,7 @@ def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
         return False
     if len(wide) < len(operands):
         return 1 in shape and all(tuple(x.shape) == shape for x in wide)
-    return any(0 in x.stride() for x in wide)
+    return len(wide) > 1 and any(0 in x.stride() for x in wide)
 
 
 def _iterated(shape: tuple[int, ...], operands: list[torch.Tensor | Number]) -> tuple[int, ...]:
