@@ -1,4 +1,4 @@
-"""What runs a region's calls where the region fails and they do not: its compiler, or its function."""
+"""Fallbacks: they run the calls of a region whose compiler or function fails where they do not."""
 
 import logging
 from collections.abc import Callable, Iterable

@@ -52,8 +52,8 @@ CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_ro
 
 
 def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
-    """What a fusion executor makes of a region; Declined with the error where it fails. Raises TypeError where that is
-    neither a function nor a reason, and CheckError."""
+    """Return what a fusion executor makes of a region, Declined with the error where it fails. Raises TypeError for
+    what is neither a function nor a reason, and CheckError."""
 
     @functools.wraps(fuser.fuse)
     def fuse(region: Trace) -> Any:

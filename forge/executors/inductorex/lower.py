@@ -228,7 +228,7 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
     else:
         return operator in _ROUNDED_OTHERWISE
     numbers = [leaf for leaf in leaves(rounded) if isinstance(leaf, float)]
-    return any(torch.tensor(each, dtype=dtype).item() != each for each in numbers)
+    return any(_rounded(each, dtype) != each for each in numbers)
 
 
 def _rounds_within(node: torch.fx.Node) -> bool:

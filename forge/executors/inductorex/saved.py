@@ -123,7 +123,8 @@ def load(data: bytes) -> Callable:
 
 
 def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
-    """Whether no shared object is missing. Raises ImportError where one has changed, once all of those are deleted."""
+    """Return whether no shared object is missing. Raises ImportError where one has changed, once all of
+    those are deleted."""
     digests = {path: digest for path, digest, _ in kernels.values()}
     states = {path: units.state_of(path, digest) for path, digest in digests.items()}
     deleted = [path for path, state in states.items() if state is units.State.DELETED]

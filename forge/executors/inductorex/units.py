@@ -302,8 +302,8 @@ class State(Enum):
 
 
 def state_of(path: str, digest: str) -> State:
-    """What is found of a shared object that had this hash. One that has another is deleted: whoever needs it would load
-    it, as it is there, whatever it does."""
+    """Return the state of a shared object that had this hash. One that has another is deleted: whoever needs it would
+    load it, as it is there, whatever it does."""
     found = hash_of(path)
     if found == digest:
         return State.WHOLE
