@@ -1,6 +1,7 @@
 """Sizes that change from call to call: how many graphs they take, and that every result is eager's."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -289,6 +290,27 @@ def test_the_sizes_of_as_strided_in_tensors() -> None:
         x = torch.randn(length, 4)
         torch.testing.assert_close(jitted(x), halves(x))
     assert not forge.explain(jitted).eager and not forge.explain(jitted).opaque_calls
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        lambda x: (x + x).as_strided((2,), (1,)),
+        lambda x: (x + x[:, :1]).as_strided((2, 2), (1, 2), 1),
+        lambda x: (x.unsqueeze(-1) * torch.ones(2)).as_strided((2, 3), (3, 1)),
+        lambda x: (x.double() * 2)[1:].as_strided((2,), (1,)),
+    ],
+    ids=["flat", "overlapping", "three dims", "from the second row"],
+)
+def test_a_region_shows_memory_of_a_value_of_several_lengths(spread: Callable) -> None:
+    jitted = forge.jit(lambda x: spread(x) * 2, strict=True)
+    for size in ((2, 3), (4, 6), (6, 5)):
+        x, y = (torch.arange(math.prod(size)).view(size).float().requires_grad_() for _ in range(2))
+        expected, actual = spread(x) * 2, jitted(y)
+        torch.testing.assert_close(actual, expected)
+        if expected.requires_grad:
+            wanted, grad = (torch.autograd.grad(out.sum(), of)[0] for out, of in ((expected, x), (actual, y)))
+            torch.testing.assert_close(grad, wanted)
 
 
 def test_a_region_of_a_length_that_values_decide_is_compiled_for_the_lengths_that_it_may_have() -> None:

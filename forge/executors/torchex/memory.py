@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from forge import prims
 from forge.executors.torchex.core import run_prim, run_prims
@@ -62,11 +63,19 @@ def as_strided(
     view of a copy, with zeros around it."""
     offset = _relative(x, offset, origin)
     begin = x.storage_offset() + offset
-    held = x.untyped_storage().nbytes() // x.element_size()
-    if x.stride() == tuple(strides) and begin >= 0 and begin + _reach(size, stride) <= held:
+    if x.stride() == tuple(strides) and begin >= 0 and _is_in_memory(x, begin + _reach(size, stride)):
         return x.as_strided(size, stride, begin)
     memory, before = _memory_of(x, size, stride, offset, strides)
     return memory.as_strided(size, stride, before + offset)
+
+
+def _is_in_memory(x: torch.Tensor, end: int) -> bool:
+    """Return whether the memory that x lies in has elements of x's dtype up to `end`."""
+    size = x.untyped_storage().nbytes()
+    if isinstance(size, torch.SymInt):  # of no operator: make_fx cannot record where it comes from
+        with disable_proxy_modes_tracing():
+            return bool(end * x.element_size() <= size)
+    return end * x.element_size() <= size
 
 
 def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple) -> tuple[torch.Tensor, int]:
