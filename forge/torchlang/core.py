@@ -382,9 +382,7 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
         return handle_of(output)
     if how is not View.NEVER:
         _alias(entry, output, args, kwargs, memory, View.ALWAYS if aliased and how is View.MAYBE else how)
-    if isinstance(output, (tuple, list)) and (memory.written or is_apart):
-        return tree_map(handle_of, output)
-    return output
+    return tree_map(handle_of, output) if isinstance(output, (tuple, list)) else output
 
 
 def _alias(entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View) -> None:

@@ -424,6 +424,18 @@ def index_add_in_place(x):
     return y
 
 
+@program((2, 3))
+def whole_parts_of_a_whole_view(x):
+    y = x.transpose(0, 0)
+    return y, y.split(2)[-1], y.split_with_sizes([2])[0], y.chunk(1)[0], y.split(2)[0].split(2)[0]
+
+
+@program((2, 3))
+def whole_sections_of_a_whole_view(x):
+    y = x.view(2, 3)
+    return y, y.tensor_split(1)[0], y.hsplit(1)[0], torch.unsafe_split(y, 2)[0]
+
+
 def observe(function: Callable, inputs: tuple) -> dict[str, Any]:
     """What a caller sees: the result, the inputs afterwards, and which tensors share memory and where."""
     result = function(*inputs)

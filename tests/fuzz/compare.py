@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import forge
 from tests.fuzz.programs import Line, Program
@@ -75,6 +77,8 @@ def check(program: Program) -> str:
             if (said := _compare(program, sizes, expected, actual)) != "agrees":
                 verdict = said
         except Difference as difference:
+            if _reads_what_it_writes(program, eager, make(*sizes)):
+                return "undefined"
             raise Difference(f"lengths {sizes}: {difference}") from actual.error
     return verdict
 
@@ -171,6 +175,35 @@ def _is_in_dead_code(program: Program, error: Exception) -> bool:
 def _reads_outside(program: Program, error: Exception | None) -> bool:
     """Return whether an index is out of range for a gather, which eager does not notice of an expanded index."""
     return "is out of bounds for dimension" in str(error) and any(name in program.source() for name in GATHERS)
+
+
+class _Overlaps(TorchDispatchMode):
+    """Says whether an operator wrote to memory that it read through another view: eager's result depends on the order
+    of its loop."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        formal = func._schema.arguments
+        named = {**dict(zip((each.name for each in formal), args, strict=False)), **kwargs}
+        written = [named.get(each.name) for each in formal if each.alias_info is not None and each.alias_info.is_write]
+        read = [x for x in tree_leaves([args, kwargs]) if isinstance(x, torch.Tensor)]
+        self.seen |= any(_overlap(x, y) for x in written if isinstance(x, torch.Tensor) for y in read)
+        return func(*args, **kwargs)
+
+
+def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether the tensors are different views of one memory."""
+    if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+        return False
+    return (x.storage_offset(), x.shape, _strides(x)) != (y.storage_offset(), y.shape, _strides(y))
+
+
+def _reads_what_it_writes(program: Program, eager: Callable, inputs: list[torch.Tensor]) -> bool:
+    with _Overlaps() as overlaps:
+        _called(program, eager, inputs)
+    return overlaps.seen
 
 
 def _judge(program: Program, sizes: tuple[int, int], outside: dict) -> None:

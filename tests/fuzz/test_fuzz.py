@@ -63,6 +63,14 @@ def test_an_error_in_dead_code_is_told_from_others(results: tuple[str, ...], ver
     assert check(Program(inputs, lines, results, ((2, 3),), (0,))) == verdict
 
 
+@pytest.mark.parametrize("read", ["x1.narrow(1, 0, 1)", "x1[:, :1].expand_as(x1)", "x1.unsqueeze(2).select(1, 0)"])
+def test_a_write_to_memory_that_it_reads_is_undefined(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forge, "jit", lambda f: lambda x, y: [torch.sin(x) + 0 * y.zero_()])
+    assert check(program(Line(f"x1.add_({read})", writes="x1"), SINE)) == "undefined"
+    with pytest.raises(Difference, match="input 1 after the call"):
+        check(program(Line("x1.add_(x1)", writes="x1"), SINE))
+
+
 def test_a_result_that_a_rounding_changes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sign of a sum that is zero but for its rounding."""
     lines = Line("v1 = x0 * 3 - x0 - x0 - x0", target="v1"), Line("v0 = torch.sign(v1)", target="v0")
