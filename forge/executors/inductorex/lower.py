@@ -31,7 +31,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from forge.executors.claim import claim
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import ahead, barriers, saved, waits
+from forge.executors.inductorex import ahead, barriers, local_buffers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -93,6 +93,7 @@ _WRONG = frozenset(
         aten.fractional_max_pool3d,  # its samples are taken in reverse, as those of an image are
         aten.scalar_tensor,  # a whole number's dtype
         aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
+        aten.nextafter,  # of half precision: the next float32, rounded back
         aten._unsafe_masked_index,  # of indices out of range, which torch clamps
         aten._unsafe_masked_index_put_accumulate,
         *([aten.searchsorted, aten.bucketize] if TORCH < (2, 13) else []),  # among a part of a tensor (issue 182343)
@@ -141,7 +142,9 @@ _ROUNDED_OTHERWISE = frozenset(
         aten.xlogy,
     }
 )
+_ARITHMETIC = frozenset({aten.add, aten.div, aten.mul, aten.rsub, aten.sub})
 _FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # torch's kernels for a CPU round each
+_BY_STEPS_ON_A_CPU = frozenset({aten.huber_loss, aten.mse_loss, aten.smooth_l1_loss})
 _BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
 # torch's kernels round the numbers that they are given first; that of a division rounds what is divided alone
 _ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
@@ -217,7 +220,10 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
 def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
     """Return whether Inductor's loops for an operator are known to round elsewhere than torch's kernel."""
     (dtype, *_) = [proxy.dtype for proxy in tensors((bound.args, bound.kwargs, bound.output)) if proxy.dtype in _HALVES]
-    if operator in _FLOAT16_BY_STEPS and dtype == torch.float16 and _is_on_cpu(bound):
+    by_steps = _BY_STEPS_ON_A_CPU | (_FLOAT16_BY_STEPS if dtype == torch.float16 else frozenset())
+    if operator in by_steps and _is_on_cpu(bound):
+        return True
+    if operator in _ARITHMETIC and any(_is_number_of_another_dtype(proxy, dtype) for proxy in tensors(bound.args)):
         return True
     if operator in _BY_STEPS_ON_A_GPU and not _is_on_cpu(bound):
         return True
@@ -229,6 +235,11 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
         return operator in _ROUNDED_OTHERWISE
     numbers = [leaf for leaf in leaves(rounded) if isinstance(leaf, float)]
     return any(_rounded(each, dtype) != each for each in numbers)
+
+
+def _is_number_of_another_dtype(proxy: TensorProxy, dtype: torch.dtype) -> bool:
+    """Return whether torch's kernels take a tensor for a number: that they compute with it unrounded."""
+    return proxy.ndim == 0 and proxy.device.type == "cpu" and proxy.dtype not in (dtype, torch.bool)
 
 
 def _rounds_within(node: torch.fx.Node) -> bool:
@@ -594,7 +605,13 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     ranges = fake.shape_env.var_to_range
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
     rounded = tuple(place for place, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
-    return "with barriers", rounded, torch.get_default_dtype(), *bounds, *sizes_of(given)
+    return (
+        "with barriers, local buffers of untiled loops",
+        rounded,
+        torch.get_default_dtype(),
+        *bounds,
+        *sizes_of(given),
+    )
 
 
 def _value(known: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
@@ -615,6 +632,7 @@ def compile_graph(
     with (
         tracing(TracingContext(fake)),
         barriers.inserted(),
+        local_buffers.untiled(),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),

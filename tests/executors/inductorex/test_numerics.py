@@ -50,6 +50,12 @@ PROGRAMS: dict[str, Callable] = {
     "log_softmax": lambda x, y, w: (x * y).log_softmax(-1) * w,
     "remainders": lambda x, y, w: (x * w) % 0.3 + torch.fmod(y * w, 0.7) * x,
     "entropies": lambda x, y, w: torch.special.entr(x.abs() + w.abs()) * y + torch.logit(y * w, eps=0.1),
+    "losses": lambda x, y, w: (
+        F.mse_loss(x, y * w, reduction="none") * w
+        + F.huber_loss(x, y, reduction="none", delta=0.3) * y
+        + F.smooth_l1_loss(x * w, y, reduction="none") * x
+    ),
+    "0-d tensors of float32": lambda x, y, w: (x * torch.tensor(0.1) + y) / torch.tensor(0.3) - w + torch.tensor(0.7),
     "cross entropies": lambda x, y, w: (
         F.binary_cross_entropy(x.clamp(0.1, 0.9), (y * w).detach().clamp(0, 1), reduction="none") * w + y
     ),
@@ -142,8 +148,9 @@ def test_a_gradient_is_eagers(name: str, dtype: torch.dtype, executors: list[str
         lambda x: (x.clamp(0.1, 0.9) > 0.1) * 2 + 1,
         lambda x: torch.full_like(x, 0.1) * 3 + x,
         lambda x: torch.empty_like(x).fill_(0.7) * 1.3 + x,
+        lambda x: torch.nextafter(-x, x) * 2 + 1,
     ],
-    ids=["equal", "close", "greater", "full", "filled"],
+    ids=["equal", "close", "greater", "full", "filled", "next"],
 )
 def test_numbers_are_of_half_precision_where_torchs_are(function: Callable, dtype: torch.dtype) -> None:
     x = torch.randn(33, 64).to(dtype)
