@@ -13,6 +13,7 @@ from forge.compiled import Compiled
 from forge.executors.claim import Claim
 from forge.executors.executor import NO_GRADIENT
 from forge.executors.hubex import HubExecutor, LayerExecutor
+from forge.frontend.layers import LayerUse
 from forge.ir.source import Source, warn
 from forge.records import Record
 
@@ -50,6 +51,11 @@ class Named:
             problem = unmatched(wanted, self._layers.seen)
             if problem is not None:
                 self._warn(str(wanted), f"{record.name}: {problem}")
+        if self._layers is not None and self._layers.named:
+            for kind, use in unused_layers(record.compiled):
+                self._warn(
+                    f"{kind}: {use.reason}", f"{record.name}: the layer for {use.module} is not used: {use.reason}"
+                )
 
     def _warn(self, of: str, what: str, source: Source | None = None) -> None:
         if of not in self._told:
@@ -81,6 +87,15 @@ def unmatched(wanted: str | type, seen: Sequence[str]) -> str | None:
     near = difflib.get_close_matches(name, seen, n=3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; they are {', '.join(sorted(seen))}"
     return f"no module is a {name!r}, for which layers= names a layer{hint}"
+
+
+def unused_layers(programs: Sequence[Compiled]) -> Iterator[tuple[str, LayerUse]]:
+    """(the module's class, its use): modules' calls that do not fit the layer for them. A layer that fits and is wrong
+    has a warning of its own."""
+    for program in programs:
+        for use in program.layers:
+            if use.how is None and not use.layer:
+                yield use.kind, use
 
 
 def unused_kernels(kernels: HubExecutor, programs: Sequence[Compiled]) -> Iterator[tuple[str, str, Source | None]]:

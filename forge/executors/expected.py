@@ -87,9 +87,23 @@ class _Expecting:
             if self.scope[self.name] is self:
                 self.scope[self.name] = self.function
             return self.function(*args, **kwargs)
-        result = self.function(*args, **kwargs)
+        try:
+            result = self.function(*args, **kwargs)
+        except Exception as error:
+            owner, function, called = self.parties(bound)
+            error.add_note(f"raised by executor {owner}: {function}, for {called}")
+            raise
         self.check(bound, result)
         return result
+
+    def parties(self, bound: BoundSymbol) -> tuple[str, str, str]:
+        """Return the names of the executor and of its function, and the call that this runs, in words."""
+        function = getattr(self.function, "__qualname__", repr(self.function))
+        if isinstance(bound.symbol.executor, FusionExecutor):
+            called = f"{bound.symbol.id}, a region of {counted(len(bound.subsymbols), 'call')}"
+        else:
+            called = call_in_words(next(iter(bound.subsymbols), bound))
+        return getattr(bound.symbol.executor, "name", ""), function, called
 
     def check(self, bound: BoundSymbol, result: Any) -> None:
         wanted = list(proxies(bound.output))
@@ -99,12 +113,7 @@ class _Expecting:
         if alike and several == isinstance(bound.output, (tuple, list)):
             return
         kind = f"a {type(result).__name__} of " if alike and several else ""
-        owner = getattr(bound.symbol.executor, "name", "")
-        function = getattr(self.function, "__qualname__", repr(self.function))
-        if isinstance(bound.symbol.executor, FusionExecutor):
-            called = f"{bound.symbol.id}, a region of {counted(len(bound.subsymbols), 'call')}"
-        else:
-            called = call_in_words(next(iter(bound.subsymbols), bound))
+        owner, function, called = self.parties(bound)
         raise ValueError(
             f"executor {owner}: {function} gives {kind}{_listed(made)} for {called}, but must give {_listed(wanted)}"
         )

@@ -46,12 +46,17 @@ SITE, INSIDE = "forge_layer_site", "forge_layers_inside"  # in the meta of nodes
 
 class LayerUse(NamedTuple):
     """What became of the layer that was asked for a module's call. how: "traced" or "one call", None where the module's
-    own forward runs; then `reason` says why."""
+    own forward runs; then `reason` says why. layer: "" where the module's call does not fit it."""
 
     module: str
     layer: str
     how: str | None
     reason: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The name of the module's class."""
+        return self.module.rpartition("(")[2].removesuffix(")")
 
     def __str__(self) -> str:
         taken = f"{self.how}, verified" if self.how else f"not used: {self.reason}"

@@ -14,9 +14,9 @@ Transform = Callable[[Trace], Trace]
 def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:
     """The trace after all of them; each one's result goes to `stages`.
 
-    Raises TypeError where one returns no trace; ValueError where a call does not give what it says it gives, where a
-    value is read that no call before makes, where one is made twice, and where inputs or outputs are others. An error
-    of a transform, or of a call that it changed, has a note with its name.
+    Raises TypeError where one returns no trace, or one of something else than calls; ValueError where a call does not
+    give what it says it gives, where a value is read that no call before makes, where one is made twice, and where
+    inputs or outputs are others. An error of a transform, or of a call that it changed, has a note with its name.
     """
     for transform in transforms:
         before, name = trace, getattr(transform, "__name__", repr(transform))
@@ -32,10 +32,24 @@ def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]
             ),
             TypeError,
         )
+        _check_calls(trace, name)
         _check_names(trace, before, name)
         trace = _with_decompositions(trace, before, name)
         stages.append(trace)
     return trace
+
+
+def _check_calls(trace: Trace, transform: str) -> None:
+    """Raises TypeError where a trace has something else than calls."""
+    for place, bound in enumerate(trace.bound_symbols):
+        check(
+            isinstance(bound, BoundSymbol),
+            lambda place=place, bound=bound: (
+                f"forge.jit: transform {transform} gives a trace whose call {place} is {bound!r}, a "
+                f"{type(bound).__name__}, but must be a BoundSymbol"
+            ),
+            TypeError,
+        )
 
 
 def _check_names(trace: Trace, before: Trace, transform: str) -> None:

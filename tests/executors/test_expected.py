@@ -109,6 +109,16 @@ def test_a_checker_that_raises_is_told_with_its_executor() -> None:
     )
 
 
+def test_a_function_that_raises_is_told_with_its_executor() -> None:
+    def lookup(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        return {}["missing"]
+
+    with pytest.raises(KeyError, match="missing") as raised:
+        forge.jit(program, executors=[executor(lookup), "torch"])(torch.ones(2, 3))
+    (note,) = [each for each in raised.value.__notes__ if each.startswith("raised by executor mine")]
+    assert "lookup, for torch.nn.functional.silu(" in note and "test_expected.py" in note
+
+
 def no_results(input: torch.Tensor, inplace: bool = False) -> None:
     return None
 

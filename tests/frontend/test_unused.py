@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
+from forge.records import record_of
 
 
 def silu(input: torch.Tensor) -> torch.Tensor:
@@ -102,3 +103,51 @@ def test_a_name_of_layers_that_no_module_has_is_told_with_the_close_ones(layers:
         assert len(messages) == len(expected)
         for message, start in zip(messages, expected, strict=True):
             assert message.startswith(f"forge: {name}: {start}")
+
+
+class NoBackward(Doubled):
+    has_backward = False
+
+
+class OfTwo(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+class Stateful(Doubled):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Halved(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (NoBackward, "has has_backward = False, and a gradient is needed"),
+        (OfTwo, "its forward takes (x: torch.Tensor, y: torch.Tensor), and that of the module (x: torch.Tensor)"),
+        (Stateful, "it has a constructor of its own, and a layer has no state"),
+    ],
+)
+def test_a_layer_that_does_not_fit_is_told_once_for_a_class(layer: type, reason: str) -> None:
+    model = nn.Sequential(RMSNorm(), nn.Tanh(), RMSNorm())
+    (message,) = told(forge.jit(model, layers={"RMSNorm": layer}), torch.ones(2, requires_grad=True))
+    assert message.startswith("forge: Sequential: the layer for 0 (RMSNorm) is not used: ")
+    assert message.endswith(reason)
+
+
+def test_a_layer_without_a_backward_is_used_in_inference_without_a_word() -> None:
+    jitted = forge.jit(MODEL, layers={"RMSNorm": NoBackward})
+    assert told(jitted, torch.ones(2)) == []
+    (use,) = [use for compiled in record_of(jitted).compiled for use in compiled.layers]
+    assert use.how
+
+
+def test_a_layer_that_is_wrong_is_told_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        forge.jit(MODEL, layers={"RMSNorm": Halved})(torch.ones(2))
+    assert len([each for each in caught if "RMSNorm" in str(each.message) or "Halved" in str(each.message)]) == 1

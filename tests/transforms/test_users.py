@@ -64,6 +64,10 @@ def gives_nothing(trace: Trace) -> None:
     return None
 
 
+def adds_no_call(trace: Trace) -> Trace:
+    return trace.derive("adds_no_call", [*trace.bound_symbols, None])
+
+
 WRONG: dict[Callable[[Trace], Any], tuple[type[Exception], str]] = {
     drops_a_call: (
         ValueError,
@@ -78,6 +82,7 @@ WRONG: dict[Callable[[Trace], Any], tuple[type[Exception], str]] = {
     raises_an_index_error: (IndexError, "inside"),
     no_argument: (TypeError, "missing 1 required positional argument"),
     out_of_range: (IndexError, "out of range"),
+    adds_no_call: (TypeError, r"call \d+ is None, a NoneType, but must be a BoundSymbol"),
     gives_nothing: (TypeError, "returned NoneType, but must return a Trace"),
 }
 
