@@ -290,8 +290,11 @@ def _in_double(program: Program, sizes: tuple[int, int], eps: float, seed: int =
         return _Nudge.apply(x, eps)
 
     def nudge_(x: torch.Tensor) -> None:
-        if eps and x.is_floating_point():
-            x.data.copy_(_off(x.data, eps))
+        if not eps or not x.is_floating_point():
+            return
+        x.data.copy_(_off(x.data, eps))
+        if x.grad_fn is not None:
+            x.register_hook(lambda g: _off(g, eps))
 
     source = program.function([line for each in program.lines for line in _nudging(each)])
     for dtype in ("float32", "bfloat16", "float16"):

@@ -1,6 +1,7 @@
 """A short run of the fuzzer, the same programs every time, and what its comparison finds."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,29 @@ def test_a_write_to_memory_that_it_reads_is_undefined(read: str, monkeypatch: py
     assert check(program(Line(f"x1.add_({read})", writes="x1"), SINE)) == "undefined"
     with pytest.raises(Difference, match="input 1 after the call"):
         check(program(Line("x1.add_(x1)", writes="x1"), SINE))
+
+
+def test_a_gradient_of_half_precision_through_a_write_may_be_off_by_its_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here forge's is that in bfloat16, whose roundings eager's happen to cancel."""
+    lines = Line("v0 = x1.to(torch.bfloat16)", target="v0"), Line("v0.add_(x0)", writes="v0")
+
+    class Rounded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * (1 + factor * 2**-8)
+
+    monkeypatch.setattr(forge, "jit", lambda f: lambda x, y: [y.to(torch.bfloat16).add_(Rounded.apply(x))])
+    factor = 1
+    assert check(program(*lines)) == "agrees"
+    factor = 50
+    with pytest.raises(Difference, match="gradient of input 0"):
+        check(program(*lines))
 
 
 def test_a_result_that_a_rounding_changes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
