@@ -125,12 +125,15 @@ _ROUNDED_OTHERWISE = frozenset(
     {
         aten._log_softmax,
         aten.addcmul,
+        aten.addr,
         aten.binary_cross_entropy,
         aten.binary_cross_entropy_backward,
+        aten.col2im,
         aten.glu,
         aten.glu_backward,
         aten.huber_loss_backward,
         aten.ldexp,
+        aten.linalg_cross,
         aten.log_sigmoid_backward,
         aten.logit,
         aten.logit_backward,
@@ -138,7 +141,9 @@ _ROUNDED_OTHERWISE = frozenset(
         aten.mse_loss_backward,
         aten.pow,
         aten.prod,
+        aten.soft_margin_loss,
         aten.special_entr,
+        aten.special_xlog1py,
         aten.xlogy,
     }
 )

@@ -54,6 +54,17 @@ PROGRAMS: dict[str, Callable] = {
         F.mse_loss(x, y * w, reduction="none") * w
         + F.huber_loss(x, y, reduction="none", delta=0.3) * y
         + F.smooth_l1_loss(x * w, y, reduction="none") * x
+        + F.soft_margin_loss(x, y.detach(), reduction="none") * w
+    ),
+    "products": lambda x, y, w: (
+        torch.addr(x, y[:, 0].detach(), w.detach(), beta=0.3) * y
+        + torch.linalg.cross(x[:, :63].unflatten(1, (21, 3)), y[:, :63].unflatten(1, (21, 3)))
+        .flatten(1)
+        .sum(1, keepdim=True)
+    ),
+    "overlaps": lambda x, y, w: (
+        F.fold((x * w).flatten()[:2016].view(48, 42), (6, 6), (2, 3), padding=1) * 3
+        + torch.special.xlog1py(y, x.abs()).flatten()[:288].view(8, 6, 6)
     ),
     "0-d tensors of float32": lambda x, y, w: (x * torch.tensor(0.1) + y) / torch.tensor(0.3) - w + torch.tensor(0.7),
     "cross entropies": lambda x, y, w: (
