@@ -31,10 +31,12 @@ def check_flag(given: Any, what: str, wanted: Sequence[bool | None] = (True, Fal
 
 def in_one_line(error: BaseException) -> str:
     """An error's type and the first line of what it says, with those that end in a colon the next one: what follows are
-    frames of C++, or a compiler's output."""
+    frames of C++, or a compiler's output, of which the first error is given."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     count = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
-    return ": ".join([type(error).__name__, " ".join(lines[:count])]) if lines else type(error).__name__
+    compilers = next((line.rpartition(" error: ")[2] for line in lines[count:] if ": error: " in line), None)
+    said = [" ".join(lines[:count]), *([] if compilers is None else [compilers])] if lines else []
+    return ": ".join([type(error).__name__, *said])
 
 
 def without_frames(error: BaseException) -> None:

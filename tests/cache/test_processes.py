@@ -136,6 +136,24 @@ def test_damaged_kernels_are_built_again(
         assert printed(third) == first
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_regions")
+@pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
+def test_kernels_that_are_gone_are_built_again_where_all_other_libraries_are_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """These say what the processor can do: the kernels are of its instructions, as before."""
+    monkeypatch.setenv("FORGE_CACHE", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    first = printed(start("inductor,torch", program=FUSED))
+    for library in (tmp_path / "inductor").rglob("*.main.so"):
+        library.unlink()
+    (other, *others) = (tmp_path / "inductor").rglob("*.so")
+    for library in (other, *others):
+        os.truncate(library, library.stat().st_size // 2)
+    assert printed(start("inductor,torch", program=FUSED)) == first
+
+
 def test_processes_that_write_at_once_leave_one_whole_entry(programs: Path) -> None:
     texts = [printed(process) for process in [start("hub,torch") for _ in range(3)]]
     assert len(set(map(result, texts))) == 1

@@ -22,7 +22,7 @@ from torch._inductor import utils as inductor_utils
 from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
 
 from forge.executors.executor import Declined, decline
-from forge.executors.inductorex import units
+from forge.executors.inductorex import ahead, units
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
@@ -135,6 +135,7 @@ def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
 
 def _module(source: str) -> ModuleType:
     """The module as Inductor loads it: what is in a file of its name is written anew where it is something else."""
+    ahead.remember()  # it asks for the processor's instructions, before lower.py is imported
     _, path = PyCodeCache.write(source)
     if Path(path).read_bytes() != source.encode():
         Path(path).unlink()
