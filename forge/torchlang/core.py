@@ -382,7 +382,9 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
         return handle_of(output)
     if how is not View.NEVER:
         _alias(entry, output, args, kwargs, memory, View.ALWAYS if aliased and how is View.MAYBE else how)
-    return tree_map(handle_of, output) if isinstance(output, (tuple, list)) else output
+    if isinstance(output, (tuple, list)) and any(getattr(leaf, "name", None) in handles for leaf in output):
+        return tree_map(handle_of, output)
+    return output
 
 
 def _alias(entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View) -> None:

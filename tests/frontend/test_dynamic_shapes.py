@@ -313,6 +313,31 @@ def test_a_region_shows_memory_of_a_value_of_several_lengths(spread: Callable) -
             torch.testing.assert_close(grad, wanted)
 
 
+@pytest.mark.parametrize(
+    "length",
+    [
+        lambda size: math.ceil(size / 2) * 2,
+        lambda size: math.floor(size / 3) + 1,
+        lambda size: round(size / 2) + 1,
+        lambda size: int(size * 0.75) + 1,
+        lambda size: int(size**0.5),
+        lambda size: -(-size // 2),
+    ],
+    ids=["ceil", "floor", "round", "int of a product", "int of a root", "ceil of whole numbers"],
+)
+def test_a_region_computes_lengths_by_way_of_fractions(length: Callable) -> None:
+    """As MobileViT and Swin pad images to whole patches."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(length(x.shape[0])) + (x * 2).sum()
+
+    jitted = forge.jit(function, strict=True)
+    for size in (4, 6, 9):
+        x = torch.randn(size)
+        torch.testing.assert_close(jitted(x), function(x))
+    assert not forge.explain(jitted).eager and forge.explain(jitted).graphs <= 2
+
+
 def test_a_region_of_a_length_that_values_decide_is_compiled_for_the_lengths_that_it_may_have() -> None:
     """Inductor's cache does not look at the bounds, which it asserts: at most as many as the tensor has."""
 

@@ -91,8 +91,11 @@ def _size(size: Any) -> Size:
     return symbolic_expression(size) if known is None else known
 
 
+_OF_SIZES = {"int": int, "math": math, "max": max, "min": min, "round": round, "torch": torch}  # in their expressions
+
+
 def _value(size: Size, sizes: Mapping[str, int]) -> int:
-    return size if isinstance(size, int) else int(eval(size, {"math": math}, dict(sizes)))
+    return size if isinstance(size, int) else int(eval(size, dict(_OF_SIZES), dict(sizes)))
 
 
 class CheckedRegion:
@@ -291,7 +294,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _names_in(size: Size) -> set[str]:
     tree = ast.parse(str(size))
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"math", "max", "min", "int"}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _OF_SIZES.keys()
 
 
 def _resolve(name: str) -> Any:

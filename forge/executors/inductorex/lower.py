@@ -4,6 +4,7 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -619,11 +620,24 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     )
 
 
+class _Lengths(PythonReferenceAnalysis):
+    """Computes an expression of lengths with Python's operators, divisions too: for these, torch's gives a new
+    expression, of no length of the graph."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return math.trunc(x)
+
+
 def _value(known: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
     """An argument's value in the graph. An expression of lengths is computed there: make_fx knows a length by the calls
     that made it."""
     if isinstance(leaf, torch.SymInt) and symbols.keys() >= leaf.node.expr.free_symbols:
-        return sympy_interp(PythonReferenceAnalysis, symbols, leaf.node.expr)
+        return sympy_interp(_Lengths, symbols, leaf.node.expr)
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf
 
 
