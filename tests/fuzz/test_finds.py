@@ -75,3 +75,36 @@ def test_copies_of_a_tensor_are_no_views_of_it_when_prims_run_them(repeated: Cal
     x = torch.randn(1, 3)
     expected, actual = repeated(x), forge.jit(repeated, executors=["torch-prims"])(x)
     assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+
+
+FIRST = torch.tensor([0, 1])
+COLUMN = torch.zeros(2, 1, dtype=torch.long)
+# in place, each keeps the layout of what it changes; its function gives a contiguous tensor
+IN_PLACE = {
+    "masked_fill_": lambda y: y.masked_fill_(y > 0, 1.0),
+    "masked_scatter_": lambda y: y.masked_scatter_(y > 0, torch.ones(2, 3)),
+    "index_add_": lambda y: y.index_add_(0, FIRST, torch.ones(2, 3)),
+    "index_copy_": lambda y: y.index_copy_(0, FIRST, torch.ones(2, 3)),
+    "scatter_": lambda y: y.scatter_(1, COLUMN, 2.0),
+    "scatter_add_": lambda y: y.scatter_add_(1, COLUMN, torch.ones(2, 1)),
+    "scatter_reduce_": lambda y: y.scatter_reduce_(1, COLUMN, torch.ones(2, 1), "amax"),
+    "tril_": lambda y: y.tril_(),
+    "cumsum_": lambda y: y.cumsum_(0),
+    "copy_": lambda y: y.copy_(torch.ones(2, 3)),
+    "addmm_": lambda y: y.addmm_(torch.ones(2, 4), torch.ones(4, 3)),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_changed_in_place_keeps_its_layout(name: str, grad: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return IN_PLACE[name](x.t() * 2)
+
+    x = torch.randn(3, 2, requires_grad=grad)
+    expected, actual = function(x), forge.jit(function, strict=True)(x)
+    assert actual.stride() == expected.stride() == (1, 2)
+    torch.testing.assert_close(actual, expected)
+    if expected.requires_grad:
+        wanted, found = (torch.autograd.grad(each.square().sum(), x)[0] for each in (expected, actual))
+        torch.testing.assert_close(found, wanted)
