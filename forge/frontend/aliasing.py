@@ -150,12 +150,12 @@ _CONTIGUOUS = frozenset(
 )
 
 
-def laid_out(memory: Memory, output: Any, example: Any, call: str, inputs: Collection[str]) -> None:
+def restore_layout(memory: Memory, output: Any, example: Any, call: str, inputs: Collection[str]) -> None:
     """Give a tensor that a call in place changed the layout that it had, where the call's function gives another one:
     a dense tensor whose dims lie in another order. Views and the program's inputs are written to where they are."""
     if call.rpartition(".")[2] not in _CONTIGUOUS or not isinstance(output, TensorProxy) or output.name in inputs:
         return
-    if memory.ref(output).chain or example.is_contiguous() or example.ndim < 2:
+    if not isinstance(example, torch.Tensor) or example.is_contiguous() or memory.ref(output).chain:
         return
     order = sorted(range(example.ndim), key=lambda dim: hint_of(example.stride(dim)), reverse=True)
     if not example.permute(order).is_contiguous():
