@@ -29,7 +29,10 @@ def centered(g: torch.Tensor, x: torch.Tensor, mean: Rows, rstd: Rows) -> torch.
 
 
 @pytest.mark.usefixtures("compiled_regions")
-@pytest.mark.parametrize(("rows", "width"), [(5, 8), (12, 16), (40, 33)])
+@pytest.mark.parametrize(
+    ("rows", "width"),
+    [(12, 16), pytest.param(5, 8, marks=pytest.mark.slow), pytest.param(40, 33, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("of", [of_layer_norm, of_rms_norm, of_softmax, centered])
 def test_a_reduction_of_a_sum_with_a_transposed_tensor(of: Callable, rows: int, width: int) -> None:
     """The sum is long enough that Inductor computes it once."""
