@@ -5,7 +5,7 @@ Both front ends end here: `call(function, args, kwargs)`, a torch function appli
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any
 
@@ -381,17 +381,21 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
     if isinstance(output, TensorProxy) and output.name in handles:
         return handle_of(output)
     if how is not View.NEVER:
-        _alias(entry, output, args, kwargs, memory, View.ALWAYS if aliased and how is View.MAYBE else how)
+        how = View.ALWAYS if aliased and how is View.MAYBE else how
+        _alias(entry, output, args, kwargs, memory, how, handles.keys())
     if isinstance(output, (tuple, list)) and any(getattr(leaf, "name", None) in handles for leaf in output):
         return tree_map(handle_of, output)
     return output
 
 
-def _alias(entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View) -> None:
+def _alias(
+    entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View, given: Collection[str]
+) -> None:
+    """Note whose memory the results show. given: the names of values of arguments, which are given back."""
     base = args[0]
     single = isinstance(output, TensorProxy)
     for index, view in enumerate([output] if single else output):
-        if not isinstance(view, TensorProxy) or view.name == base.name or how is View.NEVER:
+        if not isinstance(view, TensorProxy) or view.name in given or view.name == base.name or how is View.NEVER:
             continue
         if how is View.ALWAYS:
             memory.alias(view, base, view_step(entry, args[1:], kwargs, None if single else index))

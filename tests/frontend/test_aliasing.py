@@ -431,6 +431,14 @@ def whole_parts_of_a_whole_view(x):
 
 
 @program((2, 3))
+def a_whole_view_of_a_value_with_a_whole_part_that_nobody_reads(x):
+    y = x * 2
+    z = y.transpose(0, 0)
+    z.split(2)
+    return z, y
+
+
+@program((2, 3))
 def whole_sections_of_a_whole_view(x):
     y = x.view(2, 3)
     return y, y.tensor_split(1)[0], y.hsplit(1)[0], torch.unsafe_split(y, 2)[0]
