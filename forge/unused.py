@@ -52,10 +52,9 @@ class Named:
             if problem is not None:
                 self._warn(str(wanted), f"{record.name}: {problem}")
         if self._layers is not None and self._layers.named:
-            for kind, use in unused_layers(record.compiled):
-                self._warn(
-                    f"{kind}: {use.reason}", f"{record.name}: the layer for {use.module} is not used: {use.reason}"
-                )
+            for use in unused_layers(record.compiled):
+                problem = f"the layer for {use.module} is not used: {use.reason}"
+                self._warn(f"{use.kind}: {use.reason}", f"{record.name}: {problem}")
 
     def _warn(self, of: str, what: str, source: Source | None = None) -> None:
         if of not in self._told:
@@ -89,13 +88,10 @@ def unmatched(wanted: str | type, seen: Sequence[str]) -> str | None:
     return f"no module is a {name!r}, for which layers= names a layer{hint}"
 
 
-def unused_layers(programs: Sequence[Compiled]) -> Iterator[tuple[str, LayerUse]]:
-    """(the module's class, its use): modules' calls that do not fit the layer for them. A layer that fits and is wrong
-    has a warning of its own."""
+def unused_layers(programs: Sequence[Compiled]) -> Iterator[LayerUse]:
+    """Modules' calls that do not fit the layer for them. A layer that fits and is wrong has a warning of its own."""
     for program in programs:
-        for use in program.layers:
-            if use.how is None and not use.layer:
-                yield use.kind, use
+        yield from (use for use in program.layers if use.how is None and not use.layer)
 
 
 def unused_kernels(kernels: HubExecutor, programs: Sequence[Compiled]) -> Iterator[tuple[str, str, Source | None]]:

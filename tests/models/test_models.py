@@ -79,12 +79,17 @@ def difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
     return (ours.double() - eager.double()).abs().max().item() / scale if eager.numel() else 0.0
 
 
+def as_double(arguments: Any) -> Any:
+    """A model's arguments with each float in float64."""
+    double = lambda leaf: leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+    return _pytree.tree_map(double, arguments)
+
+
 def exact_gradients(name: str, training: bool, device: str) -> dict[str, torch.Tensor]:
     """The gradients of a model in float64, by eager."""
     model, arguments = build(name, training, device)
-    double = lambda leaf: leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
     torch.manual_seed(1)
-    loss_of(model.double()(**_pytree.tree_map(double, arguments))).backward()
+    loss_of(model.double()(**as_double(arguments))).backward()
     return {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
 
 

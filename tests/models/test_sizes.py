@@ -15,7 +15,7 @@ from torch.utils import _pytree
 
 import forge
 from tests.models import zoo
-from tests.models.test_models import SLOW, build, difference, loss_of, outputs
+from tests.models.test_models import SLOW, as_double, build, difference, loss_of, outputs
 from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
@@ -97,11 +97,6 @@ def assert_same_results(ours: Any, theirs: Any, reference: Callable[[], Any] | N
 
 def assert_within(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, name: str) -> None:
     assert difference(ours, exact) <= 2 * difference(theirs, exact), name
-
-
-def as_double(arguments: Any) -> Any:
-    double = lambda leaf: leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-    return _pytree.tree_map(double, arguments)
 
 
 def check_sizes(name: str, training: bool) -> None:

@@ -2,7 +2,7 @@
 
 Inductor fuses the outer loops of a reduction and of the functions that follow it, and keeps a value that both need in a
 buffer of one row. Where the outer loop is tiled, as of a transposed tensor, each step has several rows, and the buffer
-keeps the last one: results are wrong. Seen on a CPU with torch 2.11 to 2.13: the gradient of a layer norm whose output
+keeps the last one: results are wrong. Seen on a CPU with torch 2.13: the gradient of a layer norm whose output
 is transposed. Without the buffer the value is in memory whole, and the loops are fused as before.
 
 Source: torch._inductor.codegen.cpp.OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr, which says whether
