@@ -100,8 +100,8 @@ def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Ca
 
 
 def finished(call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False) -> Callable:
-    """`call` as a front end runs it: without autocast. `eager` runs in its place where an input that it changes shares
-    memory with another one, and where an assumption that it makes (assumes: there are some) does not hold."""
+    """`call` as a front end runs it: without autocast. `eager` runs in its place where inputs that it changes
+    `overlap`, and where an assumption that it makes (assumes: there are some) does not hold."""
     call = autocast_mode.without(call)
     if assumes and eager is not None:
         call = _unless_violated(call, eager)
@@ -120,23 +120,26 @@ def _unless_violated(call: Callable, eager: Callable) -> Callable:
 
 
 def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable) -> Callable:
-    """Runs eager when a changed input shares memory with another: the trace knows them as separate."""
+    """Runs eager where changed inputs overlap: the trace knows every input's memory as its own."""
 
     def checked(*inputs: Any) -> Any:
-        storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
-        if len(set(storages)) < len(storages) and overlap(inputs, mutated):
-            return eager(*inputs)
-        return call(*inputs)
+        return eager(*inputs) if overlap(inputs, mutated) else call(*inputs)
 
     return checked
 
 
 def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
-    """Whether an input that a program changes shares memory with another one."""
+    """Return whether an input that a program changes shares memory with another one, or several of its elements do,
+    which some of torch's operators refuse to write to and some do not (fill_)."""
+    if any(_is_expanded(inputs[i]) for i in mutated):
+        return True
+    storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
+    if len(set(storages)) == len(storages):
+        return False
     changed = {inputs[i].untyped_storage()._cdata for i in mutated}
-    found = [
-        value.untyped_storage()._cdata
-        for value in inputs
-        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in changed
-    ]
-    return len(found) > len(changed)
+    return sum(storage in changed for storage in storages) > len(changed)
+
+
+def _is_expanded(x: torch.Tensor) -> bool:
+    strides = x.stride()
+    return 0 in strides and any(step == 0 and length != 1 for length, step in zip(x.shape, strides, strict=True))

@@ -525,6 +525,37 @@ def test_inputs_that_share_memory_run_as_in_eager():
         torch.testing.assert_close(actual, expected)
 
 
+EXPANDED = {
+    "a fill": lambda x: x.diagonal().zero_(),
+    "a fill of all": lambda x: x.fill_(2),
+    "a part": lambda x: x[:2].zero_(),
+    "a sum": lambda x: x.add_(1),  # which eager refuses
+    "a copy": lambda x: x.copy_(torch.ones(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_expanded_inputs_are_written_to_as_in_eager(name):
+    def function(x):
+        y = x * 2
+        EXPANDED[name](x)
+        return y + x
+
+    def run(call):
+        base = torch.arange(2.0)
+        try:
+            return call(base.view(2, 1).expand(2, 2)), base
+        except RuntimeError as error:
+            return str(error).partition("\n")[0], base
+
+    jitted = forge.jit(function)
+    jitted(torch.ones(2, 2))
+    for call in (jitted, forge.jit(function)):
+        for actual, expected in zip(run(call), run(function), strict=True):
+            assert type(actual) is type(expected)
+            assert torch.equal(actual, expected) if isinstance(actual, torch.Tensor) else actual == expected
+
+
 ALLOCATING = {
     "native_dropout": lambda x: torch.native_dropout(x, 0.3, False)[0],
     "native_dropout of a view": lambda x: torch.native_dropout(x.t(), 0.3, False)[0],
