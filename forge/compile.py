@@ -293,6 +293,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
         weights = [program.trace.inputs[i] for i in (*program.weights, *program.unversioned)]
         parameters = [weight.name for weight in weights if weight.requires_grad]
         full, copied = backward_of(joint, list(flowing.values()), joint.forward.inputs, mutated, parameters)
+    reached = [i for i, gradient in enumerate(full.output) if gradient is not None]
     if options.memory != "speed":
         with compiled.timed("rematerialize"):
             forward = rematerialize(joint.forward, full, options.may_run_again, copied)
@@ -327,7 +328,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     def divide(claimed: Trace) -> Trace:
         nonlocal found
         if found is None:
-            found = find_parts(claimed, limit)
+            found = find_parts(claimed, limit, reached)
         return in_parts(claimed, found) if found else claimed
 
     def backward_for(present: tuple, *, batched: bool = False) -> Generated:
@@ -352,7 +353,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
             return settled(make)
 
     constants = [i for i in range(len(outputs)) if i not in flowing]
-    sources = _sources(trace, parts, program.mutated, list(flowing.values()))
+    sources = _sources(trace, parts, program.mutated, list(flowing.values()), reached)
     usual = _usual(outputs, flowing)
     numbers = [getattr(trace.inputs[i], "value", None) for i in sources.numbers]
     backward = backward_for(usual)
@@ -412,14 +413,18 @@ def _sets_mode(trace: Trace) -> bool:
     return any(bound.symbol is prims.set_grad_enabled for bound in trace.bound_symbols)
 
 
-def _sources(trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy]) -> Sources:
-    """Where a differentiable backward finds the inputs that it may read."""
+def _sources(
+    trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy], reached: Collection[int]
+) -> Sources:
+    """Where a differentiable backward finds the inputs that it may read. reached: those that have a gradient."""
     saved = {proxy.name: place for place, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
     live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
     live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read
     read = {name for bound in live for name in bound.inputs}
-    sources = Sources({}, [], [], [])
+    sources = Sources({}, [], [], [], [])
     for position, proxy in enumerate(trace.inputs):
+        if reached and isinstance(proxy, TensorProxy) and proxy.requires_grad and position not in reached:
+            sources.detached.append(position)
         if not isinstance(proxy, TensorProxy):
             sources.numbers.append(position)
         elif proxy.name in saved:

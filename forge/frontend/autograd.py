@@ -31,12 +31,15 @@ class Sources(NamedTuple):
 
     saved: places among the saved tensors, by the input's position. remembered: positions of the other tensors that it
     may read; mutated: of those among them that the program changes. numbers: positions of inputs that are no tensors.
+    detached: positions of inputs that require grad and to which no output's gradient flows: an edge to one would have
+    its hooks called with None, and fix the shape that its gradient has.
     """
 
     saved: dict[int, int]
     remembered: list[int]
     mutated: list[int]
     numbers: list[int]
+    detached: list[int]
 
 
 class Again(NamedTuple):
@@ -214,7 +217,7 @@ class Region:
                     gradients[position] = gradient
                 return tuple(gradients)
 
-        self.apply = ForgeFunction.apply
+        self.apply = _detaching(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
         self._function = ForgeFunction
 
     def in_parts(self, parts: Sequence[Sequence[int]]) -> Callable:
@@ -248,6 +251,16 @@ class Region:
             return First.apply(shared, token, inputs, *[inputs[i] for i in first])
 
         return apply
+
+
+def _detaching(apply: Callable, detached: Sequence[int]) -> Callable:
+    def apply_detached(*inputs: Any) -> Any:
+        given = list(inputs)
+        for i in detached:
+            given[i] = inputs[i].detach()
+        return apply(*given)
+
+    return apply_detached
 
 
 class _Parts:

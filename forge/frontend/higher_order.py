@@ -1,6 +1,8 @@
 """Parts of a Dynamo graph that are more than one call: regions between markers."""
 
 import operator
+import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -12,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from forge.frontend.ambient import Restoring
 from forge.frontend.program import Unsupported
 from forge.ir.pytree import leaves
+from forge.ir.source import Source
 
 try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
     from torch._higher_order_ops.register_hook import register_hook_op as REGISTER_HOOK
@@ -106,9 +109,30 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
 
 
 def runnable(graph: GraphModule) -> Callable:
-    """The graph as torch runs it; where it fails, no level that it opened stays open."""
+    """The graph as torch runs it; where it fails, no level that it opened stays open, and the error has the user's line
+    as a note."""
+
+    def run(*inputs: Any) -> Any:
+        _ = graph.code  # which makes the forward of a class that has none yet
+        try:
+            return graph.forward(*inputs)
+        except Exception as error:
+            _note_line(error, graph)
+            raise
+
     opens = any(node.target in STARTS for node in graph.graph.nodes)
-    return Restoring(graph.forward) if opens else graph.forward
+    return Restoring(run) if opens else run
+
+
+def _note_line(error: Exception, graph: GraphModule) -> None:
+    code = graph.forward.__code__.co_filename
+    frame = next((each for each in traceback.extract_tb(error.__traceback__) if each.filename == code), None)
+    statement = (frame and frame.line) or ""
+    nodes = {node.name: node for node in graph.graph.nodes}
+    node = nodes.get(re.split(r"\W", statement, maxsplit=1)[0])
+    line = node and Source.of(node).line
+    if line:
+        error.add_note(f"at {line}, in {statement.partition(';')[0].removeprefix(f'{node.name} = ')}")
 
 
 def _is_wrapped(value: Any) -> bool:

@@ -91,8 +91,7 @@ def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
         g = get_grad(out)
         shifted = argument(other)
         if needs_grad(input):
-            log_other = logarithm(other) if isinstance(other, TensorProxy) else prims.log_of_number(shifted)
-            put_grad(input, g * clang.where((input == 0) & (shifted <= 0), 0.0, log_other))
+            put_grad(input, clang.where((input == 0) & (shifted <= 0), 0.0, symbol(g, other)))  # one kernel, as torch's
         if needs_grad(other):
             put_grad(other, g * input / shifted)
         return out

@@ -7,7 +7,7 @@ node for each part.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.printing import YIELD
@@ -15,9 +15,12 @@ from forge.ir.printing import YIELD
 FIRST_BYTES = 1 << 20  # the first part is small, so that sending begins early; torch's first bucket is, too
 
 
-def find_parts(trace: Trace, limit: int) -> list[list[int]]:
+def find_parts(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[int]]:
     """The positions of the outputs of a claimed backward by the parts in which they leave it, each of at least `limit`
-    bytes but the first and the last one; in the order in which they are made. Empty where there would be one."""
+    bytes but the first and the last one; in the order in which they are made. Empty where there would be one.
+
+    reached: the positions of all outputs that another set of gradients may give; those that this backward does not give
+    leave with the last part."""
     made = _made_by(trace)
     order = sorted((made.get(x.name, -1), i) for i, x in enumerate(trace.output) if isinstance(x, TensorProxy))
     parts: list[list[int]] = [[]]
@@ -28,7 +31,10 @@ def find_parts(trace: Trace, limit: int) -> list[list[int]]:
             size, enough = 0, limit
         parts[-1].append(position)
         size += _bytes(trace.output[position])
-    return parts if len(parts) > 1 else []
+    if len(parts) < 2:
+        return []
+    parts[-1] += sorted(set(reached).difference(*parts))
+    return parts
 
 
 def in_parts(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:

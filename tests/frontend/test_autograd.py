@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree
 
 import forge
+from forge.frontend.buckets import bucket_bytes_at
 from forge.ir.versions import TORCH
 
 
@@ -562,3 +563,52 @@ def test_no_gradient_flows_through_a_whole_view_that_was_made_without_grad(name:
     with torch.no_grad():
         loss = forge.jit(again, executors=executors)(x)
     torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(leaf(x), x))
+
+
+def test_hooks_of_an_input_that_no_gradient_reaches_are_not_called() -> None:
+    def function(x, w):
+        _ = w * 3  # nobody reads it
+        return x * w.detach()
+
+    for call in (function, forge.jit(function, fullgraph=True)):
+        x, w = (torch.randn(3, requires_grad=True) for _ in range(2))
+        seen: list = []
+        w.register_hook(seen.append)
+        w.register_post_accumulate_grad_hook(seen.append)
+        call(x, w).sum().backward()
+        assert not seen
+        assert w.grad is None
+        assert torch.equal(x.grad, w)
+
+
+def test_a_leaf_that_no_gradient_reaches_may_change_its_shape_before_the_backward() -> None:
+    def function(x, w):
+        _ = w * 3  # autograd would fix the shape of w's gradient
+        y = x * 2
+        with torch.no_grad():
+            w.t_()
+        return y
+
+    gradients = []
+    for call in (function, forge.jit(function)):
+        x, w = (torch.ones(2, 3, requires_grad=True) for _ in range(2))
+        y = call(x, w)
+        (y.sum() + (w * torch.arange(6.0).view(3, 2)).sum()).backward()
+        gradients.append((x.grad, w.grad))
+    for actual, expected in zip(*gradients, strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_what_one_output_alone_reaches_has_its_gradient_where_they_leave_in_parts() -> None:
+    def function(x, u, v):
+        return (x @ u).sin().sum() * u.cos().sum(), x.detach() * v  # the loss, which does not reach v, is the usual one
+
+    with bucket_bytes_at(1):
+        jitted = forge.jit(function, executors=["torch"])
+        x, u, v = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
+        loss, other = jitted(x, u, v)
+        assert type(loss.grad_fn).__name__ == "FirstBackward"
+        loss.backward(retain_graph=True)
+        assert v.grad is None
+        other.sum().backward()
+    assert torch.equal(v.grad, x)

@@ -339,10 +339,17 @@ def _fitting(builder: Builder, slot: Slot, *, by_shape: bool) -> list[str]:
         ):
             if value.numel() and not slot.values and math.isfinite(slot.low):
                 narrow = slot.low > -2 or slot.high < 2
-                if narrow and (value.min().item() <= slot.low or value.max().item() >= slot.high):
+                if narrow and not _within(value, slot):
                     continue
             found.append(name)
     return found
+
+
+def _within(value: torch.Tensor, slot: Slot) -> bool:
+    try:
+        return not (value.min().item() <= slot.low or value.max().item() >= slot.high)
+    except RuntimeError:  # autograd refuses to read a view whose base was changed
+        return False
 
 
 def _slot_source(slot: Slot) -> str:

@@ -132,6 +132,7 @@ _ROUNDED_OTHERWISE = frozenset(
         aten.col2im,
         aten.glu,
         aten.glu_backward,
+        aten.huber_loss,
         aten.huber_loss_backward,
         aten.ldexp,
         aten.linalg_cross,
@@ -139,9 +140,12 @@ _ROUNDED_OTHERWISE = frozenset(
         aten.logit,
         aten.logit_backward,
         aten.logsumexp,
+        aten.mse_loss,
         aten.mse_loss_backward,
         aten.pow,
         aten.prod,
+        aten.smooth_l1_loss,
+        aten.smooth_l1_loss_backward,
         aten.soft_margin_loss,
         aten.special_entr,
         aten.special_xlog1py,
@@ -149,8 +153,8 @@ _ROUNDED_OTHERWISE = frozenset(
     }
 )
 _ARITHMETIC = frozenset({aten.add, aten.div, aten.mul, aten.rsub, aten.sub})
-_FLOAT16_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})  # torch's kernels for a CPU round each
-_BY_STEPS_ON_A_CPU = frozenset({aten.huber_loss, aten.mse_loss, aten.smooth_l1_loss})
+# torch's kernels round each step: those for a CPU in float16, those for a GPU in both
+_BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})
 _BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
 # torch's kernels round the numbers that they are given first; that of a division rounds what is divided alone
 _ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
@@ -226,8 +230,7 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
 def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
     """Return whether Inductor's loops for an operator are known to round elsewhere than torch's kernel."""
     (dtype, *_) = [proxy.dtype for proxy in tensors((bound.args, bound.kwargs, bound.output)) if proxy.dtype in _HALVES]
-    by_steps = _BY_STEPS_ON_A_CPU | (_FLOAT16_BY_STEPS if dtype == torch.float16 else frozenset())
-    if operator in by_steps and _is_on_cpu(bound):
+    if operator in _BY_STEPS and (dtype == torch.float16 or not _is_on_cpu(bound)):
         return True
     if operator in _ARITHMETIC and any(_is_number_of_another_dtype(proxy, dtype) for proxy in tensors(bound.args)):
         return True

@@ -594,10 +594,14 @@ def _soft_margin_loss_grad(
 ) -> TensorProxy:
     out = soft_margin_loss(input, target, reduction=reduction)
     g, power = get_grad(out), clang.exp(-target * input)
-    share = -1 / input.numel() if reduction == "mean" and not known(input.numel() == 0) else -1.0
+    share = -1.0
+    if reduction == "mean" and not known(input.numel() == 0):
+        share /= input.numel()
+        if input.device.type == "cpu":  # whose kernel rounds it, where others do not
+            share = prims.full((), share, power.dtype, input.device)
     for each, other in ((input, target), (target, input)):
         if needs_grad(each):
-            put_grad(each, other * share * power / (power + 1) * g)
+            put_grad(each, other * power * share / (power + 1) * g)
     return out
 
 
