@@ -348,3 +348,18 @@ def test_a_region_of_a_length_that_values_decide_is_compiled_for_the_lengths_tha
     for length in (5, 9, 3, 12):
         x = torch.ones(length)
         assert torch.equal(jitted(x), function(x))
+
+
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn, torch.randperm])
+def test_random_numbers_of_a_symbolic_length_are_drawn_in_the_order_of_the_program(draw: Callable) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return draw(x.shape[0]), torch.rand(2)
+
+    jitted = forge.jit(program)
+    for length in (3, 4, 6):
+        drawn = []
+        for function in (program, jitted):
+            torch.manual_seed(0)
+            drawn.append(function(torch.ones(length)))
+        for actual, expected in zip(*reversed(drawn), strict=True):
+            assert torch.equal(actual, expected)
