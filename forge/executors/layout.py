@@ -136,6 +136,8 @@ class _Operators(TorchDispatchMode):
 
 _ALWAYS_IN_ROW_MAJOR = frozenset(
     {
+        aten.isin.Tensor_Scalar,
+        aten.isin.Tensor_Tensor,
         aten.rrelu_with_noise.default,
         aten.poisson.default,
         aten._standard_gamma.default,

@@ -8,6 +8,7 @@ since. Until the first write nothing is replayed.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -58,8 +59,11 @@ class ViewStep:
         return pytree.tensors((self.args, self.kwargs))
 
     def show(self, base: TensorProxy) -> TensorProxy:
-        """The view of `base`, recorded."""
-        shown = self.symbol(base, *self.args, **self.kwargs)
+        """The view of `base`, recorded; one that was made where grad was enabled has its history also where it is read
+        under no_grad."""
+        trace = state.trace
+        with nullcontext() if trace is None or not self.grad else trace.tagged(trace.tags - {Tag.NO_GRAD}):
+            shown = self.symbol(base, *self.args, **self.kwargs)
         return shown if self.index is None else shown[self.index]
 
 

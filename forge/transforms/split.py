@@ -10,6 +10,7 @@ import torch
 from forge import prims
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, recording
 from forge.ir.printing import in_words
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import names, proxies, rename
 from forge.ir.pytree import tensors as tensors_of
 from forge.ir.source import Source
@@ -194,7 +195,7 @@ class _SharedMemory:
     def __init__(self, calls: Iterable[BoundSymbol]) -> None:
         self._groups: dict[str, set[str]] = {}
         for bound in calls:
-            if Tag.VIEW in bound.all_tags or bound.symbol in _MAY_BE_VIEWS:
+            if Tag.VIEW in bound.all_tags or (bound.symbol in _MAY_BE_VIEWS and not _copies(bound)):
                 group = set().union(*map(self._group, (*names(tensors_of(bound.args)), *bound.outputs)))
                 self._groups.update(dict.fromkeys(group, group))
 
@@ -207,6 +208,22 @@ class _SharedMemory:
 
 
 _MAY_BE_VIEWS = frozenset((prims.reshape, prims.contiguous))
+
+
+def _copies(bound: BoundSymbol) -> bool:
+    """Return whether one of these calls is known to give memory of its own: by the strides of what it is given."""
+    (x, *_), y = bound.args, bound.output
+    if x.strides is None:
+        return False
+    shape, strides, new = (tuple(map(hint_of, each)) for each in (x.shape, x.strides, y.shape))
+    like = torch.empty_strided(shape, strides, dtype=x.dtype, device="meta")
+    if bound.symbol is prims.contiguous:
+        return not like.is_contiguous()
+    try:
+        like.view(new)
+    except RuntimeError:
+        return True
+    return False
 
 
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:

@@ -225,6 +225,8 @@ OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rrelu in training": lambda x: F.rrelu(x, 0.1, 0.3, True),
     "rrelu in evaluation": lambda x: F.rrelu(x, 0.1, 0.3, False),
     "poisson": torch.poisson,
+    "isin": lambda x: torch.isin(x, torch.ones(2)),
+    "isin of a number": lambda x: torch.isin(x, 1),
     "normal of two tensors": lambda x: torch.normal(x, x),
     "normal of deviations": lambda x: torch.normal(0.0, x),
     "gamma": lambda x: torch._standard_gamma(x + 1),

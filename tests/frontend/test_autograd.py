@@ -612,3 +612,14 @@ def test_what_one_output_alone_reaches_has_its_gradient_where_they_leave_in_part
         assert v.grad is None
         other.sum().backward()
     assert torch.equal(v.grad, x)
+
+
+def test_a_part_of_a_view_that_is_written_to_twice_under_no_grad_keeps_the_views_history() -> None:
+    def function(x):
+        y = x.view(2, 3)
+        with torch.no_grad():
+            y[..., ::2] *= 2  # in place, and then by __setitem__
+        return y + y
+
+    actual, expected = both(lambda x: function(x).sum(), torch.randn(2, 3, requires_grad=True))
+    assert torch.equal(actual[0], expected[0])

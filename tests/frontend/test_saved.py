@@ -37,6 +37,36 @@ def test_the_input_may_change_before_the_backward(name: str) -> None:
     torch._dynamo.reset()
 
 
+COPIES: dict[str, Callable] = {
+    "flatten": lambda x: x.t().flatten()[:3],
+    "contiguous": lambda x: x.t().contiguous().view(-1)[1:4],
+    "reshape of a part": lambda x: x[:, :2].reshape(-1)[:3],
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_an_input_that_is_copied_may_change_before_the_backward(name: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = COPIES[name](x)
+        return torch.outer(y, y[:2])
+
+    gradients = []
+    for run in (forge.jit(function, fullgraph=True), function):
+        x = torch.linspace(1, 2, 6).view(2, 3).requires_grad_()
+        y = run(x)
+        x.detach().add_(1)
+        gradients += torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(*gradients)
+
+
+def test_an_input_that_eager_saves_a_view_of_may_not_change() -> None:
+    x = torch.linspace(1, 2, 6).view(2, 3).requires_grad_()
+    y = forge.jit(lambda x: x.flatten().square())(x)
+    x.detach().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("name", ["log", "square", "number first in torch.div"])
 def test_the_input_that_eager_keeps_may_not(name: str) -> None:
     function = {"log": torch.log, "square": torch.square}.get(name, lambda x: torch.div(2.0, x))
