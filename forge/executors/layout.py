@@ -165,6 +165,8 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
         if result.stride() == strides:
             return result
         return result.as_strided(result.shape, strides, result.storage_offset())
+    if func is aten.log_sigmoid_forward.default and args[0].device.type == "cpu":
+        return tuple([_laid_out(each, contiguous(tuple(each.shape))) for each in result])
     if func in _ALWAYS_IN_ROW_MAJOR:
         strides = contiguous(tuple(result.shape))
     elif func.overloadpacket is aten.native_dropout_backward:
@@ -173,6 +175,10 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
         strides = _iterated(tuple(result.shape), _operands(func, args))
     else:
         return result
+    return _laid_out(result, strides)
+
+
+def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
     if result.stride() == strides:
         return result
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)

@@ -287,10 +287,10 @@ def _copied(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -
 
 @torchsymbol(_copied, torch.ops.aten.copy.default, id="torch.Tensor.copy_", inplace=Tensor.copy_)
 def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
-    """src in self's shape, dtype and device."""
+    """src in self's shape, dtype and device; in row-major order, whatever the strides of src."""
     if src.device != self.device:
         src = prims.device_put(src, self.device, non_blocking)
-    return _copy_like(self, src)
+    return prims.contiguous(_copy_like(self, src))
 
 
 def _copy_like(self: TensorProxy, src: TensorProxy) -> TensorProxy:

@@ -227,6 +227,7 @@ OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "poisson": torch.poisson,
     "isin": lambda x: torch.isin(x, torch.ones(2)),
     "isin of a number": lambda x: torch.isin(x, 1),
+    "logsigmoid": F.logsigmoid,
     "normal of two tensors": lambda x: torch.normal(x, x),
     "normal of deviations": lambda x: torch.normal(0.0, x),
     "gamma": lambda x: torch._standard_gamma(x + 1),

@@ -108,3 +108,24 @@ def test_what_is_changed_in_place_keeps_its_layout(name: str, grad: bool) -> Non
     if expected.requires_grad:
         wanted, found = (torch.autograd.grad(each.square().sum(), x)[0] for each in (expected, actual))
         torch.testing.assert_close(found, wanted)
+
+
+# results that lie in row-major order, whatever the strides of x
+IN_ROW_MAJOR = {
+    "copy_ to a new tensor": lambda x: torch.empty(2, 3).copy_(x),
+    "copy_ to a result": lambda x: torch.atan2(torch.ones(2, 3), torch.ones(3)).copy_(x),
+    "copy_ of another dtype": lambda x: torch.empty(2, 3, dtype=torch.float64).copy_(x),
+    "logsigmoid": torch.nn.functional.logsigmoid,
+    "a value of logsigmoid": lambda x: torch.nn.functional.logsigmoid(x) * 2,
+    "isin": lambda x: torch.isin(x + 1, torch.ones(2)) * x.detach().clone(memory_format=torch.contiguous_format),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", IN_ROW_MAJOR)
+def test_results_in_row_major_order_are_so_whatever_is_given(name: str, grad: bool) -> None:
+    function = IN_ROW_MAJOR[name]
+    x = torch.randn(3, 2).t().requires_grad_(grad)
+    expected, actual = function(x), forge.jit(function, strict=True)(x)
+    assert actual.stride() == expected.stride() == (3, 1)
+    torch.testing.assert_close(actual, expected)
