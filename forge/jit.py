@@ -37,6 +37,7 @@ from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused, StrictError, Unsupported
 from forge.frontend.python_dispatch import dispatched
+from forge.frontend.weights import note_weights
 from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
@@ -313,6 +314,7 @@ def compile_graph(
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
+    note_weights(graph)
     local = localized(graph)
     if local is None:
         return _compile_tensors(graph, options, record)

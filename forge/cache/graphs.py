@@ -16,6 +16,7 @@ from forge.cache.guards import count, known_of
 from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint, fingerprint_of
 from forge.frontend.functions import is_once_differentiable
 from forge.frontend.layers import SITE, Site
+from forge.frontend.weights import weight_of
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
@@ -71,6 +72,9 @@ class Described:
         example = self._example(node.meta.get("example_value"))
         arguments = f"{self._value(node.args)} {self._value(node.kwargs)}"
         self.words.append(f"{node.op} {node.name} {target} {arguments} {example} line {line}")
+        weight = weight_of(node)
+        if weight is not None:
+            self.words.append(f"weight {weight.versioned}")
         if SITE in node.meta:
             self._site(node.meta[SITE])
 

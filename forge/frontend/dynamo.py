@@ -9,10 +9,8 @@ from typing import Any
 import sympy
 import torch
 import torch._functorch.predispatch
-from torch._dynamo.source import UnspecializedParamBufferSource
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from forge import prims, torchlang
@@ -24,6 +22,7 @@ from forge.frontend.fields import Constructing, Fields, is_constructor, plain
 from forge.frontend.functions import from_graphs, run_alone
 from forge.frontend.lowering import recorded
 from forge.frontend.program import Program, Refused, Unsupported, finish
+from forge.frontend.weights import weight_of
 from forge.ir import (
     NUMBER_TYPES,
     BoundSymbol,
@@ -42,7 +41,7 @@ from forge.ir import (
 )
 from forge.ir.memory import Ambiguous
 from forge.ir.pytree import leaves, names, tensors, tree_map
-from forge.ir.source import Source, text_of
+from forge.ir.source import Source
 from forge.prims.library import operator_symbol
 from forge.prims.recurrent import KINDS
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
@@ -230,15 +229,12 @@ class _Interpreter:
 
     def weigh(self, node: Node, name: str) -> None:
         """Notes that the next input is a parameter or buffer of a module, where it is one."""
-        given = node.meta.get("grapharg")
-        if not isinstance(getattr(given and given.source, "base", None), UnspecializedParamBufferSource):
+        weight = weight_of(node)
+        if weight is None:
             return
-        path = Source(owner=text_of(given.source)).module
-        if path:
-            self.paths[name] = path
-        value = given.example
-        versioned = isinstance(value, torch.Tensor) and not value.is_inference()
-        listed = self.weights if versioned and not is_traceable_wrapper_subclass(value) else self.unversioned
+        if weight.path:
+            self.paths[name] = weight.path
+        listed = self.weights if weight.versioned else self.unversioned
         listed.append(len(self.trace.inputs))
 
     def get_attr(self, node: Node) -> Any:

@@ -1,11 +1,16 @@
 """What a program from the disk compiles when it is first needed."""
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import forge
+from tests.cache.test_processes import EXECUTORS, printed, start
 
 PROGRAMS: dict[str, tuple[Callable, Callable]] = {
     "sinh": (lambda x: (x.sum(), x.sinh()), torch.cosh),
@@ -25,3 +30,165 @@ def test_other_backwards_of_a_program_with_symbolic_sizes_are_right_at_every_siz
             (again,) = torch.autograd.grad(jitted(x)[1].sum(), x, create_graph=True)
             torch.testing.assert_close(again, slope(x))
         assert forge.explain(jitted).cached == turn
+
+
+class Lists(nn.Module):
+    """Weights that are reached through lists, of which only some are torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = [nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))]
+        self.listed = nn.ParameterList(self.plain[:1])
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for weight, layer in zip(self.plain, self.layers, strict=True):
+            x = layer(x @ weight @ self.listed[0])
+        return x.sum(), x
+
+
+class Buffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.randn(8, 8))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls.add_(1)
+        x = self.layer(x) @ self.scale * self.calls
+        return x.sum(), x
+
+
+class Two(nn.Module):
+    """Layers, and two outputs of them."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.layers(x)
+        return x.sum(), x
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    second.weight = first.weight
+    return Two(first, nn.GELU(), second)
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.einsum("ij,jk,kl->il", x, self.first, self.second)
+        return x.sum(), x
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "layers": lambda: Two(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 5)),
+    "buffers": Buffers,
+    "frozen weights": lambda: Two(nn.Linear(8, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 8)),
+    "batch norm": lambda: Two(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)),
+    "tied weights": tied,
+    "lists": Lists,
+    "constants": lambda: Two(nn.Linear(8, 8), nn.Dropout(0.1), nn.Softmax(-1)),
+    "einsum": Product,
+}
+
+
+def modes(autocast: bool) -> Any:
+    return torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+
+
+def compiled(name: str, *, autocast: bool) -> Any:
+    """A model of MODELS, jitted and called once. Its backward computes again what it can, of weights too."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    jitted = forge.jit(MODELS[name](), executors=["torch"], memory="smallest")
+    with modes(autocast):
+        jitted(torch.ones(4, 8))
+    return jitted
+
+
+def stages(jitted: Any) -> list[str]:
+    """Every stage of what was compiled. A constant has another number in each program."""
+    traces = [*forge.last_traces(jitted), *forge.last_backward_traces(jitted)]
+    return [re.sub(r"held\(\d+\)", "held", str(trace)) for trace in traces]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_compiled_later_is_what_was_compiled_at_once(name: str, autocast: bool) -> None:
+    at_once, later = (compiled(name, autocast=autocast) for _ in range(2))
+    assert forge.explain(at_once).cached == 0
+    assert forge.explain(later).cached == 1
+    assert stages(later) == stages(at_once)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "the first": lambda first, second: first,
+    "the second": lambda first, second: second.float().square().mean(),
+    "both": lambda first, second: first + second.float().square().mean(),
+}
+
+
+def gradients(jitted: Any, *, autocast: bool) -> list[Tensor | None]:
+    """Those of each loss."""
+    found: list[Tensor | None] = []
+    for loss in LOSSES.values():
+        jitted.zero_grad()
+        torch.manual_seed(1)
+        with modes(autocast):
+            outputs = jitted(torch.ones(4, 8))
+        loss(*outputs).backward()
+        found += [each.grad for each in jitted.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_every_set_of_outputs_are_those_of_the_process_that_compiled(name: str, autocast: bool) -> None:
+    found = []
+    for turn in range(2):
+        jitted = compiled(name, autocast=autocast)
+        found.append(gradients(jitted, autocast=autocast))
+        assert forge.explain(jitted).cached == turn
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+TWO_OUTPUTS = """
+import torch, forge
+import torch.nn.functional as F
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 5)
+
+    def forward(self, x, target):
+        logits = self.b(self.a(x))
+        return F.cross_entropy(logits.float(), target), logits
+
+torch.manual_seed(0)
+model = Model()
+jitted = forge.jit(model)
+for weights in [(1, 0), (0, 1), (1, 1)]:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, logits = jitted(torch.ones(4, 8), torch.tensor([0, 1, 2, 3]))
+        losses = loss, logits.float().square().mean()
+    model.zero_grad()
+    sum(loss for loss, weight in zip(losses, weights) if weight).backward()
+    print([each.grad.tolist() for each in model.parameters()])
+print("cached", forge.explain(jitted).cached)
+"""
+
+
+@pytest.mark.parametrize("executors", EXECUTORS)
+def test_gradients_of_every_set_of_outputs_in_a_second_process(executors: str) -> None:
+    first, second = (printed(start(executors, program=TWO_OUTPUTS)) for _ in range(2))
+    assert first.endswith("cached 0\n")
+    assert second == first.replace("cached 0", "cached 1")
