@@ -33,11 +33,11 @@ from forge.frontend.checks import assumptions_last
 from forge.frontend.dtensors import localized
 from forge.frontend.entry import enter, must_be_one_graph
 from forge.frontend.higher_order import runnable
+from forge.frontend.inputs import note_inputs
 from forge.frontend.layers import decide
 from forge.frontend.module import jitted_module
 from forge.frontend.program import Refused, StrictError, Unsupported
 from forge.frontend.python_dispatch import dispatched
-from forge.frontend.weights import note_weights
 from forge.ir import Trace, check
 from forge.ir.checks import check_flag, check_list
 from forge.ir.interpreter import paused_gc
@@ -314,7 +314,7 @@ def compile_graph(
 
 
 def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
-    note_weights(graph)
+    note_inputs(graph)
     local = localized(graph)
     if local is None:
         return _compile_tensors(graph, options, record)

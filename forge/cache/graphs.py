@@ -15,8 +15,8 @@ from forge import torchlang
 from forge.cache.guards import count, known_of
 from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint, fingerprint_of
 from forge.frontend.functions import is_once_differentiable
+from forge.frontend.inputs import gains_history, weight_of
 from forge.frontend.layers import SITE, Site
-from forge.frontend.weights import weight_of
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
@@ -75,6 +75,8 @@ class Described:
         weight = weight_of(node)
         if weight is not None:
             self.words.append(f"weight {weight.versioned}")
+        if gains_history(node):
+            self.words.append("gains history")
         if SITE in node.meta:
             self._site(node.meta[SITE])
 

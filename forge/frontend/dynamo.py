@@ -20,9 +20,9 @@ from forge.frontend.checks import ASSUMES, Asked, Check, checks_of
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.fields import Constructing, Fields, is_constructor, plain
 from forge.frontend.functions import from_graphs, run_alone
+from forge.frontend.inputs import gains_history, weight_of
 from forge.frontend.lowering import recorded
 from forge.frontend.program import Program, Refused, Unsupported, finish
-from forge.frontend.weights import weight_of
 from forge.ir import (
     NUMBER_TYPES,
     BoundSymbol,
@@ -218,7 +218,9 @@ class _Interpreter:
             if value.layout != torch.strided or value.is_quantized or value.is_nested:
                 raise Unsupported(f"input {name} is {value.layout}, quantized or nested")
             self.weigh(node, name)
-            return self.trace.add_input(_tensor_proxy(name, value))
+            proxy = self.trace.add_input(_tensor_proxy(name, value))
+            proxy.requires_grad = value.requires_grad and not gains_history(node)
+            return proxy
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             symbol = str(value.node.expr)
             if symbol.isidentifier() and symbol not in self.trace.names:  # else its symbols come from other inputs

@@ -623,3 +623,19 @@ def test_a_part_of_a_view_that_is_written_to_twice_under_no_grad_keeps_the_views
 
     actual, expected = both(lambda x: function(x).sum(), torch.randn(2, 3, requires_grad=True))
     assert torch.equal(actual[0], expected[0])
+
+
+def test_what_is_computed_before_an_input_gains_a_history_has_none() -> None:
+    def function(x, w):
+        y = x.exp()
+        x.add_(w)
+        return y, x * 2
+
+    for call in (function, forge.jit(function, fullgraph=True), forge.jit(function, executors=["torch"])):
+        x, w = torch.zeros(3), torch.ones(3, requires_grad=True)
+        before, after = call(x, w)
+        assert not before.requires_grad
+        assert after.requires_grad
+        assert x.requires_grad
+        after.sum().backward()
+        assert torch.equal(w.grad, torch.full((3,), 2.0))

@@ -1,0 +1,47 @@
+"""Facts about a Dynamo graph's inputs that Dynamo knows only while its backend runs: which are parameters or buffers of
+modules, and which required grad before the program changed them.
+
+They are noted in the graph, which may be recorded once more, later.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch._dynamo.source import UnspecializedParamBufferSource
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from forge.ir.source import Source, text_of
+
+_WEIGHT, _GAINS_HISTORY = "forge_weight", "forge_gains_history"  # in the meta of nodes
+
+
+class Weight(NamedTuple):
+    """A parameter or buffer of a module. path: in the jitted module; None or "" where it is in none. versioned: whether
+    a version tells when it changes."""
+
+    path: str | None
+    versioned: bool
+
+
+def note_inputs(graph: GraphModule) -> None:
+    """Note the facts about the inputs of a graph that Dynamo's backend is given."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        given = node.meta.get("grapharg")
+        value = given and given.example
+        if isinstance(getattr(given and given.source, "base", None), UnspecializedParamBufferSource):
+            versioned = isinstance(value, torch.Tensor) and not value.is_inference()
+            path = Source(owner=text_of(given.source)).module
+            node.meta[_WEIGHT] = Weight(path, versioned and not is_traceable_wrapper_subclass(value))
+        if isinstance(value, torch.Tensor) and not value.requires_grad:
+            node.meta[_GAINS_HISTORY] = node.meta["example_value"].requires_grad
+
+
+def weight_of(node: Node) -> Weight | None:
+    """Return what was noted of an input; None where it is no weight."""
+    return node.meta.get(_WEIGHT)
+
+
+def gains_history(node: Node) -> bool:
+    """Return whether an input requires grad only since the program changed it in place, as its fake tensor does."""
+    return node.meta.get(_GAINS_HISTORY, False)
