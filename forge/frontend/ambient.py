@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.frontend.buckets import bucket_bytes, bucket_bytes_at
 from forge.ir.interpreter import unconverted
@@ -23,10 +24,15 @@ def uncaptured(function: Callable) -> Callable:
 @contextmanager
 def restored() -> Iterator[None]:
     """Compiling inside, and failing at it, changes nothing of torch's own state: modes of autograd, functorch's levels,
-    saved-tensor hooks, autocast, random numbers, the default dtype."""
+    saved-tensor hooks, autocast, random numbers, the default dtype. Dispatch modes and saved-tensor hooks around it,
+    which are for what the program computes, see nothing of it."""
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
-    with transforms_restored(), torch._C._PreserveDispatchKeyGuard(), autocast_mode.kept():
+    apart = _disable_current_modes(), _without_hooks()
+    kept = transforms_restored(), torch._C._PreserveDispatchKeyGuard(), autocast_mode.kept()
+    with ExitStack() as stack:
+        for each in (*apart, *kept):
+            stack.enter_context(each)
         try:
             yield
         finally:
@@ -37,6 +43,20 @@ def restored() -> Iterator[None]:
             torch.set_default_dtype(dtype)
             for restore, state in random:
                 restore(state)
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Inside, no saved-tensor hooks are registered."""
+    hooks = []
+    try:
+        while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            hooks.append(pair)
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 @contextmanager
@@ -121,6 +141,17 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
+def _einsum() -> tuple[bool, str | None]:
+    return torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
+
+
+def _set_einsum(value: tuple[bool, str | None]) -> None:
+    enabled, strategy = value
+    if strategy is not None:
+        torch.backends.opt_einsum.set_flags(True, strategy)  # it may be set only while it is enabled
+    torch.backends.opt_einsum.set_flags(enabled)
+
+
 _MODES: dict[str, _Flag | _Entered] = {
     "inference": _Entered(torch.is_inference_mode_enabled, torch.inference_mode),
     "grad": _Entered(torch.is_grad_enabled, torch.set_grad_enabled),
@@ -128,6 +159,7 @@ _MODES: dict[str, _Flag | _Entered] = {
     "device": _Entered(torch.get_default_device, torch.device),
     "bucket": _Entered(bucket_bytes, bucket_bytes_at),
     "dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype),
+    "einsum": _Flag(_einsum, _set_einsum),
     "deterministic": _Flag(_deterministic, _set_deterministic),
     "matmul": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     **{

@@ -181,4 +181,4 @@ def _extract(graph: GraphModule, inside: list[Node]) -> Region:
         env[node] = part.node_copy(node, env.__getitem__)
     part.output(tuple(env[node] for node in outputs))
     name = "torch.vmap" if inside[0].target is predispatch._vmap_increment_nesting else "torch.func"
-    return Region(name, Restoring(GraphModule(graph, part)), inputs, outputs)
+    return Region(name, runnable(GraphModule(graph, part)), inputs, outputs)

@@ -1,13 +1,15 @@
 """What a program from the disk compiles when it is first needed."""
 
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import forge
 from tests.cache.test_processes import EXECUTORS, printed, start
@@ -88,6 +90,21 @@ class Product(nn.Module):
         return x.sum(), x
 
 
+class Transformed(nn.Module):
+    """What torch.func runs, constants, and a product of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.vmap(lambda row: self.layer(row).softmax(0))(x)
+        x = torch.einsum("ij,kj,kl->il", x, self.layer.weight, x.new_ones(8, 2)) * torch.arange(2).softmax(
+            0, torch.float
+        )
+        return x.sum(), x.sin()
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "layers": lambda: Two(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 5)),
     "buffers": Buffers,
@@ -97,6 +114,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lists": Lists,
     "constants": lambda: Two(nn.Linear(8, 8), nn.Dropout(0.1), nn.Softmax(-1)),
     "einsum": Product,
+    "transforms": Transformed,
 }
 
 
@@ -127,6 +145,75 @@ def test_what_is_compiled_later_is_what_was_compiled_at_once(name: str, autocast
     assert forge.explain(at_once).cached == 0
     assert forge.explain(later).cached == 1
     assert stages(later) == stages(at_once)
+
+
+class Seeing(TorchDispatchMode):
+    """Sees operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def setting(get: Callable, set: Callable, value: Any) -> Iterator[None]:
+    before = get()
+    set(value)
+    try:
+        yield
+    finally:
+        set(before)
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.float16),
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "a dispatch mode": Seeing,
+    "hooks for modules": lambda: FlopCounterMode(display=False),
+    "saved-tensor hooks": torch.autograd.graph.save_on_cpu,
+    "no saved-tensor hooks": lambda: torch.autograd.graph.disable_saved_tensors_hooks("none"),
+    "a default device": lambda: torch.device("meta"),
+    "a default dtype": lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "no order of products": lambda: torch.backends.opt_einsum.flags(enabled=False),
+    "another order of products": lambda: torch.backends.opt_einsum.flags(enabled=True, strategy="greedy"),
+    "deterministic algorithms": lambda: setting(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    ),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_is_around_a_later_compilation_does_not_change_it(around: str) -> None:
+    at_once, later = (compiled("transforms", autocast=False) for _ in range(2))
+    with AROUND[around]() as mode:
+        found = stages(later)
+    assert forge.explain(later).cached == 1
+    assert found == stages(at_once)
+    if isinstance(mode, Seeing):
+        assert not mode.seen
+
+
+@pytest.mark.parametrize("around", ["a dispatch mode", "hooks for modules", "saved-tensor hooks"])
+def test_a_backward_that_is_compiled_later_may_be_under_a_mode(around: str) -> None:
+    found = []
+    for _ in range(2):
+        jitted = compiled("transforms", autocast=False)
+        x = torch.ones(4, 8, requires_grad=True)
+        output = jitted(x)[1]
+        with AROUND[around]():
+            found.append(torch.autograd.grad(output.sum(), x)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_hooks_around_a_compilation_are_not_part_of_what_is_kept() -> None:
+    with torch.autograd.graph.save_on_cpu():
+        under = stages(compiled("transforms", autocast=False))
+    assert stages(compiled("transforms", autocast=False)) == under
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
