@@ -5,15 +5,15 @@ otherwise, they are right: a view that torchlang does not know is shown by its s
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from forge import clang, prims, torchlang
+from forge import prims, torchlang
 from forge.frontend.fields import Fields
-from forge.ir import TensorProxy, speaking
+from forge.ir import TensorProxy
 from forge.ir.memory import Memory, Ref, ViewStep
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves
@@ -141,29 +141,6 @@ def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
     return ViewStep(
         prims.as_strided, args, {}, None, lambda x, new: prims.view_scatter(x, new, prims.as_strided, args, {}, None)
     )
-
-
-# operators in place whose functions give contiguous results, whatever the layout of what they are given
-_CONTIGUOUS = frozenset(
-    "addmm_ baddbmm_ copy_ cumprod_ cumsum_ fill_diagonal_ index_add_ index_copy_ index_reduce_ masked_fill_ "
-    "masked_scatter_ renorm_ scatter_ scatter_add_ scatter_reduce_ tril_ triu_".split()
-)
-
-
-def restore_layout(memory: Memory, output: Any, example: Any, call: str, inputs: Collection[str]) -> None:
-    """Give a tensor that a call in place changed the layout that it had, where the call's function gives another one:
-    a dense tensor whose dims lie in another order. Views and the program's inputs are written to where they are."""
-    if call.rpartition(".")[2] not in _CONTIGUOUS or not isinstance(output, TensorProxy) or output.name in inputs:
-        return
-    if not isinstance(example, torch.Tensor) or example.is_contiguous() or memory.ref(output).chain:
-        return
-    order = sorted(range(example.ndim), key=lambda dim: hint_of(example.stride(dim)), reverse=True)
-    if not example.permute(order).is_contiguous():
-        return
-    with speaking(clang.language):
-        value = prims.contiguous(clang.permute(memory.read(output), order))
-        value = clang.permute(value, [order.index(dim) for dim in range(example.ndim)])
-    torchlang.write(output, value, memory, call)
 
 
 def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:

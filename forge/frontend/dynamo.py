@@ -15,7 +15,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from forge import prims, torchlang
 from forge.frontend import as_written, higher_order, layers
-from forge.frontend.aliasing import Pair, pairs, reconcile, restore_layout
+from forge.frontend.aliasing import Pair, pairs, reconcile
 from forge.frontend.checks import ASSUMES, Asked, Check, checks_of
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.fields import Constructing, Fields, is_constructor, plain
@@ -326,7 +326,6 @@ class _Interpreter:
             self.trace.memory.ref(output).chain[-1].versioned = False
         made = name if kwargs.get("out") is None else ""
         output = self.without_gradients(reconcile(self.trace.memory, given, output, example, made), example)
-        restore_layout(self.trace.memory, output, example, name, self.trace.input_names)
         self.note(node, output, example)
         if self.checks:
             self.read_lengths(output, example)

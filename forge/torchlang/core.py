@@ -26,6 +26,7 @@ from forge.ir import (
 )
 from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
+from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode, out
 
@@ -431,8 +432,30 @@ def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -
 def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
     target = args[0]
     new = entry.symbol(*memory.read_all(args), **memory.read_all(kwargs))
+    if entry.symbol.name in _IN_ROW_MAJOR and isinstance(target, TensorProxy):
+        new = _in_order_of(target, new)
     write(target, new, memory, entry.symbol.name)
     return target
+
+
+# functions that give contiguous results, whatever the layout of what they are given
+_IN_ROW_MAJOR = frozenset(
+    "addmm baddbmm copy cumprod cumsum fill_diagonal index_add index_copy index_reduce masked_fill masked_scatter "
+    "renorm scatter scatter_add scatter_reduce setitem tril triu".split()
+)
+
+
+def _in_order_of(target: TensorProxy, new: TensorProxy) -> TensorProxy:
+    """`new` with its dims in memory in the order of the target's, whose layout a call in place does not change."""
+    if target.strides is None or len(target.strides) != new.ndim:
+        return new
+    strides = [hint_of(step) for step in target.strides]
+    order = sorted(range(new.ndim), key=lambda dim: strides[dim], reverse=True)
+    several = [dim for dim in order if hint_of(new.shape[dim]) != 1]
+    if several == sorted(several):
+        return new
+    laid = prims.contiguous(clang.permute(new, order))
+    return clang.permute(laid, [order.index(dim) for dim in range(new.ndim)])
 
 
 def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memory) -> Any:

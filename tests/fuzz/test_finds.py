@@ -129,3 +129,33 @@ def test_results_in_row_major_order_are_so_whatever_is_given(name: str, grad: bo
     expected, actual = function(x), forge.jit(function, strict=True)(x)
     assert actual.stride() == expected.stride() == (3, 1)
     torch.testing.assert_close(actual, expected)
+
+
+TURNED = torch.arange(6.0).view(3, 2)
+# the layout of x, of a view of it or of a result after a write to one of them; x lies as the number says
+IN_ORDER = {
+    "an input": (lambda x: (x.copy_(TURNED.t().contiguous()), x + 1)[1], (1, 2)),
+    "an input by a mask": (lambda x: (x.masked_fill_(x > 0, 1.0), x + 1)[1], (1, 2)),
+    "a base": (lambda x: (x.t().copy_(TURNED), x + 1)[1], (3, 1)),
+    "a base of a sum": (lambda x: (x.t().cumsum_(0), x + 1)[1], (3, 1)),
+    "a view": (lambda x: (v := x.t(), v.cumsum_(0), v + 1)[2], (3, 1)),
+    "a result": (lambda x: (y := x * 2, y.t().cumsum_(0), y + 1)[2], (3, 1)),
+    "a base by an item": (lambda x: (y := x * 2, y.t().__setitem__(slice(None), TURNED), y + 1)[2], (3, 1)),
+    "a view of more dims": (
+        lambda x: (y := x * 2, y.unsqueeze(0).baddbmm_(torch.ones(1, 2, 4), torch.ones(1, 4, 3)), y + 1)[2],
+        (1, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("executors", [["hub", "inductor", "torch"], ["torch"]], ids=["fused", "unfused"])
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_what_shows_memory_that_was_written_to_keeps_its_layout(name: str, executors: list[str]) -> None:
+    function, strides = IN_ORDER[name]
+    found = []
+    for call in (function, forge.jit(function, executors=executors)):
+        x = torch.empty_strided((2, 3), strides).copy_(torch.arange(6.0).view(2, 3))
+        found.append((call(x), x))
+    for expected, actual in zip(*found, strict=True):
+        assert actual.stride() == expected.stride()
+        assert torch.equal(actual, expected)
