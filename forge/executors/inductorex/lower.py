@@ -32,7 +32,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from forge.executors.claim import claim
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import ahead, barriers, local_buffers, saved, waits
+from forge.executors.inductorex import accuracy, ahead, barriers, local_buffers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -568,8 +568,12 @@ def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:
     rounded = [node for node in graph.graph.nodes if _is_narrowing(node) and _is_widened(node)]
     if TORCH < (2, 13) and any(node.meta["val"].device.type == "cpu" for node in rounded):
         raise NotImplementedError("before torch 2.13, its C++ forgets the rounding of a conversion there and back")
-    marked = any(node.meta.get(ROUNDED) for node in graph.graph.nodes)
-    return {"emulate_precision_casts": True} if rounded or marked else {}
+    return {"emulate_precision_casts": True} if rounded or _is_marked(graph) else {}
+
+
+def _is_marked(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph says which of its values are rounded."""
+    return any(node.meta.get(ROUNDED) for node in graph.graph.nodes)
 
 
 def _is_widened(node: torch.fx.Node) -> bool:
@@ -615,7 +619,7 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
     rounded = tuple(place for place, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
-        "with barriers, local buffers of untiled loops",
+        "with barriers, local buffers of untiled loops, functions exact near 0",
         rounded,
         torch.get_default_dtype(),
         *bounds,
@@ -655,6 +659,7 @@ def compile_graph(
         tracing(TracingContext(fake)),
         barriers.inserted(),
         local_buffers.untiled(),
+        accuracy.near_zero(as_vec=_is_marked(graph)),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
