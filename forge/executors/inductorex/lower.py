@@ -20,6 +20,7 @@ from torch._inductor import lowering
 from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.output_code import CompiledFxGraph
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.compiler import config as compiler_config
 from torch.fx.experimental import proxy_tensor
@@ -169,6 +170,11 @@ _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = new_lock()
 ahead.remember()
+# indices of known lengths are expanded to a symbolic shape; outside the mode of tensors without values, torch refuses:
+# its fake implementation is inside, as that of aten.index is
+fake_impls.op_implementations_dict.setdefault(
+    aten._unsafe_index.Tensor, fake_impls.op_implementations_dict[aten.index.Tensor]
+)
 
 
 def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> Decision:
@@ -189,6 +195,8 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
             return decline(f"{operator} is left to torch")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
             return decline(f"{operator} raises where an index is out of range")
+        if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
+            return decline(f"Inductor has loops for {operator} of known lengths alone")
         if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
             return decline(f"{operator} of integers raises where it divides by zero")
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
@@ -198,6 +206,11 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
 
 def _has_no_elements(proxy: TensorProxy) -> bool:
     return any(isinstance(length, int) and length == 0 for length in proxy.shape)
+
+
+def _is_of_known_size(bound: BoundSymbol) -> bool:
+    """Return whether the height and the width of what a call returns are numbers."""
+    return all(isinstance(length, int) for proxy in tensors(bound.output) for length in proxy.shape[-2:])
 
 
 def _is_half(bound: BoundSymbol) -> bool:
