@@ -57,6 +57,8 @@ _KEPT = 256  # reasons of each kind
 _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
 _PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
+# guards that are not there where sizes and numbers are symbols; lengths of lists and what a module has are none
+_SYMBOLIC = re.compile(r"tensor (?!.*_parameters\[).* size mismatch|\w+(\[[^\]]+\])* == -?\d")
 _FAILURES = 2  # in calls that returned, after which a frame is not captured again
 _LONGEST = 100  # characters of a guard that are told
 _WRONG_CALLS = (
@@ -197,7 +199,7 @@ class History:
         said = "".join(counters["unimplemented"] - self._unimplemented)
         setting = next((each for each in limits if each in said), limits[-1])
         guard = f"; the last guard that failed: {latest}" if latest else ""
-        advice = "" if dynamic else " or give forge.jit(dynamic=True)"
+        advice = " or give forge.jit(dynamic=True)" if not dynamic and latest and _SYMBOLIC.match(latest) else ""
         self.limits.append(
             f"calls run in eager: Dynamo's recompile limit ({getattr(config, setting)}) is reached{guard}; "
             f"raise torch._dynamo.config.{setting}{advice}"

@@ -121,14 +121,42 @@ def test_calls_past_the_recompile_limit_are_told_once_and_warned_of(dynamic: boo
             torch.testing.assert_close(jitted(X), X * net.calls)
     told = forge.explain(jitted)
     line = Counting.forward.__code__.co_firstlineno + 1
-    advice = "" if dynamic else " or give forge.jit(dynamic=True)"
     assert told.eager == [
         f"calls run in eager: Dynamo's recompile limit ({limit}) is reached; the last guard that failed: "
-        f"module.calls == {limit - 1} (test_explain.py:{line}); raise torch._dynamo.config.recompile_limit{advice}"
+        f"module.calls == {limit - 1} (test_explain.py:{line}); raise torch._dynamo.config.recompile_limit"
     ]
     assert [str(each.message) for each in warned] == [f"forge: Counting: {told.eager[0]}"]
     assert (told.graphs, len(told.recompiles)) == (limit, limit - 1)
     assert "run in eager: calls run in eager" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("given", "guard", "helps"),
+    [
+        ([(X, mode) for mode in "abc"], "mode == 'b'", False),
+        ([(X.to(dtype), 1) for dtype in (torch.float32, torch.float64, torch.int32)], "dtype mismatch", False),
+        ([(X, [1] * length) for length in (1, 2, 3)], "len(mode) == 2", False),
+        ([(torch.randn(length, 3), 1) for length in (4, 5, 6)], "size mismatch", True),
+        ([(X, number) for number in (3, 4, 5)], "mode == 4", True),
+    ],
+)
+def test_symbols_are_advised_where_the_guard_is_of_a_size_or_a_number(given: list, guard: str, helps: bool) -> None:
+    def function(x: torch.Tensor, mode: object) -> torch.Tensor:
+        return x * (mode if isinstance(mode, int) else len(mode))
+
+    def limits(dynamic: bool) -> list[str]:
+        torch._dynamo.reset()
+        jitted = forge.jit(function, dynamic=dynamic)
+        for args in given:
+            jitted(*args)
+        return forge.explain(jitted).eager
+
+    with torch._dynamo.config.patch(recompile_limit=2), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (told,) = limits(dynamic=False)
+        assert guard in told
+        assert told.endswith(" or give forge.jit(dynamic=True)") is helps
+        assert bool(limits(dynamic=True)) is not helps
 
 
 def test_a_function_that_runs_in_eager_for_a_graph_break_in_a_loop_is_told() -> None:

@@ -20,6 +20,7 @@ from torch._inductor import lowering
 from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.output_code import CompiledFxGraph
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.compiler import config as compiler_config
 from torch.fx.experimental import proxy_tensor
@@ -32,7 +33,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from forge.executors.claim import claim
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import ahead, barriers, local_buffers, saved, waits
+from forge.executors.inductorex import accuracy, ahead, barriers, local_buffers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -169,6 +170,11 @@ _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = new_lock()
 ahead.remember()
+# indices of known lengths are expanded to a symbolic shape; outside the mode of tensors without values, torch refuses:
+# its fake implementation is inside, as that of aten.index is
+fake_impls.op_implementations_dict.setdefault(
+    aten._unsafe_index.Tensor, fake_impls.op_implementations_dict[aten.index.Tensor]
+)
 
 
 def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> Decision:
@@ -189,6 +195,8 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
             return decline(f"{operator} is left to torch")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
             return decline(f"{operator} raises where an index is out of range")
+        if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
+            return decline(f"Inductor has loops for {operator} of known lengths alone")
         if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
             return decline(f"{operator} of integers raises where it divides by zero")
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
@@ -198,6 +206,11 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
 
 def _has_no_elements(proxy: TensorProxy) -> bool:
     return any(isinstance(length, int) and length == 0 for length in proxy.shape)
+
+
+def _is_of_known_size(bound: BoundSymbol) -> bool:
+    """Return whether the height and the width of what a call returns are numbers."""
+    return all(isinstance(length, int) for proxy in tensors(bound.output) for length in proxy.shape[-2:])
 
 
 def _is_half(bound: BoundSymbol) -> bool:
@@ -568,8 +581,12 @@ def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:
     rounded = [node for node in graph.graph.nodes if _is_narrowing(node) and _is_widened(node)]
     if TORCH < (2, 13) and any(node.meta["val"].device.type == "cpu" for node in rounded):
         raise NotImplementedError("before torch 2.13, its C++ forgets the rounding of a conversion there and back")
-    marked = any(node.meta.get(ROUNDED) for node in graph.graph.nodes)
-    return {"emulate_precision_casts": True} if rounded or marked else {}
+    return {"emulate_precision_casts": True} if rounded or _is_marked(graph) else {}
+
+
+def _is_marked(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph says which of its values are rounded."""
+    return any(node.meta.get(ROUNDED) for node in graph.graph.nodes)
 
 
 def _is_widened(node: torch.fx.Node) -> bool:
@@ -615,7 +632,7 @@ def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTen
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(given))
     rounded = tuple(place for place, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
-        "with barriers, local buffers of untiled loops",
+        "with barriers, local buffers of untiled loops, functions exact near 0",
         rounded,
         torch.get_default_dtype(),
         *bounds,
@@ -655,6 +672,7 @@ def compile_graph(
         tracing(TracingContext(fake)),
         barriers.inserted(),
         local_buffers.untiled(),
+        accuracy.near_zero(as_vec=_is_marked(graph)),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),

@@ -253,3 +253,25 @@ def test_a_smaller_last_batch_and_evaluation_follow_eager(failures: list[Excepti
     found, expected = epochs(forge.jit(models[0]), models[0]), epochs(models[1], models[1])
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)  # bfloat16 rounds once where eager does often
     assert not failures
+
+
+INDEXED: dict[str, tuple[Callable, tuple[int, ...]]] = {  # whose gradients index, and all lengths but the last
+    "one length": (lambda x: F.pad(x, (2, 2), mode="reflect"), (1, 1)),
+    "a volume's last": (lambda x: F.pad(x, (2, 2, 1, 1, 1, 1), mode="reflect"), (1, 1, 3, 2)),
+    "an image's width": (lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), (1, 1, 3)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "volume" in name else ()) for name in INDEXED]
+)
+def test_indices_of_known_lengths_are_expanded_to_a_symbolic_one(name: str, failures: list[Exception]) -> None:
+    function, shape = INDEXED[name]
+    jitted = forge.jit(lambda x: function(x).exp(), strict=True)
+    for length in (9, 10, 12):
+        x = torch.randn(*shape, length, requires_grad=True)
+        same = x.detach().clone().requires_grad_()
+        jitted(x).sum().backward()
+        function(same).exp().sum().backward()
+        torch.testing.assert_close(x.grad, same.grad)
+    assert not failures

@@ -1,0 +1,99 @@
+"""Functions of Inductor's vectors in C++ whose digits are wrong near 0.
+
+Inductor computes expm1 as `exp(x) - 1`, atanh as the logarithm of a quotient, and erf in float32 by a formula for its
+distance from 1, as at::vec does: of a small argument, no digit is right. torch's kernels are right to a unit in the
+last place. ELU, SELU and CELU are made of expm1, GELU and the distribution of a normal variable of erf. What Sleef has
+for expm1 and erf takes two to three times as long as Inductor's; polynomials, where the formulas fail, do not.
+
+Of half precision, torch's kernels call at::vec's functions, its formula of erf too: these give the same bits.
+
+Source: torch._inductor.codegen.cpp.CppVecOverrides, whose static methods give the expression of a function.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from math import factorial
+from typing import Any
+
+import torch
+from torch._inductor.codegen.cpp import CppVecOverrides
+
+_NAMES = "atanh", "erf", "expm1"
+# by the power of what they are in, from the least; a polynomial's largest error is 1e-8
+_EXPM1 = [1 / factorial(n + 2) for n in range(7)]  # (expm1(x) / x - 1) / x, where |x| < 0.5
+_ERF = [  # erf(x) / x - 1 in x * x, where |x| < 1
+    0.128379166,
+    -0.376126258,
+    0.112835851,
+    -0.0268538119,
+    0.00518832767,
+    -0.000801019351,
+    7.85386099e-05,
+]
+_ERFC = [  # erfc(x) in x - 2.5, where 1 <= x <= 4; beyond, erf is 1
+    0.00040695232,
+    -0.00217827833,
+    0.00544569097,
+    -0.00835021567,
+    0.00862258599,
+    -0.00611656413,
+    0.00279760823,
+    -0.000544593148,
+    -0.000258803963,
+    0.000253498942,
+    -8.10486126e-05,
+    -7.80580825e-06,
+    1.57013333e-05,
+    -3.44633121e-06,
+    -8.87713829e-07,
+    3.49168292e-07,
+]
+
+
+@contextmanager
+def near_zero(*, as_vec: bool) -> Iterator[None]:
+    """Inside, the functions of vectors have their digits near 0; or are at::vec's own (`as_vec`). To be entered under a
+    lock of the caller's."""
+    before = {name: vars(CppVecOverrides)[name] for name in _NAMES}
+    for name in _NAMES:
+        setattr(CppVecOverrides, name, staticmethod(_expression(name, None if as_vec else _LINES.get(name))))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(CppVecOverrides, name, function)
+
+
+def _polynomial(coefficients: Sequence[float], x: str) -> str:
+    last, *others = (f"vec({each!r})" for each in reversed(coefficients))
+    return reduce(lambda sum, each: f"at::vec::fmadd({sum}, {x}, {each})", others, last)
+
+
+# what computes a function of x in float32, a vector of the type vec
+_LINES = {
+    "expm1": [
+        f"auto near = x * at::vec::fmadd(x, {_polynomial(_EXPM1, 'x')}, vec(1));",
+        "return vec::blendv(x.exp() - vec(1), near, x.abs() < vec(0.5));",
+    ],
+    "erf": [
+        "auto size = x.abs();",
+        "auto square = x * x;",
+        f"auto near = at::vec::fmadd(x, {_polynomial(_ERF, 'square')}, x);",
+        "auto centered = at::vec::minimum(size, vec(4)) - vec(2.5);",
+        f"auto far = vec(1) - {_polynomial(_ERFC, 'centered')};",
+        "return vec::blendv(vec::blendv(far, far.neg(), x < vec(0)), near, size < vec(1));",
+    ],
+}
+
+
+def _expression(name: str, lines: list[str] | None) -> Callable[[Any], str]:
+    """Return a function that gives the expression of at::vec's function of a variable, or of the lines in float32."""
+
+    def expression(x: Any) -> str:
+        if lines is None or x.dtype != torch.float32:
+            return f"{x}.{name}()"
+        return f"[](const auto& x) {{ using vec = std::decay_t<decltype(x)>; {' '.join(lines)} }}({x})"
+
+    expression.__name__ = name  # by which Inductor finds the function of a scalar
+    return expression

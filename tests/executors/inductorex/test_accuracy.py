@@ -1,0 +1,60 @@
+"""Elementwise functions in a region on a CPU whose digits near 0 Inductor has wrong."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+
+FUNCTIONS: dict[str, Callable] = {
+    "expm1": torch.expm1,
+    "atanh": torch.atanh,
+    "erf": torch.erf,
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 0.3),
+    "ndtr": torch.special.ndtr,
+    "gelu": F.gelu,
+}
+SMALL = torch.logspace(-30, 0, 301)
+SPECIAL = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 88.0, 1e30, -1e30])
+NUMBERS = torch.cat((SPECIAL, SMALL, -SMALL, torch.linspace(-5, 12, 705)))  # no whole number of vectors
+
+
+def all_of(x: torch.Tensor) -> list[torch.Tensor]:
+    x = x * 1.0
+    return [function(x) for function in FUNCTIONS.values()]
+
+
+def largest_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the largest relative error, of results that are numbers other than 0."""
+    errors = ((found.double() - exact) / exact).abs()
+    return errors[exact.isfinite() & (exact != 0)].max().item()
+
+
+@pytest.mark.usefixtures("compiled_regions")
+def test_errors_are_at_most_twice_those_of_eager() -> None:
+    found = forge.jit(all_of, strict=True)(NUMBERS)
+    count = len(SPECIAL)
+    for name, here, eager, exact in zip(FUNCTIONS, found, all_of(NUMBERS), all_of(NUMBERS.double()), strict=True):
+        torch.testing.assert_close(here, exact.float(), equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+        assert torch.equal(here[:2].signbit(), eager[:2].signbit()), f"{name} of zeros"
+        assert largest_error(here[count:], exact[count:]) <= 2 * largest_error(eager[count:], exact[count:]), name
+
+
+@pytest.mark.usefixtures("compiled_regions")
+def test_beside_other_dtypes() -> None:
+    """A loop over numbers of several widths has vectors of vectors."""
+
+    def function(x: torch.Tensor, half: torch.Tensor, wide: torch.Tensor, whole: torch.Tensor) -> list[torch.Tensor]:
+        return [each(value) * whole for value in (x, half, wide) for each in (torch.expm1, torch.erf, torch.atanh)]
+
+    x = torch.logspace(-9, -1, 37).bfloat16()
+    whole = torch.arange(37)
+    found = forge.jit(function, strict=True)(x.float(), x, x.double(), whole)
+    exact = function(x.double(), x.double(), x.double(), whole)
+    for index, (here, right) in enumerate(zip(found, exact, strict=True)):
+        rtol = 0.01 if here.dtype == torch.bfloat16 else 2e-7 if here.dtype == torch.float32 else 1e-15
+        torch.testing.assert_close(here.double(), right, atol=0, rtol=rtol, msg=lambda text, i=index: f"{i}: {text}")
