@@ -19,7 +19,8 @@ if torch.distributed.is_available():
         return tuple(Directive("skip", reason, test=test) for test in tests) if TORCH < (2, 13) else ()
 
     _GRADIENTS = _unwritten("test_gradient", "test_half_gradient", "test_jit")
-    _RESULTS = (*_GRADIENTS, *_unwritten("test_consistency", "test_strided", "test_printing"))
+    _VALUES = "test_consistency", "test_strided", "test_printing", "test_fused", "test_checked"
+    _RESULTS = (*_GRADIENTS, *_unwritten(*_VALUES))
 
     def _register(
         name: str, calls: list[tuple], mistakes: list[tuple[tuple, str]], directives: tuple[Directive, ...] = ()
