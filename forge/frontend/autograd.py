@@ -257,7 +257,8 @@ def _detaching(apply: Callable, detached: Sequence[int]) -> Callable:
     def apply_detached(*inputs: Any) -> Any:
         given = list(inputs)
         for i in detached:
-            given[i] = inputs[i].detach()
+            if given[i] is not None:  # what a backward of a backward does not read
+                given[i] = given[i].detach()
         return apply(*given)
 
     return apply_detached

@@ -55,7 +55,7 @@ PROGRAMS: dict[str, Callable] = {
         + F.huber_loss(x, y, reduction="none", delta=0.3) * y
         + F.smooth_l1_loss(x * w, y, reduction="none") * x
     ),
-    "margins": lambda x, y, w: F.soft_margin_loss(x, y.detach(), reduction="none") * w,
+    "margins": lambda x, y, w: F.soft_margin_loss(x.clamp(-1, 1), y.detach(), reduction="none") * w,
     "products": lambda x, y, w: (
         torch.addr(x, y[:, 0].detach(), w.detach(), beta=0.3) * y
         + torch.linalg.cross(x[:, :63].unflatten(1, (21, 3)), y[:, :63].unflatten(1, (21, 3)))
