@@ -75,7 +75,10 @@ def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
     grad = torch.is_grad_enabled()
     with recording(interpreter.trace, torchlang.language), interpreter.modes():
         result = interpreter.run()
-        program = finish(interpreter.trace, result, grad=grad)
+        try:
+            program = finish(interpreter.trace, result, grad=grad)
+        except Ambiguous as reason:
+            raise Unsupported(str(reason)) from reason
     program.weights, program.unversioned = interpreter.weights, interpreter.unversioned
     return Capture(program, interpreter.opaque_calls, [tensor for tensor, _ in interpreter.held.values()])
 
@@ -326,6 +329,8 @@ class _Interpreter:
             self.trace.memory.ref(output).chain[-1].versioned = False
         made = name if kwargs.get("out") is None else ""
         output = self.without_gradients(reconcile(self.trace.memory, given, output, example, made), example)
+        if isinstance(output, TensorProxy) and getattr(example, "requires_grad", False):
+            self.trace.memory.gain(output)
         self.note(node, output, example)
         if self.checks:
             self.read_lengths(output, example)

@@ -152,7 +152,8 @@ def _check_names(trace: Trace) -> None:
 
 
 class _Planned:
-    """How one tensor of the result is made: from an input or a value, through a chain of views."""
+    """How one tensor of the result is made: from an input or a value, through a chain of views. written: what is
+    written to it then, for the sake of its history."""
 
     def __init__(self, handle: TensorProxy, finisher: _Finisher) -> None:
         ref = finisher.memory.ref(handle)
@@ -169,6 +170,10 @@ class _Planned:
         else:
             self.base = finisher.value(storage)
         self.items = finisher.numbers([(step.args, step.kwargs) for step in self.chain])
+        self.written: TensorProxy | None = None
+        if finisher.memory.gained(handle) and self.chain:
+            self.written = prims.clone(finisher.memory.read(handle))
+            finisher.values.append(self.written)
 
     @property
     def is_value(self) -> bool:
@@ -207,6 +212,9 @@ class _Epilogue:
             if key not in self.shown:
                 self.set_grad(step.grad)
             shown = self.once(key, lambda step=step, shown=shown: step.show(shown))
+        if planned.written is not None:
+            self.set_grad(True)
+            prims.copy_(shown, planned.written)
         return shown
 
     def once(self, key: tuple, make: Callable[[], Proxy]) -> Proxy:

@@ -30,10 +30,11 @@ class ViewStep:
     """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`.
 
     `hides_history`: autograd does not see a write through it (x.data, x.detach()). `versioned`: the version of what it
-    shows counts such a write (not of x.data). `grad` says whether grad was enabled where the view was made.
+    shows counts such a write (not of x.data). `grad` says whether grad was enabled where the view was made. `gained`:
+    a write gave the view that hides history one of its own.
     """
 
-    __slots__ = ("args", "grad", "hides_history", "index", "invert", "kwargs", "symbol", "versioned")
+    __slots__ = ("args", "gained", "grad", "hides_history", "index", "invert", "kwargs", "symbol", "versioned")
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class ViewStep:
         self.invert = invert
         self.hides_history = hides_history
         self.versioned = True
+        self.gained = False
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -171,11 +173,27 @@ class Memory:
             return handle
         storage = ref.storage
         if ref.seen != storage.version:
+            check(
+                not self.gained(handle),
+                lambda: (
+                    f"{handle} shows a detached tensor that got a history by an in-place change, and was written to since"
+                ),
+                Ambiguous,
+            )
             value = storage.value
             for step in ref.chain:
                 value = step.show(value)
             ref.value, ref.seen = value, storage.version
         return ref.value
+
+    def gain(self, handle: TensorProxy) -> None:
+        """Say that the handle requires grad. One that is detached does so since it was written to."""
+        for step in self.ref(handle).chain:
+            step.gained = step.gained or step.hides_history
+
+    def gained(self, handle: TensorProxy) -> bool:
+        """Return whether the history of a handle is one that a write gave to a detached tensor."""
+        return any(step.gained for step in self.ref(handle).chain)
 
     def read_all(self, tree: Any) -> Any:
         """A nest with every handle replaced by its current value."""

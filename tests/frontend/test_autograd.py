@@ -639,3 +639,37 @@ def test_what_is_computed_before_an_input_gains_a_history_has_none() -> None:
         assert x.requires_grad
         after.sum().backward()
         assert torch.equal(w.grad, torch.full((3,), 2.0))
+
+
+def _writes_by_a_view(x, w):
+    d = x.detach()
+    d.view(-1).mul_(w)
+    return d
+
+
+GAINED = {  # a detached tensor that a write gives a history of its own; and whether it is compiled
+    "an input's": (lambda x, w: x.detach().add_(w), True),
+    "a result's": (lambda x, w: (x * 2).detach().add_(w), True),
+    "a part of it": (lambda x, w: x.detach().add_(w)[1:], True),
+    "a part is written to": (lambda x, w: (d := x.detach(), d.__setitem__(0, w[0]), d)[2], True),
+    "a value of it": (lambda x, w: x.detach().add_(w) * 2, True),
+    "its base is read": (_writes_by_a_view, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:forge. a graph runs in eager")
+@pytest.mark.parametrize("name", GAINED)
+def test_a_detached_tensor_that_is_written_to_has_the_history_of_that(name: str) -> None:
+    function, compiles = GAINED[name]
+    w = torch.ones(2, 3) if compiles else torch.ones(6)
+    found = []
+    jitted = forge.jit(function)
+    for call in (function, jitted):
+        x, weight = torch.ones(2, 3, requires_grad=True), w.clone().requires_grad_()
+        result = call(x, weight)
+        assert result.requires_grad
+        result.sum().backward()
+        found.append((result.detach(), x.detach(), x.grad, weight.grad))
+    for expected, actual in zip(*found, strict=True):
+        assert expected is actual is None or torch.equal(actual, expected)
+    assert (not forge.explain(jitted).eager) is compiles

@@ -94,8 +94,19 @@ def assert_as_eager(jitted: Callable, function: Callable, given: Tensors, *, tra
         torch.testing.assert_close(*([x.grad for x in given] for given in (ours, theirs)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("function", PROGRAMS)
+@pytest.mark.parametrize(
+    "function,training",
+    [
+        pytest.param(
+            function,
+            training,
+            id=f"{function.__name__}-{'training' if training else 'inference'}",
+            marks=[] if training or function is pooled else [pytest.mark.slow],
+        )
+        for function in PROGRAMS
+        for training in (False, True)
+    ],
+)
 def test_results_have_eagers_strides_at_every_size(
     function: Callable, training: bool, failures: list[Exception]
 ) -> None:
@@ -263,7 +274,7 @@ INDEXED: dict[str, tuple[Callable, tuple[int, ...]]] = {  # whose gradients inde
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "volume" in name else ()) for name in INDEXED]
+    "name", [pytest.param(name, marks=() if name == "one length" else pytest.mark.slow) for name in INDEXED]
 )
 def test_indices_of_known_lengths_are_expanded_to_a_symbolic_one(name: str, failures: list[Exception]) -> None:
     function, shape = INDEXED[name]
