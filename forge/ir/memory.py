@@ -176,7 +176,7 @@ class Memory:
             check(
                 not self.gained(handle),
                 lambda: (
-                    f"{handle} shows a detached tensor that got a history by an in-place change, and was written to since"
+                    f"{handle} shows a detached tensor that a call in place gave a history, and a later one changed"
                 ),
                 Ambiguous,
             )
