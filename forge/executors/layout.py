@@ -173,6 +173,8 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
         strides = torch.mul(*args[:2]).stride()
     elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
         strides = _iterated(tuple(result.shape), _operands(func, args))
+    elif func is aten.index.Tensor and _is_indexed_by_numbers(*args, result):
+        strides = _in_order(tuple(result.shape), _strides_of_indexed(*args))
     else:
         return result
     return _laid_out(result, strides)
@@ -224,7 +226,42 @@ def _iterated(shape: tuple[int, ...], operands: list[torch.Tensor | Number]) -> 
     """
     if all(isinstance(x, torch.Tensor) and tuple(x.shape) == shape and x.is_contiguous() for x in operands):
         return contiguous(shape)
-    stepped = [_broadcast_strides(x, shape) for x in operands if isinstance(x, torch.Tensor)]
+    return _in_order(shape, [_broadcast_strides(x, shape) for x in operands if isinstance(x, torch.Tensor)])
+
+
+def _is_indexed_by_numbers(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: torch.Tensor) -> bool:
+    given = [each for each in indices if each is not None]
+    if 0 in result.shape or not all(map(_is_static, (x, result, *given))):
+        return False
+    return all(each.dtype in (torch.int32, torch.int64) for each in given)
+
+
+def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]]:
+    """Return the strides of what TensorIterator is given for x[indices]: of x, which stands still in the dims of the
+    indices, and of each index, which does so in the others.
+
+    Source: AdvancedIndex (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+    """
+    dims = [dim for dim, each in enumerate(indices) if each is not None]
+    given = [indices[dim] for dim in dims]
+    shape = tuple(torch.broadcast_shapes(*(each.shape for each in given)))
+    others = [dim for dim in range(x.ndim) if dim not in dims]
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    before = [dim for dim in others if adjacent and dim < dims[0]]
+    after = others[len(before) :]
+    stepped = [_broadcast_strides(each, shape) for each in given]
+    if x.device.type == "cuda" and len(set(stepped)) > 1:
+        stepped = [contiguous(shape)] * len(stepped)
+    own = (*[x.stride(dim) for dim in before], *[0] * len(shape), *[x.stride(dim) for dim in after])
+    wide = (*[1] * len(before), *shape, *[1] * len(after))
+    whole = (*[x.shape[dim] for dim in before], *shape, *[x.shape[dim] for dim in after])
+    with _disable_current_modes():
+        placed = [torch.empty_strided(shape, strides, device="meta").reshape(wide) for strides in stepped]
+        return [own, *[_broadcast_strides(each, whole) for each in placed]]
+
+
+def _in_order(shape: tuple[int, ...], stepped: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides."""
 
     def slower(one: int, other: int) -> int:
         for strides in stepped:

@@ -440,7 +440,7 @@ class _Interpreter:
         if not isinstance(example, torch.Tensor):
             return
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        if name not in _LAID_OUT_BY_KERNELS:
+        if name not in _LAID_OUT_BY_KERNELS and not (name == "getitem" and _is_laid_out_by_indices(node)):
             output.strides, output.offset = tuple(example.stride()), example.storage_offset()
             compare_meta(node, output, example)
 
@@ -584,6 +584,12 @@ def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
         strides=strides_of(value),
         offset=value.storage_offset(),
     )
+
+
+def _is_laid_out_by_indices(node: Node) -> bool:
+    """Whether tensors index another one, and lie so that torch without values says otherwise what the result is."""
+    indices = [each.meta.get("example_value") for each in leaves(node.args[1:]) if isinstance(each, Node)]
+    return any(isinstance(each, torch.Tensor) and not each.is_contiguous() for each in indices)
 
 
 def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:

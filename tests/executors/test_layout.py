@@ -3,7 +3,8 @@
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -260,6 +261,44 @@ def test_strides_are_those_of_kernels_that_compute_values(name: str, shape: tupl
     wanted = run()
     with torch.no_grad(), FakeTensorMode(), layout._Operators(counts=False):
         assert run() == wanted
+
+
+def _laid_out_at_random(source: random.Random, shape: Sequence[int], high: int | None = None) -> torch.Tensor:
+    """A tensor whose dims lie in a random order; integers below `high`, some of them expanded, where that is given."""
+    order = source.sample(range(len(shape)), len(shape))
+    lengths = [shape[dim] for dim in order]
+    laid = torch.zeros(lengths) if high is None else torch.randint(0, high, lengths)
+    laid = laid.permute([order.index(dim) for dim in range(len(shape))])
+    return laid[..., :1].expand(laid.shape) if high is not None and source.random() < 0.2 else laid
+
+
+def test_strides_of_what_tensors_index_are_those_of_the_kernel() -> None:
+    """torch's function for tensors without values gives those of contiguous indices."""
+    source = random.Random(0)
+    for _ in range(200):
+        shape = [source.randint(1, 4) for _ in range(source.randint(1, 4))]
+        dims = sorted(source.sample(range(len(shape)), source.randint(1, len(shape))))
+        of = [source.randint(1, 3) for _ in range(source.randint(1, 3))]
+        indices: list[torch.Tensor | None] = [None] * (dims[-1] + 1)
+        for dim in dims:
+            lengths = [1 if source.random() < 0.2 else length for length in of]
+            indices[dim] = _laid_out_at_random(source, lengths, shape[dim])
+        x = _laid_out_at_random(source, shape)
+        wanted = torch.ops.aten.index(x, indices).stride()
+        with FakeTensorMode() as fake, layout._Operators(counts=False):
+            x, *indices = [each if each is None else fake.from_tensor(each) for each in (x, *indices)]
+            assert torch.ops.aten.index(x, indices).stride() == wanted
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_a_value_that_a_transposed_tensor_indexes_has_eagers_strides(grad: bool) -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[index], (x * 2)[index] * 3, (x * 2)[:, index].sin()
+
+    x, index = torch.randn(3, 2).t().requires_grad_(grad), torch.tensor([[0, 1], [1, 1], [0, 0]]).t()
+    found, expected = forge.jit(function, check="regions", cache=False)(x, index), function(x, index)
+    assert [each.stride() for each in found] == [each.stride() for each in expected]
+    assert expected[0].stride() == (3, 6, 1)
 
 
 @pytest.mark.parametrize("by", ["view", "reshape", "unflatten"])
