@@ -111,17 +111,23 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
 def runnable(graph: GraphModule) -> Callable:
     """The graph as torch runs it; where it fails, no level that it opened stays open, and the error has the user's line
     as a note."""
-
-    def run(*inputs: Any) -> Any:
-        _ = graph.code  # which makes the forward of a class that has none yet
-        try:
-            return graph.forward(*inputs)
-        except Exception as error:
-            _note_line(error, graph)
-            raise
-
     opens = any(node.target in STARTS for node in graph.graph.nodes)
-    return Restoring(run) if opens else run
+    return Restoring(_Noting(graph)) if opens else _Noting(graph)
+
+
+class _Noting:
+    """A graph's forward, without the hooks around a module's call, and whose errors have the user's line as a note."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.function = graph
+
+    def __call__(self, *inputs: Any) -> Any:
+        _ = self.function.code  # which makes the forward of a class that has none yet
+        try:
+            return self.function.forward(*inputs)
+        except Exception as error:
+            _note_line(error, self.function)
+            raise
 
 
 def _note_line(error: Exception, graph: GraphModule) -> None:

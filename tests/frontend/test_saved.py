@@ -59,6 +59,20 @@ def test_an_input_that_is_copied_may_change_before_the_backward(name: str) -> No
     torch.testing.assert_close(*gradients)
 
 
+def test_attention_that_is_changed_may_have_the_gradient_of_its_mask() -> None:
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    gradients = []
+    for run in (forge.jit(function), function):
+        x = torch.linspace(-1, 1, 40).view(1, 1, 5, 8).requires_grad_()
+        mask = torch.linspace(0, 1, 25).view(1, 1, 5, 5).requires_grad_()
+        y = run(x, mask)
+        y.mul_(2)
+        gradients += torch.autograd.grad(y.sin().sum(), (x, mask))
+    torch.testing.assert_close(gradients[:2], gradients[2:])
+
+
 def test_an_input_that_eager_saves_a_view_of_may_not_change() -> None:
     x = torch.linspace(1, 2, 6).view(2, 3).requires_grad_()
     y = forge.jit(lambda x: x.flatten().square())(x)

@@ -338,7 +338,7 @@ def _attention_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    out: torch.Tensor,
+    out: torch.Tensor | None,
     logsumexp: torch.Tensor | None,
     state: Composition | tuple,
     wanted: tuple[bool, ...],
@@ -392,7 +392,8 @@ def _attention_grad(
     trace = current_trace()
     with trace.tagged(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
         out, *saved = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
-    gradients = attention_backward(get_grad(out), *inputs, out, *saved, wanted)
+    read = None if wanted[3] else out  # torch's composition, which a mask's gradient takes, keeps no result
+    gradients = attention_backward(get_grad(out), *inputs, read, *saved, wanted)
     for argument, gradient in zip(inputs, gradients, strict=True):
         put_grad(argument, gradient)
     return out
