@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", help="cases by the start of their names")
     parser.add_argument("--every", type=int, default=1, help="every Nth of them")
     parser.add_argument("--again", action="store_true", help="run those that failed once more")
-    parser.add_argument("--write", type=Path, help="the document whose section is written")
+    parser.add_argument("--write", type=Path, help="the document whose section is written, of all cases in the state")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("tests.gpu: skipped: torch finds no GPU here (--device cpu tests the machinery)")
@@ -175,9 +175,10 @@ def main(arguments: list[str] | None = None) -> int:
     run = Run(chosen, options.device, options.state, options.minutes)
     run(options.jobs)
     found = [run.found[name] for name in chosen if name in run.found]
-    text = described(found, len(chosen), options.device)
-    print(text)
-    if options.write:
+    print(described(found, len(chosen), options.device))
+    if options.write:  # all that the state has, whichever cases were asked for
+        whole = [run.found[name] for name in all_cases() if name in run.found]
+        text = described(whole, len(all_cases()), options.device)
         options.write.write_text(written(options.write.read_text() if options.write.exists() else "", text))
     if any(each["status"] in FAILED for each in found):
         return 1
