@@ -97,13 +97,7 @@ def _training_data(training: Training | None) -> dict[str, Any] | None:
     return {
         "usual": list(training.usual),
         "constants": training.constants,
-        "sources": [
-            list(sources.saved.items()),
-            sources.remembered,
-            sources.mutated,
-            sources.numbers,
-            sources.detached,
-        ],
+        "sources": [list(sources.saved.items()), *sources[1:]],
         "split": _hash(training.split),
         "read": training.backward.read,
         "parts": training.parts,

@@ -63,7 +63,7 @@ def _reconcile(
     base, fake = shared
     if _follows(known, memory.ref(base)):
         return output
-    if _overlaps(fake) or (example.dtype, example.is_conj(), example.is_neg()) != (
+    if is_expanded(fake) or (example.dtype, example.is_conj(), example.is_neg()) != (
         fake.dtype,
         fake.is_conj(),
         fake.is_neg(),
@@ -129,9 +129,10 @@ def _follows(known: Ref | None, base: Ref) -> bool:
     return all(tensor is known.storage.root for step in known.chain for tensor in step.tensors)
 
 
-def _overlaps(fake: torch.Tensor) -> bool:
-    """Whether places of the tensor are one place in memory, as after expand."""
-    return any(stride == 0 and length != 1 for length, stride in zip(fake.shape, fake.stride(), strict=True))
+def is_expanded(x: torch.Tensor) -> bool:
+    """Return whether several elements of a dim are one place in memory, as after expand."""
+    strides = x.stride()
+    return 0 in strides and any(step == 0 and length != 1 for length, step in zip(x.shape, strides, strict=True))
 
 
 def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:

@@ -224,7 +224,7 @@ def assumptions_last(graph: GraphModule) -> None:
 
 
 def _computes_number(node: Node) -> bool:
-    """Whether it is a call of numbers alone that gives no tensor, as `torch.rand(n)` does."""
+    """Return whether a node is a call of numbers alone that gives no tensor, as `torch.rand(n)` does."""
     if isinstance(node.meta.get("example_value"), torch.Tensor):
         return False
     of = [each.meta.get("example_value") for each in node.all_input_nodes]

@@ -436,7 +436,7 @@ class _Interpreter:
                     self.note_strides(node, item, expected)
 
     def note_strides(self, node: Node, output: TensorProxy, example: Any) -> None:
-        """Those of an example; not where fake tensors are as another kernel gives them."""
+        """Note the strides of an example, but where fake tensors are laid out as another kernel lays them out."""
         if not isinstance(example, torch.Tensor):
             return
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -587,7 +587,7 @@ def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
 
 
 def _is_laid_out_by_indices(node: Node) -> bool:
-    """Whether tensors index another one, and lie so that torch without values says otherwise what the result is."""
+    """Return whether an index is no contiguous tensor: torch without values lays the result out otherwise then."""
     indices = [each.meta.get("example_value") for each in leaves(node.args[1:]) if isinstance(each, Node)]
     return any(isinstance(each, torch.Tensor) and not each.is_contiguous() for each in indices)
 

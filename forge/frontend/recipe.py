@@ -11,6 +11,7 @@ import torch
 from forge import prims
 from forge.executors.expected import expect
 from forge.executors.torchex.attention import as_chosen_now
+from forge.frontend.aliasing import is_expanded
 from forge.frontend.autograd import Again, Backward, Later, Region, Sources
 from forge.frontend.frozen import Folded
 from forge.ir import Trace
@@ -131,15 +132,10 @@ def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable)
 def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     """Return whether an input that a program changes shares memory with another one, or several of its elements do,
     which some of torch's operators refuse to write to and some do not (fill_)."""
-    if any(_is_expanded(inputs[i]) for i in mutated):
+    if any(is_expanded(inputs[i]) for i in mutated):
         return True
     storages = [value.untyped_storage()._cdata for value in inputs if isinstance(value, torch.Tensor)]
     if len(set(storages)) == len(storages):
         return False
     changed = {inputs[i].untyped_storage()._cdata for i in mutated}
     return sum(storage in changed for storage in storages) > len(changed)
-
-
-def _is_expanded(x: torch.Tensor) -> bool:
-    strides = x.stride()
-    return 0 in strides and any(step == 0 and length != 1 for length, step in zip(x.shape, strides, strict=True))

@@ -170,15 +170,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.again and options.state.exists():
         kept = [each for each in _read(options.state) if each["status"] not in FAILED]
         options.state.write_text("".join(json.dumps(each) + "\n" for each in kept))
-    names = [name for name in all_cases() if not options.only or name.startswith(tuple(options.only))]
-    chosen = {name: case for name, case in all_cases().items() if name in set(names[:: options.every])}
+    cases = all_cases()
+    names = [name for name in cases if not options.only or name.startswith(tuple(options.only))]
+    chosen = {name: cases[name] for name in names[:: options.every]}
     run = Run(chosen, options.device, options.state, options.minutes)
     run(options.jobs)
     found = [run.found[name] for name in chosen if name in run.found]
     print(described(found, len(chosen), options.device))
     if options.write:  # all that the state has, whichever cases were asked for
-        whole = [run.found[name] for name in all_cases() if name in run.found]
-        text = described(whole, len(all_cases()), options.device)
+        whole = [run.found[name] for name in cases if name in run.found]
+        text = described(whole, len(cases), options.device)
         options.write.write_text(written(options.write.read_text() if options.write.exists() else "", text))
     if any(each["status"] in FAILED for each in found):
         return 1

@@ -585,7 +585,7 @@ def _rounding(graph: torch.fx.GraphModule) -> dict[str, bool]:
 
 
 def _is_marked(graph: torch.fx.GraphModule) -> bool:
-    """Whether a graph says which of its values are rounded."""
+    """Return whether a graph says which of its values are rounded."""
     return any(node.meta.get(ROUNDED) for node in graph.graph.nodes)
 
 
