@@ -330,15 +330,33 @@ _UNPACKS_EACH = hasattr(SavedTensor, "unpack")
 
 
 def _unpacked(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
-    """Return the saved tensors. Where one was changed, only those at the places `read`, and None for the others; raises
-    torch's error where it is one of them."""
+    """Return the saved tensors. Where one was changed, only those at the places `read` need be right.
+
+    Raises torch's error where one of those was changed.
+    """
+    unchecked = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
+    if unchecked and (read is None or not unchecked.isdisjoint(read)):
+        raise RuntimeError(
+            "one of the variables needed for gradient computation may have been modified by an inplace operation "
+            "before an earlier backward, which did not need it"
+        )
     try:
         return ctx.saved_tensors
     except RuntimeError:
-        if read is None or not _UNPACKS_EACH:
+        if read is None:
             raise
-        raw = ctx._raw_saved_tensors
+    raw = ctx._raw_saved_tensors
+    if _UNPACKS_EACH:
         return [each.unpack() if place in read else None for place, each in enumerate(raw)]
+    # before torch 2.13 all are unpacked at once; torch compares no versions of those that have hooks
+    ctx.unchecked = frozenset(range(len(raw))).difference(read)
+    for place in ctx.unchecked - unchecked:
+        raw[place].register_hooks(_as_it_is, _as_it_is)
+    return ctx.saved_tensors
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _is_special(gradient: torch.Tensor) -> bool:
