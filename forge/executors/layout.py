@@ -23,7 +23,7 @@ from forge.ir.locks import new_lock
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.structure import key_of, settings
-from forge.ir.undecided import Undecided, for_all_sizes
+from forge.ir.undecided import Undecided, decided, for_all_sizes
 from forge.prims.library import quiet
 from forge.transforms.dce import live_calls
 
@@ -172,7 +172,10 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     elif func.overloadpacket is aten.native_dropout_backward:
         strides = torch.mul(*args[:2]).stride()
     elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
-        strides = _iterated(tuple(result.shape), _operands(func, args))
+        try:
+            strides = _iterated(tuple(result.shape), _operands(func, args))
+        except Undecided:
+            return result
     elif func is aten.index.Tensor and _is_indexed_by_numbers(*args, result):
         strides = _in_order(tuple(result.shape), _strides_of_indexed(*args))
     else:
@@ -206,25 +209,35 @@ def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
     decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
     where one of them is expanded."""
     shape = tuple(result.shape)
-    if len(shape) < 2 or not _is_static(result) or 0 in shape:
+    if len(shape) < 2 or _has(shape, 0):
         return False
     operands = _operands(func, args)
     wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]
     if func in _BY_A_DECOMPOSITION:
-        return len({x.stride() for x in wide}) > 1 or len(wide) < len(operands)
+        return len({key_of(x.stride()) for x in wide}) > 1 or len(wide) < len(operands)
     if torch.Tag.pointwise not in func.tags:
         return False
     if len(wide) < len(operands):
-        return 1 in shape and all(tuple(x.shape) == shape for x in wide)
-    return len(wide) > 1 and any(0 in x.stride() for x in wide)
+        return _has(shape, 1) and all(same(tuple(x.shape), shape) for x in wide)
+    return len(wide) > 1 and any(_is_expanded(x.stride()) for x in wide)
 
 
-def _iterated(shape: tuple[int, ...], operands: list[torch.Tensor | Number]) -> tuple[int, ...]:
+def _has(lengths: Iterable[Dim], number: int) -> bool:
+    return any(isinstance(each, int) and each == number for each in lengths)
+
+
+def _is_contiguous(x: torch.Tensor) -> bool:
+    return x.is_contiguous() if _is_static(x) else same(x.stride(), contiguous(tuple(x.shape)))
+
+
+def _iterated(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
     """Return the strides of a pointwise result: its dims are in the order in which they lie in the operands.
+
+    Raises Undecided where the order differs from size to size.
 
     Source: TensorIteratorBase::reorder_dimensions and fast_set_up (aten/src/ATen/TensorIterator.cpp).
     """
-    if all(isinstance(x, torch.Tensor) and tuple(x.shape) == shape and x.is_contiguous() for x in operands):
+    if all(isinstance(x, torch.Tensor) and same(tuple(x.shape), shape) and _is_contiguous(x) for x in operands):
         return contiguous(shape)
     return _in_order(shape, [_broadcast_strides(x, shape) for x in operands if isinstance(x, torch.Tensor)])
 
@@ -260,16 +273,19 @@ def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None])
         return [own, *[_broadcast_strides(each, whole) for each in placed]]
 
 
-def _in_order(shape: tuple[int, ...], stepped: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides."""
+def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
+    """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides.
+
+    Raises Undecided where the order differs from size to size.
+    """
 
     def slower(one: int, other: int) -> int:
         for strides in stepped:
-            if not (strides[one] and strides[other]):
+            if _is_expanded((strides[one], strides[other])):
                 continue
-            if strides[one] != strides[other]:
-                return 1 if strides[one] > strides[other] else -1
-            if shape[one] > shape[other]:
+            if not same(strides[one], strides[other]):
+                return 1 if decided(strides[one] > strides[other]) else -1
+            if decided(shape[one] > shape[other]):
                 return 1
         return 0
 
@@ -283,17 +299,19 @@ def _in_order(shape: tuple[int, ...], stepped: Sequence[tuple[int, ...]]) -> tup
             if verdict > 0:
                 order[before], order[place] = order[place], order[before]
                 place = before
-    strides, step = [0] * len(shape), 1
+    strides: list[Dim] = [0] * len(shape)
+    step: Dim = 1
     for dim in order:
         strides[dim] = step
-        step *= shape[dim]
+        step = step * shape[dim]
     return tuple(strides)
 
 
-def _broadcast_strides(x: torch.Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _broadcast_strides(x: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     missing = len(shape) - x.ndim
     dims = zip(x.shape, shape[missing:], x.stride(), strict=True)
-    return (*[0] * missing, *[step if mine == length else 0 for mine, length, step in dims])
+    steps = [0 if _has((mine,), 1) and not _has((length,), 1) else step for mine, length, step in dims]
+    return (*[0] * missing, *steps)
 
 
 def _fake_mode() -> FakeTensorMode:
@@ -574,7 +592,7 @@ def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
     return [(output, result)]
 
 
-def same(one: tuple[Dim, ...], other: tuple[Dim, ...] | None) -> bool:
+def same(one: Dim | tuple[Dim, ...], other: Dim | tuple[Dim, ...] | None) -> bool:
     """Return whether sizes or strides are the same whatever the symbols in them are; nothing is guarded."""
     return key_of(one) == key_of(other)
 

@@ -131,8 +131,8 @@ def _follows(known: Ref | None, base: Ref) -> bool:
 
 def is_expanded(x: torch.Tensor) -> bool:
     """Return whether several elements of a dim are one place in memory, as after expand."""
-    strides = x.stride()
-    return 0 in strides and any(step == 0 and length != 1 for length, step in zip(x.shape, strides, strict=True))
+    steps = zip(x.shape, x.stride(), strict=True)
+    return any(type(step) is int and step == 0 and not (type(length) is int and length == 1) for length, step in steps)
 
 
 def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:

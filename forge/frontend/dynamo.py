@@ -14,8 +14,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from forge import prims, torchlang
+from forge.executors.layout import contiguous, same
 from forge.frontend import as_written, higher_order, layers
-from forge.frontend.aliasing import Pair, pairs, reconcile
+from forge.frontend.aliasing import Pair, is_expanded, pairs, reconcile
 from forge.frontend.checks import ASSUMES, Asked, Check, checks_of
 from forge.frontend.effects import Effects, Functional, effects
 from forge.frontend.fields import Constructing, Fields, is_constructor, plain
@@ -95,6 +96,7 @@ class _Interpreter:
         self.regions: list[Any] = []
         self.numbers: set[str] = set()  # read from tensors so far
         self.held: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
+        self.misplaced: set[Node] = set()  # whose fake tensors have other strides than torch's tensors
         self.skipped: Collection[Node] = ()
         self.native = False  # whether opaque calls are refused
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
@@ -436,13 +438,15 @@ class _Interpreter:
                     self.note_strides(node, item, expected)
 
     def note_strides(self, node: Node, output: TensorProxy, example: Any) -> None:
-        """Note the strides of an example, but where fake tensors are laid out as another kernel lays them out."""
+        """Note the strides of an example, unless fake tensors are laid out otherwise than by torch's kernel here, or
+        where one of those that it was computed from was made."""
         if not isinstance(example, torch.Tensor):
             return
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        if name not in _LAID_OUT_BY_KERNELS and not (name == "getitem" and _is_laid_out_by_indices(node)):
+        compare_meta(node, output, example)
+        if _is_laid_out_by_kernel(node, example) or not self.misplaced.isdisjoint(node.all_input_nodes):
+            self.misplaced.add(node)
+        else:
             output.strides, output.offset = tuple(example.stride()), example.storage_offset()
-            compare_meta(node, output, example)
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
         before = proxy.name
@@ -586,10 +590,24 @@ def _tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
     )
 
 
-def _is_laid_out_by_indices(node: Node) -> bool:
-    """Return whether an index is no contiguous tensor: torch without values lays the result out otherwise then."""
-    indices = [each.meta.get("example_value") for each in leaves(node.args[1:]) if isinstance(each, Node)]
-    return any(isinstance(each, torch.Tensor) and not each.is_contiguous() for each in indices)
+def _is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
+    """Return whether torch's kernel may give a result other strides than fake tensors have: it is one of those known,
+    an index is no contiguous tensor, or a result in row-major order was computed from an expanded tensor and from one
+    that is in another order."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in _LAID_OUT_BY_KERNELS:
+        return True
+    read = [each.meta.get("example_value") for each in node.all_input_nodes]
+    given = [each for each in read if isinstance(each, torch.Tensor)]
+    if name == "getitem":
+        return any(not each.is_contiguous() for each in given[1:])
+    if not any(map(is_expanded, given)) or not _is_row_major(example):
+        return False
+    return any(not is_expanded(each) and not _is_row_major(each) for each in given)
+
+
+def _is_row_major(x: torch.Tensor) -> bool:
+    return same(tuple(x.stride()), contiguous(tuple(x.shape)))
 
 
 def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:

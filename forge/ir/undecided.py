@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 
 class Undecided(RuntimeError):
@@ -58,6 +58,17 @@ def for_all_sizes(question: Callable, *args: Any, **kwargs: Any) -> Any:
         return question(*args, **kwargs)
     finally:
         _state.sizes = before
+
+
+def decided(condition: bool | torch.SymBool) -> bool:
+    """Return the truth of a condition on lengths where every run has the same, without a guard. Raises Undecided."""
+    if isinstance(condition, bool):
+        return condition
+    if statically_known_true(condition):
+        return True
+    if statically_known_true(torch.sym_not(condition)):
+        return False
+    raise Undecided(f"{condition} differs from size to size")
 
 
 def _take_no_more_guards(environment: ShapeEnv) -> None:

@@ -159,3 +159,33 @@ def test_what_shows_memory_that_was_written_to_keeps_its_layout(name: str, execu
     for expected, actual in zip(*found, strict=True):
         assert actual.stride() == expected.stride()
         assert torch.equal(actual, expected)
+
+
+# of x of changing length, transposed, with what is expanded to it
+EXPANDED = {
+    "a row and x": lambda x: x.sum(0).expand(x.shape) * x,
+    "x and a row": lambda x: x * x.sum(0).expand(x.shape),
+    "a broadcast row": lambda x: x.sum(0) + x,
+    "a function of both": lambda x: (x.sum(0).expand(x.shape) * x).exp() + 1,
+    "a column": lambda x: x.sum(1, keepdim=True).expand(x.shape) / x.exp(),
+    "a choice": lambda x: torch.where(x > 0, x.sum(0).expand(x.shape), x),
+    "a variance's gradient": lambda x: x.var(0),
+    "a mean's and another gradient": lambda x: x.mean(0) + x.sum(0) + x.exp(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", EXPANDED)
+def test_what_is_expanded_takes_the_layout_of_the_other_operand_at_every_length(name: str, dtype: torch.dtype) -> None:
+    function = EXPANDED[name]
+    jitted = forge.jit(function)
+    for length in (2, 5, 7):
+        flows = []
+        for call in (function, jitted):
+            torch.manual_seed(0)
+            x = torch.randn(3, length).to(dtype).t().requires_grad_()
+            result = call(x)
+            flows.append((result, *torch.autograd.grad(result.float().cos().sum(), x)))
+        for expected, actual in zip(*flows, strict=True):
+            assert actual.stride() == expected.stride()
+            torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
