@@ -34,7 +34,7 @@ _SHOWN: dict[str, Callable] = {
     "unbind_copy": joining.unbind,
     "unfold_copy": shape.tensor_unfold,
     "unsqueeze_copy": shape.unsqueeze,
-    "view_copy": shape.view,
+    "view_copy": shape.reshape,
 }
 
 

@@ -117,6 +117,7 @@ IN_ROW_MAJOR = {
     "copy_ of another dtype": lambda x: torch.empty(2, 3, dtype=torch.float64).copy_(x),
     "logsigmoid": torch.nn.functional.logsigmoid,
     "a value of logsigmoid": lambda x: torch.nn.functional.logsigmoid(x) * 2,
+    "view_copy": lambda x: torch.view_copy(x, (-1, 3)) + 1,
     "isin": lambda x: torch.isin(x + 1, torch.ones(2)) * x.detach().clone(memory_format=torch.contiguous_format),
 }
 

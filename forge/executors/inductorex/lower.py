@@ -6,7 +6,7 @@ Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of a
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from operator import add, mul
@@ -530,7 +530,13 @@ def _clamp(x: torch.Tensor, min: Number | None = None, max: Number | None = None
     return x if max is None else torch.clamp_max(x, max)
 
 
-_OWN = {aten.clamp.default: _clamp}  # Inductor's computes in float32, where the bounds are other numbers
+def _view_copy(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    return x.reshape(size).clone(memory_format=torch.contiguous_format)
+
+
+# clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
+# that has no view of that shape
+_OWN = {aten.clamp.default: _clamp, aten.view_copy.default: _view_copy}
 
 
 def _fold(node: torch.fx.Node) -> None:
