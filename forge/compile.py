@@ -292,11 +292,11 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
     with compiled.timed("gradients"):
         weights = [program.trace.inputs[i] for i in (*program.weights, *program.unversioned)]
         parameters = [weight.name for weight in weights if weight.requires_grad]
-        full, copied = backward_of(joint, list(flowing.values()), joint.forward.inputs, mutated, parameters)
+        full, copied, unread = backward_of(joint, list(flowing.values()), joint.forward.inputs, mutated, parameters)
     reached = [i for i, gradient in enumerate(full.output) if gradient is not None]
     if options.memory != "speed":
         with compiled.timed("rematerialize"):
-            forward = rematerialize(joint.forward, full, options.may_run_again, copied)
+            forward = rematerialize(joint.forward, full, options.may_run_again, copied, unread)
             joint = Joint(forward, joint.runs, joint.active, joint.parted)
     with compiled.timed("split"):
         parts = split(joint.forward, full, copied, [value for each in given for value in each.values or ()])

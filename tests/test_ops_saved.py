@@ -34,7 +34,6 @@ READ_MORE = {
     "nn.functional.batch_norm.statistics": _BIAS,
     "batch_norm": _BIAS,
     "kron": _PARTS,
-    "ldexp": _PARTS,
     "special.ndtr": _PARTS,
     "nn.functional.instance_norm.statistics": _PARTS,
 }

@@ -10,7 +10,7 @@ Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), fo
 partitioners of AOTAutograd (torch._functorch.partitioners).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 
 import networkx
 from networkx.algorithms.flow import boykov_kolmogorov
@@ -26,18 +26,23 @@ _SOURCE, _SINK = "source", "sink"
 
 
 def rematerialize(
-    forward: Trace, backward: Trace, cheap: Callable[[BoundSymbol], bool], copied: Collection[str] = ()
+    forward: Trace,
+    backward: Trace,
+    cheap: Callable[[BoundSymbol], bool],
+    copied: Collection[str] = (),
+    unread: Set[str] = frozenset(),
 ) -> Trace:
     """The forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
 
-    cheap: whether a call may be run twice. copied: values of which only a copy can be saved.
+    cheap: whether a call may be run twice. copied: values of which only a copy can be saved. unread: values that no
+    call reads again.
     """
     lengths = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
     read = set(free_names(backward, lengths))
     wanted = {*read, *forward.output_names}
     calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
     exact = {name for bound in backward.bound_symbols if Tag.SINGLE in bound.tags for name in bound.inputs}
-    again = [_may_run_again(bound, cheap, exact) for bound in calls]
+    again = [_may_run_again(bound, cheap, exact) and unread.isdisjoint(bound.inputs) for bound in calls]
     if not any(again):
         return forward
     network = _Network(copied)

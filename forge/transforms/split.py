@@ -74,16 +74,18 @@ def backward_of(
     wanted: Sequence[Proxy],
     mutated: Iterable[str] = (),
     parameters: Collection[str] = (),
-) -> tuple[Trace, set[str]]:
+) -> tuple[Trace, set[str], set[str]]:
     """The backward from these outputs to the inputs `wanted`, without repetitions, and the names of values of which it
-    must be given copies (see `_exposed`). mutated: inputs that are written to after the forward.
+    must be given copies (see `_exposed`) and of those from which it computes nothing again (see `_read_for_some`).
 
-    What a call of the forward computes is not computed twice, unless its result is one of those.
+    mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
+    backward. What a call of the forward computes is not computed twice, unless its result is a value to copy.
     """
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
-    exposed = _exposed(joint.forward, every, mutated, parameters)
-    visible = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
-    return _simplified(every, visible), exposed
+    visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
+    exposed = _exposed(joint.forward, every, mutated, visible)
+    shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
+    return _simplified(every, shown), exposed, _read_for_some(joint.forward, every, visible)
 
 
 def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
@@ -167,21 +169,47 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
     return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
 
 
-def _exposed(forward: Trace, every: Trace, mutated: Iterable[str], parameters: Collection[str]) -> set[str]:
+def _exposed(forward: Trace, every: Trace, mutated: Iterable[str], visible: Collection[str]) -> set[str]:
     """The names of values whose memory may be written to between forward and backward. A backward that reads one which
     eager's would not read is given a copy.
 
-    These are the inputs `mutated`, which the program itself writes to, and the inputs and results, which belong to the
-    caller. A result or input that gradient rules read is none: eager saves it, too, and a write to it is an error
-    there. Values that share memory are alike. The `parameters` of modules are large and change in optimizer steps,
-    after the backward: they are none. every: the backward as the rules make it.
+    These are the inputs `mutated`, which the program itself writes to, and the values `visible` to the caller, inputs
+    and results. One that gradient rules read is none: eager saves it, too, and a write to it is an error there. Values
+    that share memory are alike. every: the backward as the rules make it.
     """
     memory, lengths = _SharedMemory(innermost(forward.bound_symbols)), _lengths(forward)
     live = every.derive(every.stage, live_calls(every.bound_symbols, every.output_names))
     read = set(free_names(live, lengths))
     read.update(free_names(recompute(unfold(forward.bound_symbols, read), live), lengths))
-    visible = {*names(tensors_of(forward.inputs)), *forward.output_names}.difference(parameters)
     return memory.of(mutated) | (memory.of(visible) - memory.of(read))
+
+
+def _read_for_some(forward: Trace, every: Trace, visible: Collection[str]) -> set[str]:
+    """The names of those values `visible` to the caller that gradient rules read for gradients of some outputs and not
+    of others, and of values that share memory with them.
+
+    Eager takes a change of such a value before a backward from the others alone, which may read it for no reason: no
+    call that reads it is computed again. every: the backward as the rules make it, from gradients of several outputs.
+    """
+    seeds = list(every.input_names)
+    memory, lengths = _SharedMemory(innermost(forward.bound_symbols)), _lengths(forward)
+    flows = {name: {name} for name in seeds}  # the gradients of outputs that a value depends on
+    needs: dict[str, set[str]] = {}  # what a value that depends on none of them is made of
+    read: dict[str, set[str]] = {name: set() for name in seeds}
+    made = {*seeds, *every.constants}
+    for bound in live_calls(every.bound_symbols, every.output_names):
+        named = bound.reads(lengths)
+        origins = set().union(*[flows.get(name, ()) for name in named])
+        below = set().union(*[needs.get(name, ()) for name in named], (name for name in named if name not in made))
+        for origin in origins:
+            read[origin] |= below
+        for name in bound.outputs:
+            made.add(name)
+            flows[name] = origins
+            if not origins:
+                needs[name] = below
+    seen = [{name for name in visible if not memory.of([name]).isdisjoint(each)} for each in read.values()]
+    return memory.of(set().union(*seen).difference(set.intersection(*seen))) if seen else set()
 
 
 def _lengths(forward: Trace) -> set[str]:

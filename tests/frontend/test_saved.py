@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import forge
 
@@ -73,6 +74,23 @@ def test_attention_that_is_changed_may_have_the_gradient_of_its_mask() -> None:
     torch.testing.assert_close(gradients[:2], gradients[2:])
 
 
+def test_query_and_key_may_change_where_attention_has_the_gradient_of_its_mask() -> None:
+    gradients = []
+    for run in (forge.jit(F.scaled_dot_product_attention), F.scaled_dot_product_attention):
+        torch.manual_seed(0)
+        query, key, value = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
+        mask = torch.randn(1, 1, 5, 5, requires_grad=True)
+        y = run(query, key, value, mask)
+        with torch.no_grad():
+            query.mul_(2), key.add_(1), mask.zero_()
+        gradients += torch.autograd.grad(y.sin().sum(), (query, key, value, mask), retain_graph=True)
+        with torch.no_grad():
+            value.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    torch.testing.assert_close(gradients[:4], gradients[4:])
+
+
 def test_an_input_that_eager_saves_a_view_of_may_not_change() -> None:
     x = torch.linspace(1, 2, 6).view(2, 3).requires_grad_()
     y = forge.jit(lambda x: x.flatten().square())(x)
@@ -96,3 +114,25 @@ def test_a_number_over_a_tensor_is_eagers_to_the_bit() -> None:
     x = torch.rand(1000) + 0.5
     assert torch.equal(forge.jit(lambda x: 3 / x)(x), 3 / x)
     assert torch.equal(forge.jit(lambda x: torch.div(3, x))(x), torch.div(3, x))
+
+
+# (a program of several outputs, the output of which there is a gradient): eager's backward from it reads no input
+NOT_READ = {
+    "a result that another output reads with x": (lambda x: (y := x.relu(), y * x), 0),
+    "a value": (lambda x: (y := x.relu().exp(), (y * x).sum(), y.sum()), 2),
+    "a value of a view": (lambda x: (y := x.t().sigmoid(), y @ x, (y * 2).sin()), 0),
+    "a longer chain": (lambda x: (y := (x * 2).exp(), x.cos().sum(), (y * y).sum()), 2),
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_an_input_that_other_outputs_gradients_read_may_change(name: str) -> None:
+    function, place = NOT_READ[name]
+    gradients = []
+    for run in (forge.jit(function), function):
+        x = torch.linspace(-1, 1, 9).view(3, 3).requires_grad_()
+        y = run(x)[place]
+        with torch.no_grad():
+            x.add_(1)
+        gradients.append(torch.autograd.grad(y.sum(), x)[0])
+    torch.testing.assert_close(*gradients)

@@ -1,6 +1,7 @@
 """python -m tests.fuzz.worker SEED EXAMPLES FOLDER: the programs of one seed; the first find is shrunk and printed."""
 
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def run(seed: int, examples: int, script: Path | None = None) -> Counter:
             difference.add_note(program.script())
             raise
         if errors:
-            raise Difference(f"Inductor could not compile a region: {errors[0]}")
+            raise Difference(f"Inductor could not compile a region: {errors[0]}") from errors[0]
 
     each()
     return went
@@ -62,8 +63,7 @@ def main(seed: int, examples: int, folder: Path) -> int:
         print(f"seed {seed}: {difference}\n    {script}")
         return FIND
     except FlakyFailure as failure:
-        notes = "\n".join(getattr(failure.exceptions[0], "__notes__", ()))
-        print(f"seed {seed}: once, but not again: {failure.exceptions[0]}\n{notes}")
+        print(f"seed {seed}: once, but not again:\n{''.join(traceback.format_exception(failure.exceptions[0]))}")
         return FIND
     script.unlink(missing_ok=True)
     print(f"seed {seed}: {', '.join(f'{count} {name}' for name, count in sorted(went.items()))}")

@@ -29,7 +29,7 @@ def derived(trace: Trace, names: Sequence[str], executors: Sequence[Executor]) -
     if not outputs:
         return None
     wanted = [proxy for proxy in joint.forward.inputs if proxy.name in names]
-    full, _ = backward_of(joint, outputs, wanted)
+    full, *_ = backward_of(joint, outputs, wanted)
     parts = split(joint.forward, full)
     backward = backward_of_saved(joint, parts, outputs, wanted)
     active = [output.name in joint.active for output in joint.forward.output]

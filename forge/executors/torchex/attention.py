@@ -338,20 +338,27 @@ def _attention_backward(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    out: torch.Tensor | None,
+    out: torch.Tensor,
     logsumexp: torch.Tensor | None,
     state: Composition | tuple,
     wanted: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of query, key, value and mask, None where none is wanted."""
     if isinstance(state, Composition):
-        g = restrided(g, state.out.stride())  # it may be a call of cuDNN
-        found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
-        return tuple(next(found) if needed else None for needed in wanted)
+        return _composition_backward(g, state, wanted)
     call, backward, rest = state
     mask = _added(attn_mask, query, key)
     gradients = backward(call, g, query, key, value, mask, out, logsumexp, rest)
     return (*gradients, None)
+
+
+def _composition_backward(
+    g: torch.Tensor, state: Composition, shapes: tuple[object, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of those inputs that have a shape here, None for the others."""
+    g = restrided(g, state.out.stride())  # it may be a call of cuDNN
+    found = iter(torch.autograd.grad(state.out, state.inputs, g, retain_graph=True))
+    return tuple(next(found) if shape else None for shape in shapes)
 
 
 def _attention_meta(query: TensorProxy, key: TensorProxy, value: TensorProxy, *how: object) -> tuple:
@@ -370,6 +377,11 @@ attention_backward = torchex.register_operator(
         like(x) if needed else None for x, needed in zip((query, key, value, mask), rest[-1], strict=True)
     ),
     fn=_attention_backward,
+)
+composition_backward = torchex.register_operator(
+    "attention_composition_backward",
+    meta=lambda g, state, shapes: tuple(like(g, shape=shape) if shape else None for shape in shapes),
+    fn=_composition_backward,
 )
 
 
@@ -391,9 +403,12 @@ def _attention_grad(
     wanted = tuple(needs_grad(x) for x in inputs)
     trace = current_trace()
     with trace.tagged(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
-        out, *saved = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
-    read = None if wanted[3] else out  # torch's composition, which a mask's gradient takes, keeps no result
-    gradients = attention_backward(get_grad(out), *inputs, read, *saved, wanted)
+        out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
+    if wanted[3]:  # torch's composition, which saves what it reads itself
+        shapes = tuple(x.shape if needed else None for x, needed in zip(inputs, wanted, strict=True))
+        gradients = composition_backward(get_grad(out), state, shapes)
+    else:
+        gradients = attention_backward(get_grad(out), *inputs, out, logsumexp, state, wanted)
     for argument, gradient in zip(inputs, gradients, strict=True):
         put_grad(argument, gradient)
     return out
