@@ -445,8 +445,11 @@ class _Interpreter:
         compare_meta(node, output, example)
         if _is_laid_out_by_kernel(node, example) or not self.misplaced.isdisjoint(node.all_input_nodes):
             self.misplaced.add(node)
-        else:
-            output.strides, output.offset = tuple(example.stride()), example.storage_offset()
+            return
+        output.strides, output.offset = tuple(example.stride()), example.storage_offset()
+        value = self.trace.memory.known(output)
+        if value is not None and value.strides is None:  # a write's, which keeps the layout of what it changes
+            value.strides = output.strides
 
     def rename(self, proxy: TensorProxy, name: str) -> None:
         before = proxy.name

@@ -166,6 +166,11 @@ class Memory:
         if before in self.elsewhere:
             self.elsewhere.add(name)
 
+    def known(self, handle: TensorProxy) -> TensorProxy | None:
+        """Return the handle's current value, None where it is to be computed from a base that was written to."""
+        ref = self.refs.get(handle.name)
+        return None if ref is None or ref.seen != ref.storage.version else ref.value
+
     def read(self, handle: TensorProxy) -> TensorProxy:
         """The handle's current value."""
         ref = self.refs.get(handle.name)

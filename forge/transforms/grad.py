@@ -46,7 +46,7 @@ class Joint:
     """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
 
     `active` names the values through which gradients flow, `parted` those of calls that are taken apart, and what is
-    computed from these, whose strides are known: they may be others than those of the calls' own results.
+    computed from these: their strides may be others than those of the calls' own results.
     """
 
     def __init__(
@@ -69,16 +69,23 @@ def differentiate(
     Raises NotImplementedError naming a prim that has no rule.
     """
     new = trace.derive("forward")
-    walker, parted, unknown = _Forward(new, set(wanted), choose, again), set(), set()
+    walker, parted = _Forward(new, set(wanted), choose, again), set()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             calls = walker.visit(bound)
             new.bound_symbols.extend(calls)
-            if all(out.strides is None for out in tensors(bound.output)) or not unknown.isdisjoint(bound.inputs):
-                unknown.update(bound.outputs)
-            elif not _stays_whole(bound, calls) or not parted.isdisjoint(bound.inputs):
+            if not _stays_whole(bound, calls) or not parted.isdisjoint(bound.inputs):
                 parted.update(bound.outputs)
     return Joint(new, walker.runs, walker.active, parted)
+
+
+def _reached(bound: BoundSymbol, names: Collection[str]) -> set[str]:
+    """Return these names and those of the values that a call makes of them, inside of it too."""
+    found = set(names)
+    for call in bound.subsymbols or [bound]:
+        if call is bound or not found.isdisjoint(call.inputs):
+            found.update(_reached(call, found) if call.subsymbols else call.outputs)
+    return found
 
 
 def _stays_whole(bound: BoundSymbol, calls: Sequence[BoundSymbol]) -> bool:
@@ -96,7 +103,10 @@ class _Forward:
     def visit(self, bound: BoundSymbol) -> list[BoundSymbol]:
         """The forward calls that replace `bound`; its outputs keep their names."""
         if Tag.LEAF_VIEW in bound.tags and not self.active.isdisjoint(bound.inputs):
-            self.active.update(output.name for output in tensors(bound.output) if differentiable(output))
+            shown = _reached(bound, self.active)
+            self.active.update(
+                output.name for output in tensors(bound.output) if differentiable(output) and output.name in shown
+            )
         if Tag.NO_GRAD in bound.tags or Tag.NOT_DIFFERENTIABLE in bound.symbol.tags:
             return [bound]
         if self.active.isdisjoint(bound.inputs) or not any(differentiable(out) for out in tensors(bound.output)):
