@@ -174,7 +174,7 @@ def _compile_optimized(
         recipe = compiled.recipe = Recipe(forward, program.grad, _sets_mode(whole), folded=folded)
 
         def grow(later: Options, made: "_Made") -> Recipe:
-            forward = _generate(whole, later, made.traces, made.claims, layouts=Layouts(whole.inputs))
+            forward = _generate(whole, later, made.traces, made.claims, layouts=Layouts(whole.inputs), kept=kept)
             return recipe._replace(forward=forward)
 
         _let_grow(compiled, options, layouts, grow)
@@ -261,13 +261,14 @@ def _generate(
     divide: Callable[[Trace], Trace] | None = None,
 ) -> Generated:
     """Claims a trace, ends each value's life at its last use, and compiles it. The outputs `kept` are the caller's,
-    `strided` those that get the strides of eager's. reference: what the values are compared with where that is wanted.
-    divide: has the claimed trace give its results in parts."""
+    `strided` those that get the strides of eager's, as those of `kept` do whose calls are taken apart. reference: what
+    the values are compared with where that is wanted. divide: has the claimed trace give its results in parts."""
     strict = options.strict or options.check is not None
     claimed, made = claim(trace, options.executors, declined, layouts, options.selection, strict=strict)
     claims.extend(made)
     stages.append(claimed)
-    claimed = with_strides(claimed, strided, layouts)
+    apart = [name for each in made if each.level for name in each.outputs if name in kept]
+    claimed = with_strides(claimed, {*strided, *apart}, layouts)
     checked = None
     if options.compares and reference is not None and reference.input_names == claimed.input_names:
         checked = Checked(claimed, made, reference, "backward" if own_inputs else "forward")
@@ -367,7 +368,7 @@ def _compile_training(trace: Trace, joint: Joint, program: Program, options: Opt
 
     def grow(later: Options, made: _Made) -> Recipe:
         known, chosen = Layouts(parts.forward.inputs), [output for i, output in flowing.items() if usual[i]]
-        how = {"declined": compiled.declined, "layouts": known, "strided": strided}
+        how = {"declined": compiled.declined, "layouts": known, "strided": strided, "kept": outside}
         forward = _generate(parts.forward, later, made.traces, made.claims, **how)
         backward = _compile_backward(joint, parts, chosen, later, made.backward_traces, made.backward_claims, known)
         return recipe._replace(forward=forward, training=training._replace(backward=backward))

@@ -297,7 +297,7 @@ class _Claiming:
             if isinstance(executor, FusionExecutor):
                 parts = fusible(bound, executor, declined, lost)
                 for part in parts:
-                    self._mark(part, executor, executors[position + 1 :], declined, level)
+                    self._mark(part, executor, executors[position + 1 :], declined, level + (part is not bound))
                 if parts:
                     return
             elif (implementation := _accepting(bound, executor, declined, lost)) is not None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -158,6 +159,18 @@ _BY_A_DECOMPOSITION = frozenset(
 )  # which has strides of its own where operands are laid out differently
 
 
+_BATCH_NORMS = frozenset(
+    {
+        aten.native_batch_norm,
+        aten._native_batch_norm_legit,
+        aten._native_batch_norm_legit_no_training,
+        aten._batch_norm_with_update,
+        aten.batch_norm_backward,
+        aten.native_batch_norm_backward,
+    }
+)
+
+
 def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
     if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
@@ -167,6 +180,9 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
         return result.as_strided(result.shape, strides, result.storage_offset())
     if func is aten.log_sigmoid_forward.default and args[0].device.type == "cpu":
         return tuple([_laid_out(each, contiguous(tuple(each.shape))) for each in result])
+    if func.overloadpacket in _BATCH_NORMS and args[0].device.type == "cpu":
+        first, *rest = result
+        return first if first is None else _in_suggested_order(first), *rest
     if func in _ALWAYS_IN_ROW_MAJOR:
         strides = contiguous(tuple(result.shape))
     elif func.overloadpacket is aten.native_dropout_backward:
@@ -187,6 +203,18 @@ def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
     if result.stride() == strides:
         return result
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+
+
+def _in_suggested_order(x: torch.Tensor) -> torch.Tensor:
+    return _laid_out(x, contiguous(tuple(x.shape))) if in_no_suggested_order(x) else x
+
+
+def in_no_suggested_order(x: torch.Tensor) -> bool:
+    """Return whether a tensor is neither in row-major order nor an image whose channels lie beside each other: a kernel
+    that makes its result with `suggest_memory_format` gives it in row-major order."""
+    if same(x.stride(), contiguous(tuple(x.shape))):
+        return False
+    return x.ndim < 4 or (_is_static(x) and suggest_memory_format(x) is torch.contiguous_format)
 
 
 def _is_static(x: torch.Tensor) -> bool:
@@ -426,7 +454,7 @@ class Layouts:
         if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
             return False
         ran, before = self._known(call), {name: self.values[name] for name in arguments}
-        for other in (_turned, _with_channels_last):
+        for other in (_turned, _with_gaps, _with_channels_last):
             self.values.update((name, other(layout)) for name, layout in before.items())
             try:
                 turned = self._known(call)
@@ -499,11 +527,16 @@ class Layouts:
 
 
 def _turned(layout: Layout) -> Layout:
-    """Another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did so, and
-    there are gaps between the elements, so that a dim of one element, too, has a stride that tells."""
+    """Another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did so."""
     opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
     alike = key_of(opposite) == key_of(layout.strides)
-    return layout._replace(strides=tuple(2 * step for step in (contiguous(layout.shape) if alike else opposite)))
+    return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
+
+
+def _with_gaps(layout: Layout) -> Layout:
+    """The turned layout with gaps between the elements, so that a dim of one element, too, has a stride that tells.
+    (Some functions give row-major order then, and follow what has no gaps.)"""
+    return layout._replace(strides=tuple(2 * step for step in _turned(layout).strides))
 
 
 def _with_channels_last(layout: Layout) -> Layout:

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from forge import prims, torchlang
-from forge.executors.layout import contiguous, same
+from forge.executors.layout import contiguous, in_no_suggested_order, same
 from forge.frontend import as_written, higher_order, layers
 from forge.frontend.aliasing import Pair, is_expanded, pairs, reconcile
 from forge.frontend.checks import ASSUMES, Asked, Check, checks_of
@@ -443,10 +443,14 @@ class _Interpreter:
         if not isinstance(example, torch.Tensor):
             return
         compare_meta(node, output, example)
+        strides = tuple(example.stride())
         if _is_laid_out_by_kernel(node, example) or not self.misplaced.isdisjoint(node.all_input_nodes):
             self.misplaced.add(node)
             return
-        output.strides, output.offset = tuple(example.stride()), example.storage_offset()
+        if _is_batch_norm(node) and example.device.type == "cpu" and in_no_suggested_order(example):
+            self.misplaced.add(node)
+            strides = contiguous(tuple(example.shape))
+        output.strides, output.offset = strides, example.storage_offset()
         value = self.trace.memory.known(output)
         if value is not None and value.strides is None:  # a write's, which keeps the layout of what it changes
             value.strides = output.strides
@@ -607,6 +611,10 @@ def _is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
     if not any(map(is_expanded, given)) or not _is_row_major(example):
         return False
     return any(not is_expanded(each) and not _is_row_major(each) for each in given)
+
+
+def _is_batch_norm(node: Node) -> bool:
+    return getattr(node.target, "__name__", "") == "batch_norm"
 
 
 def _is_row_major(x: torch.Tensor) -> bool:

@@ -190,3 +190,64 @@ def test_what_is_expanded_takes_the_layout_of_the_other_operand_at_every_length(
         for expected, actual in zip(*flows, strict=True):
             assert actual.stride() == expected.stride()
             torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+NORMS = {
+    "batch norm": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    "batch norm of statistics": lambda x: torch.nn.functional.batch_norm(x, x[0, :, 0].detach() * 0, torch.ones(3)),
+    "batch norm of a product": lambda x: torch.nn.functional.batch_norm(x * 2, None, None, training=True),
+    "rms norm": lambda x: torch.nn.functional.rms_norm(x, (4,)),
+    "rms norm of what was changed": lambda x: torch.nn.functional.rms_norm((x * 1).mul_(2), (4,), torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_lay_out_their_results_as_torchs_kernels_do(name: str, grad: bool) -> None:
+    jitted = forge.jit(NORMS[name], strict=True)
+    for batch in (2, 3, 5):
+        x = torch.randn(4, batch, 3).permute(1, 2, 0).requires_grad_(grad)
+        expected, actual = NORMS[name](x), jitted(x)
+        assert actual.stride() == expected.stride()
+        torch.testing.assert_close(actual, expected)
+
+
+def history(view: Callable) -> Callable:
+    """Return a function that computes of a view that was made under no_grad."""
+
+    def compute(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            shown = view(x, y)
+        return shown + shown
+
+    return compute
+
+
+VIEWS_OF_TWO = {
+    "meshgrid": lambda x, y: torch.meshgrid(x, y, indexing="ij"),
+    "atleast_2d": torch.atleast_2d,
+    "broadcast_tensors": torch.broadcast_tensors,
+}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("needed", [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("name", VIEWS_OF_TWO)
+def test_a_view_under_no_grad_has_the_history_of_its_own_base(name: str, needed: tuple[bool, bool], place: int) -> None:
+    function = history(lambda x, y: VIEWS_OF_TWO[name](x, y)[place])
+    x, y = (torch.randn(3, requires_grad=each) for each in needed)
+    assert forge.jit(function)(x, y).requires_grad == function(x, y).requires_grad
+
+
+def filled(x: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.celu(x)
+    with torch.no_grad():
+        y.index_fill_(0, torch.tensor([0]), -1)
+    return y.neg_()
+
+
+def test_what_follows_strides_of_the_kernel_is_no_view_of_known_strides() -> None:
+    jitted = forge.jit(filled, check="regions")  # the strides of celu's result are random then
+    x = torch.randn(4, 8)[..., ::2]
+    for _ in range(20):
+        assert torch.equal(jitted(x), filled(x))
