@@ -25,6 +25,7 @@ from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.structure import key_of, settings
 from forge.ir.undecided import Undecided, decided, for_all_sizes
+from forge.ir.versions import TORCH
 from forge.prims.library import quiet
 from forge.transforms.dce import live_calls
 
@@ -112,6 +113,8 @@ ATTENTION = frozenset(
 )
 _LENGTHS_AS_INTEGERS = frozenset({aten.size.default, aten.stride.default})  # which would be guarded
 _CHOSEN_LATER = ATTENTION | {aten.convolution, aten.convolution_backward}
+if TORCH < (2, 13):  # where transforms without values are laid out otherwise than those of MKL
+    _CHOSEN_LATER |= {aten._fft_c2c, aten._fft_c2r, aten._fft_r2c}
 _IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
     {aten.addmm, aten.baddbmm, aten.bmm, aten.clone, aten.copy_, aten.empty_strided, aten.mm, aten._unsafe_view}
 )

@@ -17,7 +17,9 @@ from math import factorial
 from typing import Any
 
 import torch
-from torch._inductor.codegen.cpp import CppVecOverrides
+from torch._inductor.codegen.cpp import CppKernel, CppVecOverrides
+
+from forge.ir.undecided import Undecided
 
 _NAMES = "atanh", "erf", "expm1"
 # by the power of what they are in, from the least; a polynomial's largest error is 1e-8
@@ -63,6 +65,25 @@ def near_zero(*, as_vec: bool) -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(CppVecOverrides, name, function)
+
+
+@contextmanager
+def long_sums() -> Iterator[None]:
+    """Inside, a sum of a symbolic length is computed in chunks, as a long one is. Before torch 2.13, Inductor asks on
+    which side of 4096 its length is, which differs from size to size. To be entered under a lock of the caller's."""
+    before = CppKernel.need_use_acc_helper
+
+    def needs_chunks(kernel: CppKernel, *args: Any) -> bool:
+        try:
+            return before(kernel, *args)
+        except Undecided:
+            return True
+
+    CppKernel.need_use_acc_helper = needs_chunks
+    try:
+        yield
+    finally:
+        CppKernel.need_use_acc_helper = before
 
 
 def _polynomial(coefficients: Sequence[float], x: str) -> str:

@@ -679,6 +679,7 @@ def compile_graph(
         barriers.inserted(),
         local_buffers.untiled(),
         accuracy.near_zero(as_vec=_is_marked(graph)),
+        accuracy.long_sums(),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
         functorch_config.patch(bundled_autograd_cache=False),
         warnings.catch_warnings(),
