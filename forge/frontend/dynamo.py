@@ -330,7 +330,7 @@ class _Interpreter:
         if target in _DATA and isinstance(output, TensorProxy):
             self.trace.memory.ref(output).chain[-1].versioned = False
         made = name if kwargs.get("out") is None else ""
-        output = self.without_gradients(reconcile(self.trace.memory, given, output, example, made), example)
+        output = self.without_gradients(reconcile(self.trace.memory, given, output, example, made), example, given)
         if isinstance(output, TensorProxy) and getattr(example, "requires_grad", False):
             self.trace.memory.gain(output)
         self.note(node, output, example)
@@ -520,15 +520,18 @@ class _Interpreter:
         if any(storages.count(id(memory.ref(handle).storage)) > 1 for handle in changed):
             raise Unsupported(f"{name} changes a tensor that shares memory with another one that it is given")
 
-    def without_gradients(self, output: Any, example: Any) -> Any:
+    def without_gradients(self, output: Any, example: Any, given: list[Pair]) -> Any:
         """Return results of a call of which torch differentiates only others (the statistics of a norm) as constants. A
-        view has the gradients of what it shows."""
+        view has the gradients of what it shows, and an argument its own."""
         if not isinstance(example, (tuple, list)) or not any(getattr(leaf, "requires_grad", False) for leaf in example):
             return output
-        memory = self.trace.memory
+        memory, arguments = self.trace.memory, {id(handle) for handle, _ in given}
         found = [
             prims.detach(ours)
-            if differentiable(theirs) and not theirs.requires_grad and not memory.ref(ours).chain
+            if differentiable(theirs)
+            and not theirs.requires_grad
+            and not memory.ref(ours).chain
+            and id(ours) not in arguments
             else ours
             for ours, theirs in zip(output, example, strict=True)
         ]

@@ -251,3 +251,9 @@ def test_what_follows_strides_of_the_kernel_is_no_view_of_known_strides() -> Non
     x = torch.randn(4, 8)[..., ::2]
     for _ in range(20):
         assert torch.equal(jitted(x), filled(x))
+
+
+def test_an_argument_without_gradient_that_a_call_returns_is_the_argument() -> None:
+    x, y = torch.ones(1, requires_grad=True), torch.ones(2, 3)
+    results = forge.jit(lambda x, y: torch.broadcast_tensors(x, y))(x, y)
+    assert results[0].requires_grad and results[1] is y
