@@ -140,6 +140,7 @@ class _Operators(TorchDispatchMode):
 
 _ALWAYS_IN_ROW_MAJOR = frozenset(
     {
+        aten._log_softmax_backward_data.default,
         aten.isin.Tensor_Scalar,
         aten.isin.Tensor_Tensor,
         aten.rrelu_with_noise.default,
@@ -151,11 +152,16 @@ _ALWAYS_IN_ROW_MAJOR = frozenset(
 )  # whatever the strides of what they are given
 _BY_A_DECOMPOSITION = frozenset(
     {
+        aten.binary_cross_entropy.default,
         aten.copysign.Tensor,
         aten.div.Tensor_mode,
         aten.floor_divide.default,
+        aten.hardsigmoid_backward.default,
+        aten.hardswish_backward.default,
+        aten.hardtanh_backward.default,
         aten.heaviside.default,
         aten.logaddexp.default,
+        aten.softplus_backward.default,
         aten.special_xlog1py.default,
         aten.xlogy.Tensor,
     }

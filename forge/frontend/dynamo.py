@@ -442,9 +442,11 @@ class _Interpreter:
         where one of those that it was computed from was made."""
         if not isinstance(example, torch.Tensor):
             return
-        compare_meta(node, output, example)
         strides = tuple(example.stride())
-        if _is_laid_out_by_kernel(node, example) or not self.misplaced.isdisjoint(node.all_input_nodes):
+        otherwise = _is_laid_out_by_kernel(node, example)
+        if not otherwise:
+            compare_meta(node, output, example)
+        if otherwise or not self.misplaced.isdisjoint(node.all_input_nodes):
             self.misplaced.add(node)
             return
         if _is_batch_norm(node) and example.device.type == "cpu" and in_no_suggested_order(example):
@@ -567,8 +569,13 @@ def fresh(example: Any) -> Any:
 # values
 
 # methods whose sizes are the shape that they give
-# torch's kernels lay their results out otherwise than its functions for tensors without values say
+# torch's kernels lay their results out otherwise than its functions for tensors without values say, whatever they are
+# given, and where they are given what is not in row-major order
 _LAID_OUT_BY_KERNELS = frozenset((*KINDS, "log_sigmoid", "isin", "normal", "poisson", "rrelu"))
+_TURNED_BY_KERNELS = frozenset(
+    "_log_softmax_backward_data binary_cross_entropy channel_shuffle hardsigmoid_backward hardswish_backward "
+    "hardtanh_backward index_fill max_pool1d max_unpool2d native_dropout one_hot softplus_backward".split()
+)
 _SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
 _STRIDED = frozenset(("as_strided", torch.as_strided))
 
@@ -609,11 +616,17 @@ def _is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
         return True
     read = [each.meta.get("example_value") for each in node.all_input_nodes]
     given = [each for each in read if isinstance(each, torch.Tensor)]
+    if all(map(_is_row_major, given)):
+        return False
+    if name.partition(".")[0] in _TURNED_BY_KERNELS:
+        return True
     if name == "getitem":
         return any(not each.is_contiguous() for each in given[1:])
-    if not any(map(is_expanded, given)) or not _is_row_major(example):
-        return False
-    return any(not is_expanded(each) and not _is_row_major(each) for each in given)
+    return (
+        any(map(is_expanded, given))
+        and _is_row_major(example)
+        and any(not is_expanded(each) and not _is_row_major(each) for each in given)
+    )
 
 
 def _is_batch_norm(node: Node) -> bool:

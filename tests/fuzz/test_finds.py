@@ -257,3 +257,34 @@ def test_an_argument_without_gradient_that_a_call_returns_is_the_argument() -> N
     x, y = torch.ones(1, requires_grad=True), torch.ones(2, 3)
     results = forge.jit(lambda x, y: torch.broadcast_tensors(x, y))(x, y)
     assert results[0].requires_grad and results[1] is y
+
+
+aten = torch.ops.aten
+# of a transposed x and a y in row-major order
+TWO_ORDERS = {
+    "binary_cross_entropy": lambda x, y: torch.nn.functional.binary_cross_entropy(x, y, reduction="none"),
+    "binary_cross_entropy of the other": lambda x, y: torch.nn.functional.binary_cross_entropy(y, x, reduction="none"),
+    "hardswish_backward": lambda x, y: aten.hardswish_backward(y, x),
+    "hardtanh_backward": lambda x, y: aten.hardtanh_backward(y, x, -1, 1),
+    "softplus_backward": lambda x, y: aten.softplus_backward(y, x, 1, 20),
+    "_log_softmax_backward_data": lambda x, y: aten._log_softmax_backward_data(x, x, 1, torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", TWO_ORDERS)
+def test_operators_of_two_orders_lay_out_their_results_as_torchs_kernels_do(name: str) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (TWO_ORDERS[name](x, y) * 2).sin()
+
+    x, y = torch.rand(4, 3).t(), torch.rand(3, 4)
+    expected, actual = function(x, y), forge.jit(function, strict=True)(x, y)
+    assert actual.stride() == expected.stride()
+    torch.testing.assert_close(actual, expected)
+
+
+def test_one_hot_vectors_lie_in_row_major_order() -> None:
+    numbers = torch.arange(6).view(3, 2).t()
+    expected, actual = (
+        call(numbers, 6) for call in (torch.nn.functional.one_hot, forge.jit(torch.nn.functional.one_hot))
+    )
+    assert torch.equal(actual, expected) and actual.stride() == expected.stride()
