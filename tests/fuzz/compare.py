@@ -153,7 +153,7 @@ def _compare(program: Program, sizes: tuple[int, int], expected: Outcome, actual
         found = actual.tensors[name]
         if (found is None) != (wanted is None):
             raise Difference(f"{name}: forge has {found}, eager {wanted}")
-        if wanted is None:
+        if wanted is None or _is_of_another_shape(expected, name):
             continue
         if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
             raise Difference(f"{name}: {found.dtype}{list(found.shape)}, eager {wanted.dtype}{list(wanted.shape)}")
@@ -162,6 +162,13 @@ def _compare(program: Program, sizes: tuple[int, int], expected: Outcome, actual
     if outside:
         _judge(program, sizes, outside)
     return "agrees"
+
+
+def _is_of_another_shape(expected: Outcome, name: str) -> bool:
+    """Return whether eager's gradient has another shape than the leaf, whose shape a call in place changed: which of
+    its shapes that is depends on what was computed of the leaf, in dead code too."""
+    kind, _, place = name.rpartition(" ")
+    return kind == "gradient of input" and expected.tensors[name].shape != expected.inputs[int(place)].shape
 
 
 def _is_in_dead_code(program: Program, error: Exception) -> bool:
