@@ -112,7 +112,13 @@ ATTENTION = frozenset(
     }
 )
 _LENGTHS_AS_INTEGERS = frozenset({aten.size.default, aten.stride.default})  # which would be guarded
-_CHOSEN_LATER = ATTENTION | {aten.convolution, aten.convolution_backward}
+_CHOSEN_LATER = ATTENTION | {
+    aten.channel_shuffle,
+    aten.convolution,
+    aten.convolution_backward,
+    aten.max_unpool2d,
+    aten.native_channel_shuffle,
+}
 if TORCH < (2, 13):  # where transforms without values are laid out otherwise than those of MKL
     _CHOSEN_LATER |= {aten._fft_c2c, aten._fft_c2r, aten._fft_r2c}
 _IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
@@ -549,8 +555,8 @@ def _with_gaps(layout: Layout) -> Layout:
 
 
 def _with_channels_last(layout: Layout) -> Layout:
-    """An image's layout with its channels beside each other; another tensor's as it is."""
-    if len(layout.shape) not in (4, 5):
+    """An image's layout with its channels beside each other, a signal's too; another tensor's as it is."""
+    if len(layout.shape) not in (3, 4, 5):
         return layout
     images, channels, *sides = layout.shape
     outer, *inner, step = contiguous((images, *sides, channels))
