@@ -220,6 +220,11 @@ def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
 
+def in_row_major_order(x: torch.Tensor) -> bool:
+    """Return whether a tensor has the strides of row-major order, of dims of one element too; nothing is guarded."""
+    return same(x.stride(), contiguous(tuple(x.shape)))
+
+
 def _in_suggested_order(x: torch.Tensor) -> torch.Tensor:
     return _laid_out(x, contiguous(tuple(x.shape))) if in_no_suggested_order(x) else x
 
@@ -227,7 +232,7 @@ def _in_suggested_order(x: torch.Tensor) -> torch.Tensor:
 def in_no_suggested_order(x: torch.Tensor) -> bool:
     """Return whether a tensor is neither in row-major order nor an image whose channels lie beside each other: a kernel
     that makes its result with `suggest_memory_format` gives it in row-major order."""
-    if same(x.stride(), contiguous(tuple(x.shape))):
+    if in_row_major_order(x):
         return False
     return x.ndim < 4 or (_is_static(x) and suggest_memory_format(x) is torch.contiguous_format)
 
@@ -270,7 +275,7 @@ def _has(lengths: Iterable[Dim], number: int) -> bool:
 
 
 def _is_contiguous(x: torch.Tensor) -> bool:
-    return x.is_contiguous() if _is_static(x) else same(x.stride(), contiguous(tuple(x.shape)))
+    return x.is_contiguous() if _is_static(x) else in_row_major_order(x)
 
 
 def _iterated(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from forge import prims, torchlang
-from forge.executors.layout import contiguous, in_no_suggested_order, same
+from forge.executors.layout import contiguous, in_no_suggested_order, in_row_major_order
 from forge.frontend import as_written, higher_order, layers
 from forge.frontend.aliasing import Pair, is_expanded, pairs, reconcile
 from forge.frontend.checks import ASSUMES, Asked, Check, checks_of
@@ -453,7 +453,7 @@ class _Interpreter:
             self.misplaced.add(node)
             strides = contiguous(tuple(example.shape))
         output.strides, output.offset = strides, example.storage_offset()
-        value = self.trace.memory.known(output)
+        value = self.trace.memory.current_value(output)
         if value is not None and value.strides is None:  # a write's, which keeps the layout of what it changes
             value.strides = output.strides
 
@@ -616,7 +616,7 @@ def _is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
         return True
     read = [each.meta.get("example_value") for each in node.all_input_nodes]
     given = [each for each in read if isinstance(each, torch.Tensor)]
-    if all(map(_is_row_major, given)):
+    if all(map(in_row_major_order, given)):
         return False
     if name.partition(".")[0] in _TURNED_BY_KERNELS:
         return True
@@ -624,17 +624,13 @@ def _is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
         return any(not each.is_contiguous() for each in given[1:])
     return (
         any(map(is_expanded, given))
-        and _is_row_major(example)
-        and any(not is_expanded(each) and not _is_row_major(each) for each in given)
+        and in_row_major_order(example)
+        and any(not is_expanded(each) and not in_row_major_order(each) for each in given)
     )
 
 
 def _is_batch_norm(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "batch_norm"
-
-
-def _is_row_major(x: torch.Tensor) -> bool:
-    return same(tuple(x.stride()), contiguous(tuple(x.shape)))
 
 
 def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:

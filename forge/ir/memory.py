@@ -166,7 +166,7 @@ class Memory:
         if before in self.elsewhere:
             self.elsewhere.add(name)
 
-    def known(self, handle: TensorProxy) -> TensorProxy | None:
+    def current_value(self, handle: TensorProxy) -> TensorProxy | None:
         """Return the handle's current value, None where it is to be computed from a base that was written to."""
         ref = self.refs.get(handle.name)
         return None if ref is None or ref.seen != ref.storage.version else ref.value

@@ -83,9 +83,10 @@ def backward_of(
     """
     every = backward(joint, seeds_of(joint.forward, outputs), wanted)
     visible = {*names(tensors_of(joint.forward.inputs)), *joint.forward.output_names}.difference(parameters)
-    exposed = _exposed(joint.forward, every, mutated, visible)
+    memory = _SharedMemory(innermost(joint.forward.bound_symbols))
+    exposed = _exposed(joint.forward, every, memory, mutated, visible)
     shown = [bound for bound in joint.forward.bound_symbols if exposed.isdisjoint(bound.outputs)]
-    return _simplified(every, shown), exposed, _read_for_some(joint.forward, every, visible)
+    return _simplified(every, shown), exposed, _read_for_some(joint.forward, every, memory, visible)
 
 
 def _simplified(trace: Trace, visible: list[BoundSymbol]) -> Trace:
@@ -169,7 +170,9 @@ def _symbols(inputs: Iterable[Proxy], given: Iterable[TensorProxy]) -> list[str]
     return list(dict.fromkeys([*names([proxy.shape for proxy in given]), *numbers]))
 
 
-def _exposed(forward: Trace, every: Trace, mutated: Iterable[str], visible: Collection[str]) -> set[str]:
+def _exposed(
+    forward: Trace, every: Trace, memory: "_SharedMemory", mutated: Iterable[str], visible: Collection[str]
+) -> set[str]:
     """The names of values whose memory may be written to between forward and backward. A backward that reads one which
     eager's would not read is given a copy.
 
@@ -177,22 +180,23 @@ def _exposed(forward: Trace, every: Trace, mutated: Iterable[str], visible: Coll
     and results. One that gradient rules read is none: eager saves it, too, and a write to it is an error there. Values
     that share memory are alike. every: the backward as the rules make it.
     """
-    memory, lengths = _SharedMemory(innermost(forward.bound_symbols)), _lengths(forward)
+    lengths = _lengths(forward)
     live = every.derive(every.stage, live_calls(every.bound_symbols, every.output_names))
     read = set(free_names(live, lengths))
     read.update(free_names(recompute(unfold(forward.bound_symbols, read), live), lengths))
     return memory.of(mutated) | (memory.of(visible) - memory.of(read))
 
 
-def _read_for_some(forward: Trace, every: Trace, visible: Collection[str]) -> set[str]:
+def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visible: Collection[str]) -> set[str]:
     """The names of those values `visible` to the caller that gradient rules read for gradients of some outputs and not
     of others, and of values that share memory with them.
 
     Eager takes a change of such a value before a backward from the others alone, which may read it for no reason: no
     call that reads it is computed again. every: the backward as the rules make it, from gradients of several outputs.
     """
-    seeds = list(every.input_names)
-    memory, lengths = _SharedMemory(innermost(forward.bound_symbols)), _lengths(forward)
+    seeds, lengths = every.input_names, _lengths(forward)
+    if len(seeds) < 2:
+        return set()
     flows = {name: {name} for name in seeds}  # the gradients of outputs that a value depends on
     needs: dict[str, set[str]] = {}  # what a value that depends on none of them is made of
     read: dict[str, set[str]] = {name: set() for name in seeds}
@@ -208,8 +212,8 @@ def _read_for_some(forward: Trace, every: Trace, visible: Collection[str]) -> se
             flows[name] = origins
             if not origins:
                 needs[name] = below
-    seen = [{name for name in visible if not memory.of([name]).isdisjoint(each)} for each in read.values()]
-    return memory.of(set().union(*seen).difference(set.intersection(*seen))) if seen else set()
+    seen = [memory.of(each).intersection(visible) for each in read.values()]
+    return memory.of(set().union(*seen).difference(set.intersection(*seen)))
 
 
 def _lengths(forward: Trace) -> set[str]:
