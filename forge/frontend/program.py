@@ -292,8 +292,9 @@ def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tup
 
 
 def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:
-    """What the epilogue makes by a name that a transform of the trace has given to something else."""
+    """New names of values that the epilogue defines by a name that a transform of the trace has given to another."""
     made = {name for bound in joined.bound_symbols for name in bound.outputs}
+    made.intersection_update(name for bound in epilogue.bound_symbols for name in bound.outputs)
     others: dict[str, Proxy] = {}
     for proxy in proxies([bound.output for bound in epilogue.bound_symbols]):
         if proxy.name in made and proxy.name not in others:

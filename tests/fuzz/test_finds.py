@@ -288,3 +288,24 @@ def test_one_hot_vectors_lie_in_row_major_order() -> None:
         call(numbers, 6) for call in (torch.nn.functional.one_hot, forge.jit(torch.nn.functional.one_hot))
     )
     assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+
+
+# of x, which has one column: a view beside x itself, both by one call
+BESIDE_THE_WHOLE = {
+    "tensor_split": lambda x: torch.tensor_split(x, 3, dim=-1)[1],
+    "hsplit": lambda x: torch.hsplit(x, [1, 1])[2],
+    "split_with_sizes": lambda x: x.split([1, 0], -1)[1],
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x.new_ones(2, 3, 1))[0],
+    "atleast_3d": lambda x: torch.atleast_3d(x, x[None])[0],
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", BESIDE_THE_WHOLE)
+def test_a_view_beside_the_whole_value_reads_that_value(name: str, grad: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return BESIDE_THE_WHOLE[name](x.cumsum(0))
+
+    x = torch.randn(3, 1, requires_grad=grad)
+    expected, actual = function(x), forge.jit(function, strict=True)(x)
+    assert torch.equal(actual, expected) and actual.shape == expected.shape and actual.stride() == expected.stride()
