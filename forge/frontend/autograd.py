@@ -1,5 +1,6 @@
 """One torch.autograd.Function for a differentiated region."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
@@ -123,7 +124,7 @@ class Region:
                     ctx.copies = _copy(inputs, mutated)
                 outputs, tensors, numbers = forward(*inputs)
                 if any(map(_IS_VIEW, outputs)):
-                    outputs = _of_their_own(outputs, tensors)
+                    outputs, tensors = _with_own_views(inputs, outputs, tensors)
                 ctx.save_for_backward(*_apart(tensors, outputs))
                 ctx.numbers = numbers
                 ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
@@ -302,17 +303,34 @@ class _Later(torch.autograd.Function):
 _IS_VIEW = torch.Tensor._is_view
 
 
-def _of_their_own(outputs: Sequence[torch.Tensor], saved: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """The outputs with those that are computed as views, where eager has none (a tensor that was written through its
-    transpose), as tensors of their own: torch lets nobody write to a view that an autograd.Function gives.
+def _with_own_views(
+    inputs: Sequence[Any], outputs: Sequence[torch.Tensor], saved: Sequence[Any]
+) -> tuple[tuple[torch.Tensor, ...], Sequence[Any]]:
+    """Return the outputs and the saved tensors, with outputs that are views as tensors of their own: torch lets nobody
+    write to a view that an autograd.Function gives, and eager has no view there (a tensor that was written through its
+    transpose) or one that may be written to (the convolution of an image without a batch dim).
 
-    Views of memory that the backward reads stay views, and a write to one an error, as to what eager has saved.
+    Saved tensors of the same memory become views of the new tensor. They share its version, so the backward refuses
+    what was changed since, as eager's does. An output that shares memory with an input, with another output or with a
+    saved tensor of another dtype stays a view.
     """
-    kept = {each.untyped_storage()._cdata for each in saved if isinstance(each, torch.Tensor)}
-    return tuple(
-        output.data if output._is_view() and output.untyped_storage()._cdata not in kept else output
-        for output in outputs
-    )
+    shared = Counter(each.untyped_storage()._cdata for each in (*inputs, *outputs) if isinstance(each, torch.Tensor))
+    dtypes = {(each.untyped_storage()._cdata, each.dtype) for each in saved if isinstance(each, torch.Tensor)}
+    own: dict[int, torch.Tensor] = {}
+
+    def own_view(output: torch.Tensor) -> torch.Tensor:
+        storage = output.untyped_storage()._cdata
+        same_dtype = all(dtype == output.dtype for each, dtype in dtypes if each == storage)
+        if not output._is_view() or shared[storage] > 1 or not same_dtype:
+            return output
+        own[storage] = output.data
+        return own[storage]
+
+    def view_of_own(x: Any) -> Any:
+        base = own.get(x.untyped_storage()._cdata) if isinstance(x, torch.Tensor) else None
+        return x if base is None else base.as_strided(x.size(), x.stride(), x.storage_offset())
+
+    return tuple(map(own_view, outputs)), list(map(view_of_own, saved))
 
 
 def _apart(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:

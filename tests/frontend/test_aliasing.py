@@ -623,16 +623,45 @@ def test_what_was_written_through_a_view_may_be_changed_by_the_caller(write):
     torch.testing.assert_close(results[1], results[0])
 
 
-def test_what_the_backward_reads_may_not_be_changed_by_the_caller():
-    def write(x):
-        y = (x * 2).clone()
-        y.t().mul_(x.t())
-        return y, y.sin()
+def squared_through_its_transpose(x):
+    y = (x * 2).clone()
+    y.t().mul_(x.t())
+    return y, y.sin()
 
-    y, sin = forge.jit(write, executors=["torch"])(torch.rand(2, 3, requires_grad=True))
-    with pytest.raises(RuntimeError, match="modified"):
+
+def convolved(x):
+    y = torch.nn.functional.conv1d(x, torch.ones(2, 2, 1))
+    return y, y.sin()
+
+
+def own_exponential(x):
+    y = (x * 2).clone()
+    y.t().exp_()
+    return y, y[0] * x
+
+
+@pytest.mark.parametrize("write", [squared_through_its_transpose, convolved, own_exponential])
+def test_a_view_that_the_backward_reads_may_be_changed_where_no_backward_follows(write):
+    """It is an error of the backward, as in eager."""
+    for function in (write, forge.jit(write), forge.jit(write, executors=["torch"])):
+        y, other = function(torch.rand(2, 3, requires_grad=True))
+        before = y.detach().clone()
         y.add_(1)
-        sin.sum().backward()
+        torch.testing.assert_close(y.detach(), before + 1)
+        with pytest.raises(RuntimeError, match="modified"):
+            other.sum().backward()
+
+
+@pytest.mark.parametrize("write", [squared_through_its_transpose, convolved, own_exponential])
+def test_a_view_that_the_backward_reads_has_gradients(write):
+    results = []
+    for function in (write, forge.jit(write), forge.jit(write, executors=["torch"])):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        y, other = function(x)
+        (y.cos().sum() + other.sum()).backward()
+        results.append(x.grad)
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
 
 
 @pytest.mark.parametrize("join", [torch.cat, torch.vstack, torch.stack])
