@@ -34,6 +34,7 @@ from forge.frontend.replaced import Replaced
 from forge.ir.proxies import NUMBER_TYPES, SYMBOLIC_TYPES
 
 ASSUMES = torch.ops.aten._assert_scalar.default
+_SIZE = torch.ops.aten.sym_size.int
 
 # the exception of each function; None where it is an argument
 CHECKS: dict[Callable, type[Exception] | None] = {
@@ -246,9 +247,9 @@ class Asked:
         self._numbers: dict[Node, Any] = {}
 
     def number(self, node: Any) -> Any:
-        """The number of a node, of symbols of which nothing is known; anything but a symbolic number as it is."""
+        """The number of a node, of symbols of which nothing is known; anything but a number as it is."""
         example = node.meta.get("example_value") if isinstance(node, Node) else None
-        if not isinstance(example, SYMBOLIC_TYPES):
+        if not isinstance(example, NUMBER_TYPES):
             return node if example is None else example
         if node not in self._numbers:
             self._numbers[node] = self._compute(node, example)
@@ -257,6 +258,11 @@ class Asked:
     def _compute(self, node: Node, example: Any) -> Any:
         if _computes_number(node):
             return node.target(*torch.fx.map_arg(node.args, self.number))
+        if node.target is _SIZE:  # before torch 2.13, its example is an integer where that is what Dynamo has learnt
+            tensor, dim = node.args
+            example = tensor.meta["example_value"].size(dim)
+        if not isinstance(example, SYMBOLIC_TYPES):
+            return example
         kind, expression = example.node.pytype, example.node._expr
         bounds = ValueRanges(-int_oo, int_oo) if kind is int else ValueRanges.unknown()
         self._environment.var_to_range |= dict.fromkeys(expression.free_symbols, bounds)

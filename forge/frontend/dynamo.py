@@ -568,7 +568,6 @@ def fresh(example: Any) -> Any:
 
 # values
 
-# methods whose sizes are the shape that they give
 # torch's kernels lay their results out otherwise than its functions for tensors without values say, whatever they are
 # given, and where they are given what is not in row-major order
 _LAID_OUT_BY_KERNELS = frozenset((*KINDS, "log_sigmoid", "isin", "normal", "poisson", "rrelu"))
@@ -576,6 +575,7 @@ _TURNED_BY_KERNELS = frozenset(
     "_log_softmax_backward_data binary_cross_entropy channel_shuffle hardsigmoid_backward hardswish_backward "
     "hardtanh_backward index_fill max_pool1d max_unpool2d native_dropout one_hot softplus_backward".split()
 )
+# methods whose sizes are the shape that they give
 _SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
 _STRIDED = frozenset(("as_strided", torch.as_strided))
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
@@ -123,7 +123,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
     except Exception as error:
         raise Unsupported(f"torch does not say without values what it runs: {in_one_line(error)}") from error
     _without_changed_shapes(graph)
-    graph.graph.eliminate_dead_code()
+    graph.graph.eliminate_dead_code(is_impure_node=_acts)
     if {aten._linalg_det.default, aten._linalg_svd.default} <= {node.target for node in graph.graph.nodes}:
         raise Unsupported("torch's derivative of a determinant depends on whether it is 0")
     for node in graph.graph.nodes:
@@ -138,6 +138,12 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
             raise Unsupported("it makes a tensor of numbers that are not known without values")
         node.meta["example_value"] = node.meta.get("val")
     return graph
+
+
+def _acts(node: Node) -> bool:
+    """Return whether a node does something beside its results, as `_linalg_check_errors` does, which has none. Before
+    torch 2.13, Node.is_impure is not true of that."""
+    return node.is_impure() or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns)
 
 
 def _without_changed_shapes(graph: GraphModule) -> None:
