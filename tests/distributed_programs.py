@@ -84,7 +84,7 @@ def order_of_collectives(rank: int) -> list[list[str]]:
         first = functional.all_reduce(x, "sum", _world())
         functional.all_reduce(y.detach(), "sum", _world())
         second = functional.all_reduce(x, "sum", _world())
-        gathered = functional.all_gather_single(y, 0, _world())
+        gathered = functional.all_gather_tensor(y, 0, _world())
         return (first.sin() * second.cos()).sum() + gathered.exp().sum()
 
     jitted = forge.jit(program, executors=["torch"] if rank else ["inductor", "torch"])

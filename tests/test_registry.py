@@ -29,6 +29,7 @@ from forge.ir import BoundSymbol, Symbol, Tag, grad_rules
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.pytree import tensors
+from forge.ir.versions import TORCH
 from forge.testing import all_opinfos, opinfos
 
 DATA = Path(__file__).parent / "data"
@@ -116,7 +117,7 @@ def test_every_opinfo_has_error_samples() -> None:
 def test_directives_apply_to_something() -> None:
     """A misspelt test, executor, device or dtype would make a directive mute."""
     tests = {None, "test_consistency", "test_gradient", "test_strided"}
-    tests |= {"test_half_gradient", "test_jit", "test_meta", "test_printing", "test_inputs_unchanged"}
+    tests |= {"test_half_gradient", "test_jit", "test_meta", "test_printing", "test_inputs_unchanged", "test_fused", "test_checked"}
     tests |= {f"test_a_caller_sees_eagers[{mode}]" for mode in ("plain", "grad", "no_grad", "inference", "dynamic")}
     layouts = {f"test_strided[{layout}]" for layout in ("transposed", "expanded", "offset", "every other")}
 
@@ -236,6 +237,10 @@ def test_every_prim_has_a_gradient_rule_or_needs_none() -> None:
     )
 
 
+# torch 2.11 has no second derivative of grid_sampler_2d, with which to compare
+_NOT_RECORDED = set() if TORCH >= (2, 13) else {"prims.grid_sampler_double_backward"}
+
+
 def test_every_prim_is_recorded_by_some_opinfo() -> None:
     """A prim that no sample's forward or gradient records is dead, or untested.
 
@@ -246,7 +251,7 @@ def test_every_prim_is_recorded_by_some_opinfo() -> None:
     _report(
         f"{prim.id} is recorded by no OpInfo's samples: it needs a sample in {_file('testing/opinfos', prim)}, or to go"
         for prim in prims.all_prims().values()
-        if prim.id not in seen and _family(prim) not in ("memory", "modes")
+        if prim.id not in seen | _NOT_RECORDED and _family(prim) not in ("memory", "modes")
     )
 
 

@@ -140,8 +140,8 @@ class _Writer:
             return self.placeholder(node)
         if node.op == "output":
             return self.output(node)
-        name = torchlang.function_name(node.target).rpartition(".")[2]
-        if name in ("from_local", "prim_from_local"):
+        name = _name(node)
+        if name in ("from_local", "prim_from_local", "prim from_local"):  # the last before torch 2.13
             return self.from_local(node)
         if not any(isinstance(value, DTensor) for value in given) and not _has_dtensor(node):
             return self.copy(node)
@@ -280,7 +280,7 @@ class _Writer:
             raise Unsupported(f"{name} of a DTensor gives {', '.join(type(leaf).__name__ for leaf in results)}")
         function = _callable(node)
         if any(isinstance(_find_spec(leaf), str) for leaf in results):
-            if len(node.users) == 1 and next(iter(node.users)).target == "redistribute":
+            if [_name(each) for each in node.users] in (["redistribute"], ["prim_redistribute"]):
                 self.waiting[node] = function  # no trial: torch keeps what it masks until it is redistributed
                 return None
             raise Unsupported(next(each for each in map(_find_spec, results) if isinstance(each, str)))
@@ -352,6 +352,10 @@ _CALLS = ("call_function", "call_method")
 
 def _example(node: Node) -> Any:
     return node.meta.get("example_value")
+
+
+def _name(node: Node) -> str:
+    return torchlang.function_name(node.target).rpartition(".")[2]
 
 
 def _callable(node: Node) -> Callable:

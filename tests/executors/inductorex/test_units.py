@@ -14,6 +14,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from forge.executors.inductorex import units, waits
+from forge.ir.versions import TORCH
 
 ADD = """
 #include <torch/csrc/inductor/cpp_prefix.h>
@@ -156,6 +157,7 @@ def test_a_unit_that_was_deleted_is_built_again(built: list[str], tmp_path: Path
     assert added(kernel()) == 1.0
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13, a process takes a library that it has loaded as loaded")
 def test_a_unit_that_was_damaged_is_built_again(built: list[str], tmp_path: Path) -> None:
     (kernel,) = asked(ADD % 1)
     kernel()
