@@ -640,7 +640,16 @@ def own_exponential(x):
     return y, y[0] * x
 
 
-@pytest.mark.parametrize("write", [squared_through_its_transpose, convolved, own_exponential])
+def rectified_transpose(x):
+    y = (x * 2).t()
+    y.relu_()
+    return y, y * x.t()
+
+
+SAVED_VIEWS = [squared_through_its_transpose, convolved, own_exponential, rectified_transpose]
+
+
+@pytest.mark.parametrize("write", SAVED_VIEWS)
 def test_a_view_that_the_backward_reads_may_be_changed_where_no_backward_follows(write):
     """It is an error of the backward, as in eager."""
     for function in (write, forge.jit(write), forge.jit(write, executors=["torch"])):
@@ -652,7 +661,7 @@ def test_a_view_that_the_backward_reads_may_be_changed_where_no_backward_follows
             other.sum().backward()
 
 
-@pytest.mark.parametrize("write", [squared_through_its_transpose, convolved, own_exponential])
+@pytest.mark.parametrize("write", SAVED_VIEWS)
 def test_a_view_that_the_backward_reads_has_gradients(write):
     results = []
     for function in (write, forge.jit(write), forge.jit(write, executors=["torch"])):
