@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from forge.ir.versions import TORCH
 from forge.testing.opinfo import FLOATS, Directive, OpInfo, Sample, register_opinfo, sample
 from forge.testing.opinfos.cases import method
 from forge.testing.opinfos.specs import Spec, calls, errors, given, t, wrong
@@ -33,8 +34,12 @@ _bad_quantiles = errors(
     wrong(t(3), 0.5, interpolation="x", match="interpolation must be one of"),
     wrong(t(3), 0.5, 1, error=IndexError, match="out of range"),
 )
+_UNTRACED = (Directive("skip", "before torch 2.13, Dynamo does not trace it", test="test_jit"),)
 for _name in ("quantile", "nanquantile"):
-    register_opinfo(OpInfo(_name, getattr(torch, _name), _quantiles, _bad_quantiles, dtypes=_DTYPES))
+    _directives = _UNTRACED if TORCH < (2, 13) else ()
+    register_opinfo(
+        OpInfo(_name, getattr(torch, _name), _quantiles, _bad_quantiles, dtypes=_DTYPES, directives=_directives)
+    )
     register_opinfo(
         OpInfo(
             f"Tensor.{_name}",
@@ -43,6 +48,7 @@ for _name in ("quantile", "nanquantile"):
             _bad_quantiles,
             dtypes=_DTYPES[:1],
             symbols=(f"torch.{_name}",),
+            directives=_directives,
         )
     )
 

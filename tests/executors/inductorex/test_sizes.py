@@ -12,6 +12,7 @@ from torch import nn
 
 import forge
 from forge.executors.inductorex import inductorex, lower
+from forge.ir.versions import TORCH
 
 pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
 
@@ -113,6 +114,8 @@ def test_results_have_eagers_strides_at_every_size(
     jitted = forge.jit(function)
     for shape in SHAPES:
         assert_as_eager(jitted, function, of(*shape), training=training)
+    if function is clipped and training and TORCH < (2, 13):
+        pytest.skip("before torch 2.13, torch runs a region whose lengths are a Piecewise of others")
     assert not failures and not forge.explain(jitted).eager
 
 
