@@ -104,7 +104,8 @@ def test_a_region_gives_what_torchs_functions_give(name: str, dtype: torch.dtype
     few = 3 if name in EXPONENTIALS else 0
     assert max(differences(found, flow(unfused, given))) <= few
     assert differences(found[:1], [PROGRAMS[name](*given)])[0] <= few
-    assert ("inductor" in forge.explain(jitted).executors) is ROUNDS
+    # of normed, a part is in float32, which nobody rounds
+    assert ("inductor" in forge.explain(jitted).executors) is (ROUNDS or name == "normed")
     assert "numerics: eager" in str(forge.explain(jitted))
 
 
