@@ -101,6 +101,12 @@ _WRONG = frozenset(
         *([aten.searchsorted, aten.bucketize] if TORCH < (2, 13) else []),  # among a part of a tensor (issue 182343)
     }
 )
+# Inductor's vectorized C++ reduces 8-bit integers from a wrong initial value, and does not compile extrema of bools
+_EXTREMA = frozenset(
+    {aten.amax, aten.amin, aten.aminmax, aten.argmax, aten.argmin, aten.cummax, aten.cummin, aten.max, aten.min}
+)
+_SUMS = frozenset({aten.cumprod, aten.cumsum, aten.prod, aten.sum})
+_BYTES = (torch.bool, torch.int8, torch.uint8)
 # an index out of range: torch raises; Inductor's loops on a CPU end the process, or wrap it
 _INDEXED = frozenset(
     {
@@ -197,6 +203,8 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
             return decline(f"Inductor has loops for {operator} of known lengths alone")
+        if _is_on_cpu(bound) and _reduces_bytes(bound, operator.overloadpacket):
+            return decline(f"Inductor's C++ for {operator} of 8-bit integers and bools is wrong")
         if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
             return decline(f"{operator} of integers raises where it divides by zero")
         if operator.overloadpacket is aten.any and tensors(bound.output)[0].dtype == torch.uint8:
@@ -291,6 +299,14 @@ def _mixes_dtypes(bound: BoundSymbol, operator: Any) -> bool:
 
 def _is_on_cpu(bound: BoundSymbol) -> bool:
     return any(proxy.device.type == "cpu" for proxy in tensors(bound.output))
+
+
+def _reduces_bytes(bound: BoundSymbol, operator: Any) -> bool:
+    """Return whether an operator reduces 8-bit integers or bools: a sum those of its result's dtype."""
+    if operator not in _EXTREMA | _SUMS:
+        return False
+    operand = (bound.args, bound.kwargs) if operator in _EXTREMA else bound.output
+    return tensors(operand)[0].dtype in _BYTES
 
 
 def _may_divide_by_zero(bound: BoundSymbol) -> bool:
