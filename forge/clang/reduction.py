@@ -59,8 +59,8 @@ def _sum_grad(
     x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> TensorProxy:
     out = sum(x, dims, keepdim, dtype)
-    g = as_gradient(get_grad(out), x.dtype)  # before it is spread
-    put_grad(x, spread(g, x, canonical_dims("sum", dims, x.ndim), keepdim))
+    g = spread(get_grad(out), x, canonical_dims("sum", dims, x.ndim), keepdim)
+    put_grad(x, as_gradient(g, x.dtype))
     return out
 
 
@@ -94,11 +94,10 @@ def _mean_grad(
 ) -> TensorProxy:
     out = mean(x, dims, keepdim, dtype)
     dims = canonical_dims("mean", dims, x.ndim)
-    share = get_grad(out)
+    share = spread(get_grad(out), x, dims, keepdim)  # before it is divided: as eager's, a tensor of its own memory
     if not known(x.numel() == 0):  # where no element takes a share, 0 / 0 is no second gradient
         share = share / count(x, dims)
-    share = as_gradient(share, x.dtype)  # before it is spread
-    put_grad(x, spread(share, x, dims, keepdim))
+    put_grad(x, as_gradient(share, x.dtype))
     return out
 
 

@@ -107,6 +107,7 @@ _EXTREMA = frozenset(
 )
 _SUMS = frozenset({aten.cumprod, aten.cumsum, aten.prod, aten.sum})
 _BYTES = (torch.bool, torch.int8, torch.uint8)
+_INEXACT = frozenset({aten.acosh, aten.erfinv})  # on a CPU: acosh of 2e19 and more is infinite, and erfinv has 5 digits
 # an index out of range: torch raises; Inductor's loops on a CPU end the process, or wrap it
 _INDEXED = frozenset(
     {
@@ -203,6 +204,8 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
             return decline(f"Inductor has loops for {operator} of known lengths alone")
+        if operator.overloadpacket in _INEXACT and _is_on_cpu(bound):
+            return decline(f"Inductor's C++ for {operator} is less exact than torch's kernel")
         if _is_on_cpu(bound) and _reduces_bytes(bound, operator.overloadpacket):
             return decline(f"Inductor's C++ for {operator} of 8-bit integers and bools is wrong")
         if operator.overloadpacket in _REMAINDERS and _may_divide_by_zero(bound):
@@ -550,9 +553,13 @@ def _view_copy(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return x.reshape(size).clone(memory_format=torch.contiguous_format)
 
 
+def _pow(x: torch.Tensor, exponent: Any) -> Any:
+    return x.rsqrt() if exponent == -0.5 and (x.is_floating_point() or x.is_complex()) else NotImplemented
+
+
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
-# that has no view of that shape
-_OWN = {aten.clamp.default: _clamp, aten.view_copy.default: _view_copy}
+# that has no view of that shape. pow: torch's kernel takes the root, whose values of -0.0 and -inf are others
+_OWN = {aten.clamp.default: _clamp, aten.pow.Tensor_Scalar: _pow, aten.view_copy.default: _view_copy}
 
 
 def _fold(node: torch.fx.Node) -> None:

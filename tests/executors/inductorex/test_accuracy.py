@@ -1,5 +1,6 @@
 """Elementwise functions in a region on a CPU whose digits near 0 Inductor has wrong."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -58,3 +59,28 @@ def test_beside_other_dtypes() -> None:
     for index, (here, right) in enumerate(zip(found, exact, strict=True)):
         rtol = 0.01 if here.dtype == torch.bfloat16 else 2e-7 if here.dtype == torch.float32 else 1e-15
         torch.testing.assert_close(here.double(), right, atol=0, rtol=rtol, msg=lambda text, i=index: f"{i}: {text}")
+
+
+@pytest.mark.parametrize("name", ["pow", "acosh"])
+def test_special_values_are_those_of_torchs_kernels(name: str) -> None:
+    function = {"pow": lambda x: (x * 1.0) ** -0.5 * 2, "acosh": lambda x: (x * 1.0).acosh() * 2}[name]
+    x = torch.tensor([-0.0, 0.0, -math.inf, math.inf, -1.0, 4.0, 3e38, math.nan] * 4)
+    torch.testing.assert_close(forge.jit(function)(x), function(x), equal_nan=True)
+
+
+def test_erfinv_near_one_is_as_exact_as_torchs_kernel() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1.0).erfinv() * 1.0
+
+    x = 1 - 10 ** -torch.linspace(0.1, 6, 1000)
+    errors = []
+    for call in (function, forge.jit(function)):
+        given, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        result, expected = call(given), function(exact)
+        pairs = (
+            (result, expected),
+            (torch.autograd.grad(result.sum(), given)[0], torch.autograd.grad(expected.sum(), exact)[0]),
+        )
+        errors.append([((one - other) / other).abs().max().item() for one, other in pairs])
+    eager, compiled = errors
+    assert all(ours <= 2 * theirs for ours, theirs in zip(compiled, eager, strict=True))
