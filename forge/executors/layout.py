@@ -688,9 +688,12 @@ RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op
 
 
 def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:
-    """A claimed trace whose outputs `wanted` have the strides that were noted of them when the program was recorded."""
+    """A claimed trace whose outputs `wanted` have the strides that were noted of them when the program was recorded.
+
+    `layouts` learns them: what a backward reads of these names has the same strides."""
     given = set(trace.input_names)
-    noted = [x for x in tensors(trace.output) if x.name in wanted and x.strides is not None]
+    outputs = {x.name: x for x in tensors(trace.output)}.values()
+    noted = [x for x in outputs if x.name in wanted and x.strides is not None]
     noted = [x for x in noted if given.issuperset(names(x.strides))]
     if not noted:
         return trace
@@ -704,6 +707,8 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
             continue
         made[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
         calls.append(BoundSymbol(RESTRIDED, (proxy, proxy.strides), {}, new))
+        found.run(calls[-1])
+        found.replace(proxy, new.name)
     output = tree_map(lambda leaf: made.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, trace.output)
     return trace.derive(trace.stage, [*trace.bound_symbols, *calls], output=output) if calls else trace
 

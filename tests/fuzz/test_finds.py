@@ -309,3 +309,37 @@ def test_a_view_beside_the_whole_value_reads_that_value(name: str, grad: bool) -
     x = torch.randn(3, 1, requires_grad=grad)
     expected, actual = function(x), forge.jit(function, strict=True)(x)
     assert torch.equal(actual, expected) and actual.shape == expected.shape and actual.stride() == expected.stride()
+
+
+# of a leaf whose memory has gaps or is transposed: the gradient reads the value that was written, and that is returned
+AFTER_A_WRITE = {
+    "silu": torch.nn.functional.silu,
+    "sigmoid beside it": lambda x: (x.sigmoid() * x, x),
+    "softmax": lambda x: x.softmax(-1) * x,
+    "rms_norm": lambda x: torch.nn.functional.rms_norm(x, (3,)).exp(),
+}
+WITH_GAPS = {
+    "gaps": lambda: torch.randn(2, 6)[..., ::2].detach(),
+    "transposed": lambda: torch.randn(3, 2).t().detach(),
+    "of an image": lambda: torch.randn(2, 4, 5, 3).permute(0, 3, 1, 2)[:, :, 1:3, :3].detach(),
+}
+
+
+@pytest.mark.parametrize("memory", WITH_GAPS)
+@pytest.mark.parametrize("name", AFTER_A_WRITE)
+def test_what_was_written_is_read_by_the_backward_in_the_strides_that_it_has(name: str, memory: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.mul_(2)
+        found = AFTER_A_WRITE[name](x)
+        return found[0] + found[1] if isinstance(found, tuple) else found + found
+
+    gradients = []
+    for call in (function, forge.jit(function)):
+        torch.manual_seed(0)
+        x = WITH_GAPS[memory]().requires_grad_()
+        call(x).cos().sum().backward()
+        gradients += [x.grad, x.detach()]
+    for actual, expected in zip(gradients[2:], gradients[:2], strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == expected.stride()
