@@ -33,7 +33,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from forge.executors.claim import claim
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import accuracy, ahead, barriers, local_buffers, saved, waits
+from forge.executors.inductorex import accuracy, ahead, barriers, indices, local_buffers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -399,6 +399,8 @@ def compile_region(
         raise
     except Exception as error:
         _log.debug("%s", region, exc_info=True)
+        inner = getattr(error, "inner_exception", None)  # of Inductor's own error
+        error = inner if isinstance(inner, indices.LongIndex) else error
         if isinstance(error, NotImplementedError) and str(error):
             return decline(f"Inductor cannot compile it: {in_one_line(error)}")
         waits.notice(error)
@@ -701,6 +703,7 @@ def compile_graph(
         tracing(TracingContext(fake)),
         barriers.inserted(),
         local_buffers.untiled(),
+        indices.bounded(),
         accuracy.near_zero(as_vec=_is_marked(graph)),
         accuracy.long_sums(),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),
