@@ -34,9 +34,9 @@ _bad_quantiles = errors(
     wrong(t(3), 0.5, interpolation="x", match="interpolation must be one of"),
     wrong(t(3), 0.5, 1, error=IndexError, match="out of range"),
 )
-_UNTRACED = (Directive("skip", "before torch 2.13, Dynamo does not trace it", test="test_jit"),)
+_untraced = Directive("skip", "before torch 2.13, Dynamo does not trace it", test="test_jit")
+_directives = (_untraced,) if TORCH < (2, 13) else ()
 for _name in ("quantile", "nanquantile"):
-    _directives = _UNTRACED if TORCH < (2, 13) else ()
     register_opinfo(
         OpInfo(_name, getattr(torch, _name), _quantiles, _bad_quantiles, dtypes=_DTYPES, directives=_directives)
     )
