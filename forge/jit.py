@@ -350,12 +350,14 @@ def _compile_plain(graph: torch.fx.GraphModule, options: Options, record: Record
 def _compile_anew(
     graph: torch.fx.GraphModule, options: Options, record: Record, slot: Slot, eager: Callable
 ) -> Compiled:
-    start = time.perf_counter()
+    start, equal = time.perf_counter(), slot.equal_lengths
     capture = dynamo.record(graph, record.parameters)
     if options.strict and capture.opaque_calls:
         raise StrictError(_strict_message(capture.opaque_calls))
     seconds = time.perf_counter() - start
     compiled = compile_program(capture.program, options, eager=eager)
+    if slot.equal_lengths != equal:  # known from the start where a later process compiles a backward of this program
+        return _compile_anew(graph, options, record, slot, eager)
     compiled.opaque_calls = capture.opaque_calls
     if options.freeze and compiled.recipe.training is not None:
         _warn_of_gradients(compiled, record)

@@ -35,6 +35,11 @@ def hold(guards: str | None, symbols: Sequence[torch.SymInt]) -> bool:
     )
 
 
+def equal_lengths(symbols: Sequence[torch.SymInt]) -> dict[Any, Any]:
+    """The symbols that guards have made equal to a number or to an expression of others, with what they equal."""
+    return dict(symbols[0].node.shape_env.replacements) if symbols else {}
+
+
 def known_of(symbols: Sequence[torch.SymInt]) -> list[str]:
     """What is known of symbolic inputs before a graph is compiled: hints, ranges, guards."""
     if not symbols:

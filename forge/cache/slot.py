@@ -4,12 +4,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from forge.cache import store
 from forge.cache.graphs import Described, Uncacheable
-from forge.cache.guards import guards_since, hold
+from forge.cache.guards import equal_lengths, guards_since, hold
 from forge.cache.keys import key_of
 from forge.cache.programs import Loaded, dump, load
 from forge.compile import compile_program
@@ -44,6 +45,11 @@ class Slot:
         except Exception as error:  # a graph with something in it that nobody thought of
             self.reason = f"{type(error).__name__}: {error}"
         self._seconds = time.perf_counter() - start
+
+    @property
+    def equal_lengths(self) -> dict[Any, Any]:
+        """The lengths that are guarded to be equal by now; nothing where no program is kept."""
+        return {} if self.key is None else equal_lengths(self._described.symbols)
 
     def load(self, eager: Callable) -> Loaded | None:
         """The program that was kept; None where there is none that can run here."""

@@ -26,7 +26,7 @@ from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.structure import key_of, settings
 from forge.ir.undecided import Undecided, decided, for_all_sizes
 from forge.ir.versions import TORCH
-from forge.prims.library import quiet
+from forge.prims.library import quiet, symbolic_dispatch
 from forge.transforms.dce import live_calls
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
@@ -137,7 +137,9 @@ class _Operators(TorchDispatchMode):
         self.seen.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
             raise Undecided(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
-        result = with_kernel_strides(func, args, func(*args, **(kwargs or {})))
+        with symbolic_dispatch(not self.counts):
+            result = func(*args, **(kwargs or {}))
+        result = with_kernel_strides(func, args, result)
         count = flop_registry.get(func.overloadpacket) if self.counts else None
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)

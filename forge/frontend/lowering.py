@@ -24,7 +24,7 @@ from forge.frontend.program import Unsupported
 from forge.ir import NUMBER_TYPES, Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import quiet, shape_environment
+from forge.prims.library import quiet, shape_environment, symbolic_dispatch
 from forge.torchlang.opaque import record_pullback, tracked
 
 aten = torch.ops.aten
@@ -117,6 +117,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
             _disable_current_modes(),
             torch._C.DisableTorchFunction(),
             fake,
+            symbolic_dispatch(fake.shape_env is not None),
             sdpa_kernel(SDPBackend.MATH),
         ):
             graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(_stand_in, args))

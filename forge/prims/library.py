@@ -7,10 +7,11 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -72,7 +73,8 @@ def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     Raises: what torch raises; NotImplementedError where the result's shape depends on values.
     """
     fake = FakeTensorMode(shape_env=shape_environment((args, kwargs)))
-    with quiet(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), fake:
+    symbolic = symbolic_dispatch(fake.shape_env is not None)
+    with quiet(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), fake, symbolic:
         args, kwargs = tree_map(_stand_in, (args, kwargs))
         try:
             result = function(*args, **kwargs)
@@ -82,6 +84,13 @@ def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
             raise RuntimeError(str(error)) from error
     trace = current_trace()
     return tree_map(lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device), _plain(result))
+
+
+def symbolic_dispatch(symbolic: bool) -> AbstractContextManager:
+    """Where lengths are symbolic, have torch's functions in Python run in place of those in C++ on tensors without
+    values. Those in C++ make integers of lengths: each is guarded, and a program compiled again for every length.
+    Dynamo traces so, too."""
+    return enable_python_dispatcher() if symbolic else nullcontext()
 
 
 def shape_environment(tree: Any) -> Any:

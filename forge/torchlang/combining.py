@@ -34,7 +34,8 @@ def block_diag(*tensors: Any) -> TensorProxy:
         )
     if not tensors:
         return prims.full((1, 0), 0, torch.get_default_dtype(), clang.canonical_device())
-    blocks = [clang.reshape(t, (1, t.numel())) if t.ndim < 2 else t for t in tensors]
+    dtype = clang.compute_dtype(*tensors)  # of the dims that they came with: a 0-d tensor does not widen others
+    blocks = [clang.convert(clang.reshape(t, (1, t.numel())) if t.ndim < 2 else t, dtype) for t in tensors]
     width: Dim = sum(block.shape[1] for block in blocks)
     rows, before = [], 0
     for block in blocks:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from cache.support import from_disk, is_cached
 
 import forge
-from forge import torchlang
+from forge import prims, torchlang
 from forge.executors import OperatorExecutor, decline
 
 Given = tuple[torch.Tensor, ...]
@@ -94,6 +94,32 @@ def test_what_a_checker_asked_is_guarded_where_the_program_is_found() -> None:
             extra = 1 if length % 8 == 0 else 0
             torch.testing.assert_close(jitted(given), (given.relu() + extra) * 2)
         assert (is_cached(jitted), forge.explain(jitted).graphs) == (last, 2)
+
+
+def fives() -> OperatorExecutor:
+    """Its checker makes an integer of a length when the backward of a product is claimed."""
+    mine = OperatorExecutor("fives")
+    mine.register_implementation(
+        prims.cumprod,
+        torch.cumprod,
+        checker=lambda x, dim: x.shape[dim] == 5 or decline("its length is not 5"),
+    )
+    return mine
+
+
+def test_a_backward_compiled_later_knows_the_lengths_that_a_checker_asked_for() -> None:
+    """It is compiled when it is known that the length is 5: what the forward saves is the same as then."""
+    for last in (False, True):
+        torch._dynamo.reset()
+        jitted = forge.jit(
+            lambda x, y: (F.pad(x, (1, 1)), y.prod(0)), executors=[fives(), "inductor", "torch"], dynamic=True
+        )
+        x, y = (torch.rand(5, 3, requires_grad=True) for _ in range(2))
+        results = jitted(x, y)
+        assert is_cached(jitted) == last
+        results[0].sum().backward()
+        torch.testing.assert_close(x.grad, torch.ones(5, 3))
+        assert y.grad is None
 
 
 def test_another_length_at_first_is_another_key() -> None:

@@ -363,3 +363,31 @@ def test_random_numbers_of_a_symbolic_length_are_drawn_in_the_order_of_the_progr
             drawn.append(function(torch.ones(length)))
         for actual, expected in zip(*reversed(drawn), strict=True):
             assert torch.equal(actual, expected)
+
+
+# whose functions in C++ make integers of lengths where they are given tensors without values
+PADDED = {
+    "pad": lambda x: F.pad(x, (1, 1)) * 2,
+    "unfold": lambda x: F.unfold(x, 2) * 2,
+    "local_response_norm": lambda x: F.local_response_norm(x, 3),
+    "group_norm": lambda x: F.group_norm(x, 3).relu(),
+    "interpolate": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear") * 2,
+    "fft": lambda x: torch.fft.fft(x).abs(),
+    "rfft2": lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2),
+    "stft": lambda x: torch.stft(x[:, 0, 0], 4, return_complex=True, window=torch.ones(4)).abs(),
+    "polar": lambda x: torch.polar(x.abs(), x).real,
+    "complex": lambda x: torch.complex(x, x).imag * 2,
+    "prod": lambda x: x.prod(0),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
+    jitted = forge.jit(PADDED[name])
+    for batch, side in ((2, 4), (3, 6), (4, 8), (5, 10)):
+        x = torch.rand(batch, 3, side, side, requires_grad=True)
+        expected, actual = PADDED[name](x), jitted(x)
+        torch.testing.assert_close(actual, expected)
+        (wanted,), (found,) = (torch.autograd.grad(each.sum(), x) for each in (expected, actual))
+        torch.testing.assert_close(found, wanted)
+    assert forge.explain(jitted).graphs == 2  # of the first sizes, and of all others

@@ -1,9 +1,11 @@
 """Programs that the fuzzer found, and others of their class, in the default configuration against eager."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import forge
 
@@ -343,3 +345,57 @@ def test_what_was_written_is_read_by_the_backward_in_the_strides_that_it_has(nam
     for actual, expected in zip(gradients[2:], gradients[:2], strict=True):
         torch.testing.assert_close(actual, expected)
         assert actual.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+@pytest.mark.parametrize("op", ["amax", "amin", "sum", "prod", "any", "all"])
+def test_a_reduction_over_the_dim_that_a_number_does_not_have_is_a_tensor_of_its_own(
+    op: str, dtype: torch.dtype
+) -> None:
+    x = torch.ones((), dtype=dtype)
+    reduced = forge.jit(lambda x: getattr(x, op)(0))(x)
+    assert reduced.data_ptr() != x.data_ptr()
+    assert torch.equal(reduced, getattr(x, op)(0))
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (6, 1), (2, 1, 3)])
+def test_what_as_strided_shows_of_a_view_of_a_row_shares_its_memory(shape: tuple[int, ...]) -> None:
+    """Strides of dims of one are others in eager's view than in the program's."""
+
+    def shown(x: torch.Tensor) -> torch.Tensor:
+        x = x.unflatten(x.shape.index(max(shape)), (-1, max(shape)))
+        return x.as_strided((2,), (1,))
+
+    x = torch.randn(tuple(reversed(shape))).permute(*reversed(range(len(shape)))).detach().requires_grad_()
+    expected, actual = shown(x), forge.jit(shown)(x)
+    assert torch.equal(actual, expected) and actual.data_ptr() == expected.data_ptr() == x.data_ptr()
+
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+# whose kernels give other dtypes than torch's functions without values
+MIXED = {
+    "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
+    "huber_loss, mean": F.huber_loss,
+    "soft_margin_loss": lambda x, y: F.soft_margin_loss(x, y, reduction="none"),
+    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(x.sigmoid(), x.sigmoid(), y, reduction="none"),
+    "block_diag": lambda x, y: torch.block_diag(x, y[0, 0]),
+    "block_diag, empty": lambda x, y: torch.block_diag(x, y[:0]),
+    "threshold_backward": lambda x, y: torch.ops.aten.threshold_backward(x, y, 0.5),
+}
+
+
+@pytest.mark.parametrize("dtypes", [(F32, F64), (BF16, F32), (F32, BF16)], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_what_is_computed_of_two_dtypes_has_the_dtype_that_the_kernel_gives(name: str, dtypes: tuple) -> None:
+    x, y = (torch.rand(2, 3).to(dtype) for dtype in dtypes)
+
+    def doubled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return MIXED[name](x, y) * 2
+
+    try:
+        expected = doubled(x, y)
+    except RuntimeError as refused:  # binary_cross_entropy takes no weights of some other dtypes
+        with pytest.raises(RuntimeError, match=re.escape(str(refused)[:20])):
+            forge.jit(doubled)(x, y)
+        return
+    torch.testing.assert_close(forge.jit(doubled)(x, y), expected, rtol=2**-6, atol=1e-3)

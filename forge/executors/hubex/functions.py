@@ -20,6 +20,7 @@ from forge.hub.manifest.validate import NO_META
 from forge.ir import SYMBOLIC_TYPES, Symbol, Tag, TensorProxy, check, current_trace, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.prims.library import symbolic_dispatch
 
 _UNTRACEABLE = (NotImplementedError, TypeError, AttributeError)
 _EXAMPLES = {"int": 1, "bool": False, "str": "", "float": 1e-5, "number": 1}
@@ -223,7 +224,8 @@ def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
 def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
     """What a function of tensors gives for a call on proxies, which is run on tensors without values."""
     trace = current_trace()
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _fake_mode([args, kwargs]):
+    fake = _fake_mode([args, kwargs])
+    with torch._C.DisableTorchFunction(), torch.no_grad(), fake, symbolic_dispatch(fake.shape_env is not None):
         args, kwargs = tree_map(_faked, (args, kwargs))
         returned = function(*args, **kwargs)
     return tree_map(

@@ -44,6 +44,7 @@ from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, proxies, tensors, tree_map
 from forge.ir.undecided import Undecided
 from forge.ir.versions import TORCH
+from forge.prims.library import symbolic_dispatch
 
 aten = torch.ops.aten
 _log = logging.getLogger("forge.inductor")
@@ -465,7 +466,8 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
             known.update((leaf.name, value) for leaf, value in paired(call.output, result) if isinstance(leaf, Proxy))
         return [known[proxy.name] for proxy in region.output]
 
-    with layouts.fake, inductor_config.patch(emulate_precision_casts=rounds):
+    rounding = inductor_config.patch(emulate_precision_casts=rounds)
+    with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
         given = [layouts.stand_in(proxy) for proxy in region.inputs]
         graph = make_fx(run, decomposition_table={**_decompositions(), **_OWN})(*given)
     for node in graph.graph.nodes:
@@ -479,7 +481,22 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
         _round_number(node)
         _fold(node)
         check(not _changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
+    _check_dtypes(graph, region)
     return graph, [_resolved(each) for each in given]
+
+
+def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
+    """Raise NotImplementedError where a decomposition gives another dtype than torch's kernel (block_diag of one empty
+    tensor of another dtype)."""
+    (results,) = graph.graph.output_node().args
+    for proxy, node in zip(region.output, results, strict=True):
+        if isinstance(proxy, TensorProxy):
+            found = node.meta["val"].dtype
+            check(
+                found == proxy.dtype,
+                lambda proxy=proxy, found=found: f"{proxy.name} would be {found}, where torch gives {proxy.dtype}",
+                NotImplementedError,
+            )
 
 
 def _resolved(value: Any) -> Any:

@@ -63,10 +63,16 @@ def as_strided(
     view of a copy, with zeros around it."""
     offset = _relative(x, offset, origin)
     begin = x.storage_offset() + offset
-    if x.stride() == tuple(strides) and begin >= 0 and _is_in_memory(x, begin + _reach(size, stride)):
+    if _lies_by(x, strides) and begin >= 0 and _is_in_memory(x, begin + _reach(size, stride)):
         return x.as_strided(size, stride, begin)
     memory, before = _memory_of(x, size, stride, offset, strides)
     return memory.as_strided(size, stride, before + offset)
+
+
+def _lies_by(x: torch.Tensor, strides: tuple) -> bool:
+    """Return whether x's elements lie where these strides say; that of a dim of one element says nothing."""
+    dims = zip(x.shape, x.stride(), strides, strict=True)
+    return 0 in x.shape or all(length == 1 or own == step for length, own, step in dims)
 
 
 def _is_in_memory(x: torch.Tensor, end: int) -> bool:

@@ -1,6 +1,7 @@
 """How torch runs the norm family: eager's forward kernels that return statistics, and the backward kernels that read
 them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -118,7 +119,7 @@ def _native_group_norm_meta(
 
 def _sizes(x: torch.Tensor) -> tuple[int, int, int]:
     batch, channels = x.shape[0], x.shape[1]
-    return batch, channels, x.shape[2:].numel()
+    return batch, channels, math.prod(x.shape[2:])  # torch.Size.numel makes integers of symbolic lengths
 
 
 def _layout(x: torch.Tensor) -> torch.memory_format:

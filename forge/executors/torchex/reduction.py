@@ -100,19 +100,19 @@ def prod(x: torch.Tensor, dims: tuple) -> torch.Tensor:
     """torch.prod takes one dim at a time."""
     for dim in sorted(dims, reverse=True):
         x = torch.prod(x, dim, dtype=x.dtype)
-    return x
+    return x if dims else x.clone()
 
 
 @run_prim(prims.amax)
 def amax(x: torch.Tensor, dims: tuple) -> torch.Tensor:
     """No dims mean none, where torch.amax means all."""
-    return torch.amax(x, dims) if dims else x
+    return torch.amax(x, dims) if dims else x.clone()
 
 
 @run_prim(prims.amin)
 def amin(x: torch.Tensor, dims: tuple) -> torch.Tensor:
     """No dims mean none, where torch.amin means all."""
-    return torch.amin(x, dims) if dims else x
+    return torch.amin(x, dims) if dims else x.clone()
 
 
 # clang's reductions, which keep dims and take None for all of them

@@ -46,7 +46,7 @@ def relu(input: TensorProxy) -> TensorProxy:
 @torchsymbol(aten.threshold_backward.default)
 def threshold_backward(grad_output: TensorProxy, self: TensorProxy, threshold: Number) -> TensorProxy:
     """The gradient where self > threshold, else 0. Source: aten.threshold_backward."""
-    return clang.where(self <= threshold, 0, grad_output)
+    return clang.where(self <= threshold, 0, clang.convert(grad_output, clang.compute_dtype(grad_output, self)))
 
 
 @register_grad(relu)

@@ -137,6 +137,7 @@ def huber_loss(
     is_far = distance > delta
     near = clang.where(is_far, 0, distance)  # of an infinite one, the gradient would be nan
     loss = clang.where(is_far, (distance - 0.5 * delta) * delta, near * near * 0.5)
+    loss = clang.convert(loss, input.dtype)
     if weight is None or reduction != "mean":
         return _weighted("huber_loss", loss, weight, input, reduction)
     return clang.mean(_weighted("huber_loss", loss, weight, input, "none"))
@@ -159,7 +160,7 @@ def binary_cross_entropy(
     _check_binary("binary_cross_entropy", input, target)
     negative, positive = [clamp_min(each, -100) for each in (clang.log1p(-input), clang.log(input))]
     loss = (target - 1) * negative - target * positive
-    return reduced(loss if weight is None else loss * weight, reduction)
+    return reduced(loss if weight is None else clang.convert(loss * weight, input.dtype), reduction)
 
 
 def _check_binary(op: str, input: TensorProxy, target: TensorProxy) -> None:
@@ -581,7 +582,8 @@ def soft_margin_loss(
     """log(1 + exp(-target * input))."""
     check_legacy("soft_margin_loss", size_average, reduce)
     check_tensor("soft_margin_loss", input=input, target=target)
-    return reduced(clang.log1p(clang.exp(-target * input)), reduction)
+    exponent = clang.convert(-target * input, input.dtype)
+    return reduced(clang.log1p(clang.exp(exponent)), reduction)
 
 
 @register_grad(soft_margin_loss)
