@@ -289,25 +289,27 @@ def compile_graph(
 ) -> Callable:
     """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager.
 
-    Raises Refused for a call that forge refuses as torch would: the frame is to run in eager. Raises Unsupported under
-    fullgraph for what it cannot compile.
+    Raises Refused for a call that forge refuses as torch would, and for a graph that is not what the program says: the
+    frame is to run in eager. Raises Unsupported under fullgraph for what it cannot compile.
     """
     record = record or Record(name_of(graph))
     try:
         with paused_gc(), restored():
             compiled = _compile(graph, options, record)
-    except Unsupported as reason:
-        if must_be_one_graph():
-            raise _refused_by_fullgraph(reason, record) from None
-        if options.strict:
-            raise StrictError(
-                f"forge.jit(strict=True): forge cannot compile a graph: {reason}; {reason.advice}"
-            ) from None
-        return _in_eager(graph, reason, record)
-    except Refused as refused:
-        if options.strict:
-            raise refused.reason from None
-        raise
+    except (Unsupported, Refused) as error:
+        reason = error.reason if isinstance(error, Refused) else error
+        if isinstance(reason, Unsupported):
+            if must_be_one_graph():
+                raise _refused_by_fullgraph(reason, record) from None
+            if options.strict:
+                raise StrictError(
+                    f"forge.jit(strict=True): forge cannot compile a graph: {reason}; {reason.advice}"
+                ) from None
+        elif options.strict:
+            raise reason from None
+        if error is not reason:
+            raise
+        return _in_eager(graph, error, record)
     call = compiled.handed_over()
     record.add(call, compiled)
     return call

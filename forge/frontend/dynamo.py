@@ -676,7 +676,8 @@ def _shares_memory(node: Node, example: Any) -> bool | None:
 
 
 def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
-    """Raises Unsupported where forge's meta function gives another dtype or other known lengths than torch's.
+    """Raise Unsupported where forge's meta function gives other known lengths than torch's, Refused where it gives another
+    dtype: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so that the frame is to run in eager.
 
     With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
     lengths = zip(proxy.shape, example.shape, strict=False)
@@ -684,7 +685,8 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
     if not known or proxy.ndim != example.ndim or proxy.dtype != example.dtype:
         ours, theirs = short_type(proxy), short_type(example)
         reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"
-        raise Unsupported(reason, "correct the symbol's meta function or decomposition")
+        unsupported = Unsupported(reason, "correct the symbol's meta function or decomposition")
+        raise unsupported if proxy.dtype == example.dtype else Refused(unsupported, Source.of(node))
     if CHECK_META:
         ours, theirs = (short_type(proxy), proxy.device), (short_type(example), example.device)
         assert ours == theirs, f"{node.format_node()}: forge says {ours}, Dynamo says {theirs}"

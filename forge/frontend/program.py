@@ -45,7 +45,8 @@ class Unsupported(NotImplementedError):
 
 class Refused(Exception):
     """A call of the program that forge refuses as torch would, though Dynamo's fake tensors did not: `reason` is the
-    exception. The frame runs in eager, where torch raises its own, which the program may catch."""
+    exception. The frame runs in eager, where torch raises its own, which the program may catch. Where Dynamo's graph is
+    not what the program says, `reason` is an Unsupported."""
 
     def __init__(self, reason: Exception, source: Source | None = None) -> None:
         line = source.line if source is not None else None

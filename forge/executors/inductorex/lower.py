@@ -576,9 +576,19 @@ def _pow(x: torch.Tensor, exponent: Any) -> Any:
     return x.rsqrt() if exponent == -0.5 and (x.is_floating_point() or x.is_complex()) else NotImplemented
 
 
+def _flip(x: torch.Tensor, dims: Sequence[int]) -> Any:
+    return NotImplemented if x.ndim else x.clone()
+
+
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
-# that has no view of that shape. pow: torch's kernel takes the root, whose values of -0.0 and -inf are others
-_OWN = {aten.clamp.default: _clamp, aten.pow.Tensor_Scalar: _pow, aten.view_copy.default: _view_copy}
+# that has no view of that shape. pow: torch's kernel takes the root, whose values of -0.0 and -inf are others.
+# flip: before torch 2.13, Inductor has no index for the dim that a 0-d tensor does not have
+_OWN = {
+    aten.clamp.default: _clamp,
+    aten.flip.default: _flip,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.view_copy.default: _view_copy,
+}
 
 
 def _fold(node: torch.fx.Node) -> None:

@@ -446,3 +446,11 @@ def dtype_of(function: Callable, x: torch.Tensor, w: torch.Tensor) -> Any:
 def test_a_mixture_of_dtypes_gives_what_it_gives_in_eager(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     x, w = torch.rand(2, 4, 8).to(dtypes[0]), torch.rand(8).to(dtypes[1])
     assert dtype_of(forge.jit(MIXED[name], executors=["inductor", "torch"]), x, w) == dtype_of(MIXED[name], x, w)
+
+
+@pytest.mark.usefixtures("compiled_regions")
+def test_the_dim_that_a_number_does_not_have_is_flipped_in_a_region() -> None:
+    jitted = forge.jit(lambda x: x.exp().flip(0) * 2)
+    x = torch.tensor(2.0)
+    torch.testing.assert_close(jitted(x), x.exp() * 2)
+    assert fused(jitted) == 1
