@@ -576,8 +576,8 @@ def _pow(x: torch.Tensor, exponent: Any) -> Any:
     return x.rsqrt() if exponent == -0.5 and (x.is_floating_point() or x.is_complex()) else NotImplemented
 
 
-def _flip(x: torch.Tensor, dims: Sequence[int]) -> Any:
-    return NotImplemented if x.ndim else x.clone()
+def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    return _decompositions()[aten.flip.default](x, dims) if x.ndim else x.clone()
 
 
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor

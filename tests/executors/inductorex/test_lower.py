@@ -449,8 +449,9 @@ def test_a_mixture_of_dtypes_gives_what_it_gives_in_eager(name: str, dtypes: tup
 
 
 @pytest.mark.usefixtures("compiled_regions")
-def test_the_dim_that_a_number_does_not_have_is_flipped_in_a_region() -> None:
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=str)
+def test_a_flip_is_in_a_region_also_of_the_dim_that_a_number_does_not_have(shape: tuple[int, ...]) -> None:
     jitted = forge.jit(lambda x: x.exp().flip(0) * 2)
-    x = torch.tensor(2.0)
-    torch.testing.assert_close(jitted(x), x.exp() * 2)
+    x = torch.randn(shape)
+    torch.testing.assert_close(jitted(x), x.exp().flip(0) * 2)
     assert fused(jitted) == 1
