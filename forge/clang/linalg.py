@@ -124,12 +124,13 @@ def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdi
         return out
     if not keepdim and dims:
         g, norm = keep_dims(g, x, dims), keep_dims(norm, x, dims)
-    put_grad(x, _norm_slope(x, ord, dims, norm, g))
+    put_grad(x, norm_backward(x, ord, dims, norm, g))
     return out
 
 
-def _norm_slope(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
-    """torch's gradient of a norm: 0 where the norm is 0 and has no slope."""
+def norm_backward(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
+    """torch's gradient of a norm that keeps its dims, of which the gradient is g: 0 where the norm is 0 and has no
+    slope. Source: norm_backward of torch."""
     if prims.known(x.numel() == 0):
         return x * 0
     if ord == 1:

@@ -53,7 +53,7 @@ def _reconcile(
     known = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in given)
     if itself:
-        if there is None:
+        if there is None and 0 not in example.shape:  # of no elements, a view may have memory of its own
             return prims.clone(output) if allocates else output
         return memory.another(output, torchlang.alias_step())
     if shared is None:

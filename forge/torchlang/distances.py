@@ -32,10 +32,32 @@ def renorm(input: TensorProxy, p: Number, dim: int, maxnorm: Number) -> TensorPr
         RuntimeError,
     )
     check(input.ndim > 1, lambda: f"renorm: input needs at least 2 dimensions, but it is {input}", RuntimeError)
-    dim = check_dim("renorm", dim, input.ndim)
-    norm = vector_norm(clang.widen(input), p, [i for i in range(input.ndim) if i != dim], True)
+    norm, _ = _norm_of_slices(input, p, dim)
     factor = clang.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1)
     return clang.mul(input, clang.convert(factor, prims.real_dtype(input.dtype)))
+
+
+def _norm_of_slices(input: TensorProxy, p: Number, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
+    """The norms and the dims that they are over. Dtypes: torch's accumulation dtypes, on a CPU float64 of float32.
+    Source: at::toAccumulateType."""
+    dim = check_dim("renorm", dim, input.ndim)
+    dims = tuple(i for i in range(input.ndim) if i != dim)
+    wide = clang.wider(input.dtype)
+    if wide == input.dtype and input.device.type == "cpu":
+        wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}.get(wide, wide)
+    return vector_norm(clang.convert(input, wide), p, dims, True), dims
+
+
+@register_grad(renorm)
+def _renorm_grad(input: TensorProxy, p: Number, dim: int, maxnorm: Number) -> TensorProxy:
+    """In torch's order: what is left of a slice's own direction is the rounding of its terms."""
+    out = renorm(input, p, dim, maxnorm)
+    g, (norm, dims) = get_grad(out), _norm_of_slices(input, p, dim)
+    along = clang.sum(clang.convert(clang.real(clang.conj(input) * g), norm.dtype), dims, True)
+    inverse = 1 / (norm + 1e-7)
+    scaled = inverse * maxnorm * (g - inverse * clang.norm_backward(input, p, dims, norm, along))
+    put_grad(input, clang.where(norm > maxnorm, clang.convert(scaled, g.dtype), g))
+    return out
 
 
 # between rows

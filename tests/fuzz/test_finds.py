@@ -400,3 +400,28 @@ def test_what_is_computed_of_two_dtypes_has_the_dtype_that_the_kernel_gives(name
             forge.jit(doubled)(x, y)
         return
     torch.testing.assert_close(forge.jit(doubled)(x, y), expected, rtol=2**-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_a_view_of_all_of_a_vector_is_another_tensor(count: int, grad: bool) -> None:
+    """Of no elements, a view has memory of its own where tensors have no values."""
+
+    def shown(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x + 1).reshape(-1)
+        return y.reshape(y.numel()), y
+
+    first, second = forge.jit(shown)(torch.ones(count, requires_grad=grad))
+    assert first is not second and first.data_ptr() == second.data_ptr()
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_the_gradient_of_slices_scaled_to_a_norm_is_rounded_as_eagers(p: int) -> None:
+    """Of slices of one element it is what is left of the rounding."""
+    x = torch.randn(6, 1, generator=torch.manual_seed(0)) + 4
+    found = []
+    for function in (torch.renorm, forge.jit(torch.renorm)):
+        leaf = x.clone().requires_grad_()
+        function(leaf, p, 0, 1.0).sum().backward()
+        found.append(leaf.grad)
+    assert torch.equal(*found)
