@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
@@ -195,6 +195,8 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
         if result.stride() == strides:
             return result
         return result.as_strided(result.shape, strides, result.storage_offset())
+    if func is aten.constant_pad_nd.default and _is_cut(*args[:2]):
+        return _laid_out(result, _in_order(tuple(result.shape), [args[0].stride()]))
     if func is aten.log_sigmoid_forward.default and args[0].device.type == "cpu":
         return tuple([_laid_out(each, contiguous(tuple(each.shape))) for each in result])
     if func.overloadpacket in _BATCH_NORMS and args[0].device.type == "cpu":
@@ -355,6 +357,20 @@ def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tup
         strides[dim] = step
         step = step * shape[dim]
     return tuple(strides)
+
+
+def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
+    """Return whether a pad of or by symbolic lengths adds nothing: torch then clones what is left, in the order of
+    x's strides, and else lays out in x's memory format.
+
+    Raises Undecided where that differs from size to size, and where the format follows strides of dims of one element,
+    which a view of symbolic lengths does not tell.
+    """
+    if in_row_major_order(x) or (_is_static(x) and all(isinstance(pad, int) for pad in pads)):
+        return False
+    if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
+        raise Undecided("the memory format of a tensor is one of strides that are not known")
+    return not any(statically_known_true(pad > 0) for pad in pads) and all(decided(pad <= 0) for pad in pads)
 
 
 def _broadcast_strides(x: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

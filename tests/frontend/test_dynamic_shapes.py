@@ -391,3 +391,19 @@ def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
         (wanted,), (found,) = (torch.autograd.grad(each.sum(), x) for each in (expected, actual))
         torch.testing.assert_close(found, wanted)
     assert forge.explain(jitted).graphs == 2  # of the first sizes, and of all others
+
+
+@pytest.mark.parametrize("more", [1, -1], ids=["padded", "cut"])
+@pytest.mark.parametrize("shape", [(2, 3), (1, 4, 2)], ids=str)
+def test_what_is_padded_or_cut_as_the_length_decides(shape: tuple[int, ...], more: int) -> None:
+    """Whether torch's kernel clones it or lays it out anew differs from size to size."""
+
+    def evened(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x.sin().movedim(-1, 1), (*[0, 0] * len(shape[1:]), 0, more * (x.shape[-1] % 2))).cos()
+
+    jitted = forge.jit(evened)
+    for length in (4, 5, 6, 7, 8):
+        x = torch.rand(*shape, length, requires_grad=True)
+        expected, actual = evened(x), jitted(x)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x)[0] for each in (actual, expected)))
