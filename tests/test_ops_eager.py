@@ -36,7 +36,7 @@ MODES: dict[str, Callable] = {
     "inference": torch.inference_mode,
     "dynamic": nullcontext,  # as grad, with symbolic shapes
 }
-EVERY = 12  # of the modes but grad, one op in so many runs by default
+EVERY = 16  # of the modes but grad, one op in so many runs by default
 
 NOT_CAPTURED = (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, torch._dynamo.exc.TorchRuntimeError)
 
