@@ -369,7 +369,7 @@ def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
     if in_row_major_order(x) or (_is_static(x) and all(isinstance(pad, int) for pad in pads)):
         return False
     if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
-        raise Undecided("the memory format of a tensor is one of strides that are not known")
+        raise Undecided("the memory format of a padded tensor follows strides that are not known")
     return not any(statically_known_true(pad > 0) for pad in pads) and all(decided(pad <= 0) for pad in pads)
 
 

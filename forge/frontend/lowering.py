@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,7 +24,7 @@ from forge.frontend.program import Unsupported
 from forge.ir import NUMBER_TYPES, Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import quiet, shape_environment, symbolic_dispatch
+from forge.prims.library import quiet, without_values
 from forge.torchlang.opaque import record_pullback, tracked
 
 aten = torch.ops.aten
@@ -108,7 +108,6 @@ def _decompositions() -> dict:
 
 def _operators(function: Callable, args: tuple) -> GraphModule:
     """The operators that a function runs, each with what it gives of tensors without values. Raises Unsupported."""
-    fake = FakeTensorMode(shape_env=shape_environment(args), allow_non_fake_inputs=True)
     try:
         with (
             stand_ins.absent(),
@@ -116,8 +115,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
             quiet(),
             _disable_current_modes(),
             torch._C.DisableTorchFunction(),
-            fake,
-            symbolic_dispatch(fake.shape_env is not None),
+            without_values(args, allow_non_fake_inputs=True),
             sdpa_kernel(SDPBackend.MATH),
         ):
             graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(_stand_in, args))

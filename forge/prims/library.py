@@ -72,9 +72,8 @@ def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
 
     Raises: what torch raises; NotImplementedError where the result's shape depends on values.
     """
-    fake = FakeTensorMode(shape_env=shape_environment((args, kwargs)))
-    symbolic = symbolic_dispatch(fake.shape_env is not None)
-    with quiet(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), fake, symbolic:
+    without = without_values((args, kwargs))
+    with quiet(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), without:
         args, kwargs = tree_map(_stand_in, (args, kwargs))
         try:
             result = function(*args, **kwargs)
@@ -93,7 +92,16 @@ def symbolic_dispatch(symbolic: bool) -> AbstractContextManager:
     return enable_python_dispatcher() if symbolic else nullcontext()
 
 
-def shape_environment(tree: Any) -> Any:
+@contextmanager
+def without_values(tree: Any, **options: Any) -> Iterator[None]:
+    """Enter a mode of tensors without values, in which the symbolic lengths and numbers of a nest keep their meaning.
+    options: of FakeTensorMode."""
+    fake = FakeTensorMode(shape_env=_shape_environment(tree), **options)
+    with fake, symbolic_dispatch(fake.shape_env is not None):
+        yield
+
+
+def _shape_environment(tree: Any) -> Any:
     """That of the symbols of which lengths and numbers in a nest are made; None where there are none."""
     lengths = (length for leaf in leaves(tree) for length in _lengths(leaf))
     return next((each.node.shape_env for each in lengths if isinstance(each, SYMBOLIC_TYPES)), None)

@@ -365,8 +365,8 @@ def test_random_numbers_of_a_symbolic_length_are_drawn_in_the_order_of_the_progr
             assert torch.equal(actual, expected)
 
 
-# whose functions in C++ make integers of lengths where they are given tensors without values
-PADDED = {
+# whose kernels in C++ make integers of lengths where they are given tensors without values
+WITH_KERNELS_IN_CPP = {
     "pad": lambda x: F.pad(x, (1, 1)) * 2,
     "unfold": lambda x: F.unfold(x, 2) * 2,
     "local_response_norm": lambda x: F.local_response_norm(x, 3),
@@ -381,12 +381,12 @@ PADDED = {
 }
 
 
-@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("name", WITH_KERNELS_IN_CPP)
 def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
-    jitted = forge.jit(PADDED[name])
+    jitted = forge.jit(WITH_KERNELS_IN_CPP[name])
     for batch, side in ((2, 4), (3, 6), (4, 8), (5, 10)):
         x = torch.rand(batch, 3, side, side, requires_grad=True)
-        expected, actual = PADDED[name](x), jitted(x)
+        expected, actual = WITH_KERNELS_IN_CPP[name](x), jitted(x)
         torch.testing.assert_close(actual, expected)
         (wanted,), (found,) = (torch.autograd.grad(each.sum(), x) for each in (expected, actual))
         torch.testing.assert_close(found, wanted)

@@ -11,16 +11,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from forge import prims, torchlang
 from forge.hub.manifest import ManifestError, Mark, OpEntry, Problem, Signature, from_schema
 from forge.hub.manifest.signatures import parsed_schema
 from forge.hub.manifest.validate import NO_META
-from forge.ir import SYMBOLIC_TYPES, Symbol, Tag, TensorProxy, check, current_trace, speaking
+from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
-from forge.prims.library import symbolic_dispatch
+from forge.prims.library import without_values
 
 _UNTRACEABLE = (NotImplementedError, TypeError, AttributeError)
 _EXAMPLES = {"int": 1, "bool": False, "str": "", "float": 1e-5, "number": 1}
@@ -224,21 +223,13 @@ def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
 def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
     """What a function of tensors gives for a call on proxies, which is run on tensors without values."""
     trace = current_trace()
-    fake = _fake_mode([args, kwargs])
-    with torch._C.DisableTorchFunction(), torch.no_grad(), fake, symbolic_dispatch(fake.shape_env is not None):
+    with torch._C.DisableTorchFunction(), torch.no_grad(), without_values((args, kwargs)):
         args, kwargs = tree_map(_faked, (args, kwargs))
         returned = function(*args, **kwargs)
     return tree_map(
         lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf,
         returned,
     )
-
-
-def _fake_mode(tree: Any) -> FakeTensorMode:
-    """Where tensors have no values; symbolic lengths keep their meaning."""
-    numbers = [dim for leaf in leaves(tree) for dim in (leaf.shape if isinstance(leaf, TensorProxy) else (leaf,))]
-    symbolic = next((number for number in numbers if isinstance(number, SYMBOLIC_TYPES)), None)
-    return FakeTensorMode(shape_env=None if symbolic is None else symbolic.node.shape_env)
 
 
 def _faked(leaf: Any) -> Any:
