@@ -109,7 +109,9 @@ def _as_strided_grad(x: TensorProxy, size: tuple[Dim, ...], *how: object) -> Ten
 @register_grad(as_strided_backward)
 def _as_strided_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], *how: object) -> TensorProxy:
     out = as_strided_backward(g, shape, *how)
-    put_grad(g, as_strided(get_grad(out), g.shape, *how))
+    strides = how[2]
+    mean = as_strided_backward(get_grad(out), shape, strides, 0, strides)  # over the elements that are one in memory
+    put_grad(g, as_strided(mean, g.shape, *how))
     return out
 
 

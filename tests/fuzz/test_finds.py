@@ -425,3 +425,38 @@ def test_the_gradient_of_slices_scaled_to_a_norm_is_rounded_as_eagers(p: int) ->
         function(leaf, p, 0, 1.0).sum().backward()
         found.append(leaf.grad)
     assert torch.equal(*found)
+
+
+OVERLAPPING = {
+    "unfold": lambda x: x.unfold(1, 3, 1),
+    "unfold, some places twice": lambda x: x.unfold(1, 3, 2),
+    "expand": lambda x: x.expand(3, 2, 5),
+    "as_strided": lambda x: x.as_strided((3, 3), (2, 1)),
+    "as_strided of unfold": lambda x: x.unfold(1, 3, 1).as_strided((2, 2, 2), (3, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_elements_that_are_one_in_memory_share_the_gradient_of_as_strided(name: str) -> None:
+    def cubes(x: torch.Tensor) -> torch.Tensor:
+        return OVERLAPPING[name](x).as_strided((3, 2), (2, 1)) ** 3
+
+    x = torch.randn(2, 5, dtype=torch.double, generator=torch.manual_seed(0)).requires_grad_()
+    weights = torch.arange(1.0, 7).view(3, 2)
+    gradients = []
+    for function in (cubes, forge.jit(cubes)):
+        (first,) = torch.autograd.grad((function(x) * weights).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * torch.arange(10.0).view(2, 5)).sum(), x)
+        gradients.append((first, second))
+    torch.testing.assert_close(*gradients)
+
+
+def test_frexp_of_a_tensor_of_one_value() -> None:
+    """Inductor folds it to a number, though it is a pair."""
+
+    def powers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ones = torch.ones((x + x + x).shape)
+        return ones + ones, torch.frexp(ones)[0], ones
+
+    x = torch.rand(2, 3)
+    torch.testing.assert_close(forge.jit(powers, check="regions")(x), powers(x))

@@ -1,7 +1,5 @@
 """How torch runs the memory family."""
 
-import math
-
 import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
@@ -87,22 +85,46 @@ def _is_in_memory(x: torch.Tensor, end: int) -> bool:
 def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple) -> tuple[torch.Tensor, int]:
     """Memory that holds x with these strides, and zeros where more is shown; at which element x begins in it."""
     before, count = _span(x.shape, strides, size, stride, offset)
-    return torch.as_strided_scatter(x.new_zeros(count), x, x.shape, strides, before), before
+    memory = x.new_zeros(count)
+    if _overlaps(x.shape, strides):  # elements that are one in memory are equal
+        places = _places(count, x.shape, strides, before, x.device)
+        return memory.index_copy_(0, places, x.reshape(-1)), before
+    return torch.as_strided_scatter(memory, x, x.shape, strides, before), before
 
 
 @run_prim(prims.as_strided_backward)
 def as_strided_backward(
     g: torch.Tensor, shape: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """Each element of g is added where the view showed it; what it showed around x is left out. Places of an expanded x
-    that are one in memory share its part."""
+    """Each element of g is added where the view showed it; what it showed around x is left out. Elements of x that are
+    one in memory share its part."""
     offset = _relative(g, offset, origin)
     before, count = _span(shape, strides, g.shape, stride, offset)
-    memory = g.new_zeros(count)
-    places = torch.arange(count, device=g.device).as_strided(g.shape, stride, before + offset)
-    memory.index_add_(0, places.reshape(-1), g.reshape(-1))
-    repeated = math.prod(length for length, step in zip(shape, strides, strict=True) if step == 0)
-    return (memory / repeated if repeated > 1 else memory).as_strided(shape, strides, before)
+    memory = _added_up(g, count, stride, before + offset)
+    if _overlaps(shape, strides):
+        memory = memory / _added_up(g.new_ones(shape), count, strides, before)
+    return memory.as_strided(shape, strides, before)
+
+
+def _added_up(g: torch.Tensor, count: int, stride: tuple, offset: int) -> torch.Tensor:
+    """Return `count` elements of memory, each the sum of the elements of g that a view of these strides has there."""
+    return g.new_zeros(count).index_add_(0, _places(count, g.shape, stride, offset, g.device), g.reshape(-1))
+
+
+def _places(count: int, shape: tuple, stride: tuple, offset: int, device: torch.device) -> torch.Tensor:
+    """Return where in `count` elements of memory each element of a view of this shape and these strides lies."""
+    return torch.arange(count, device=device).as_strided(shape, stride, offset).reshape(-1)
+
+
+def _overlaps(shape: tuple, strides: tuple) -> bool:
+    """Return whether two elements may be one in memory: a dim's stride is within the reach of the smaller strides."""
+    reach = 0
+    for step, length in sorted(zip(strides, shape, strict=True)):
+        if length != 1:
+            if step <= reach:
+                return True
+            reach += (length - 1) * step
+    return False
 
 
 def strided_scatter(
