@@ -4,6 +4,7 @@ import inspect
 import traceback
 import warnings
 
+import numpy
 import pytest
 import torch
 from support import rounded
@@ -464,3 +465,16 @@ def test_zero_dim_cpu_tensors_go_with_any_device():
     x, scale = torch.ones(2, 3, device="meta"), torch.tensor(2.0)
     trace = forge.trace(lambda x, scale: torch.where(x > 0, scale, x / scale), x, scale)
     assert trace.output.device.type == "meta"
+
+
+def test_numbers_of_numpy_are_drawn_from_its_own_generator() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = torch.from_numpy(numpy.random.rand(4)) < 0.5
+        return nn.functional.dropout(x * kept), torch.randperm(4)
+
+    drawn = []
+    for each in (function, forge.jit(function)):
+        numpy.random.seed(0)
+        torch.manual_seed(0)
+        drawn.append(([each(torch.ones(4)) for _ in range(3)], numpy.random.rand(), torch.rand(1)))
+    torch.testing.assert_close(drawn[1], drawn[0], rtol=0, atol=0)
