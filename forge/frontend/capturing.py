@@ -38,11 +38,12 @@ from torch._dynamo.variables import (
     script_object,
 )
 from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
-from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable
+from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable, RandomVariable
 from torch.autograd.function import FunctionCtx
 from torch.utils._device import DeviceContext
 
 from forge.executors.hubex.layers import LayerExecutor
+from forge.frontend.attributes import GUARDED
 from forge.frontend.checks import CHECKS, capture_check, captured_asserts
 from forge.frontend.functions import wrong_gradients
 from forge.frontend.layers import captured_call, replacing
@@ -397,6 +398,25 @@ _inlines = Replaced(InliningInstructionTranslator, "build_inline_tracer", static
 _CATCHABLE = (_handles, _inlines) if hasattr(exc, "FakeTensorObservedException") else ()
 
 
+# generators of random numbers
+
+
+def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    """A method of a random.Random, whose state Dynamo does not guard: every call would draw the numbers of the first.
+    The graph breaks, unless the program made the generator."""
+    if self.source is not None:
+        unimplemented(
+            gb_type="a random.Random of the caller's",
+            context=f"random.Random.{name}",
+            explanation="Its state is another one at the next call.",
+            hints=[],
+        )
+    return _draws.original(self, tx, name, args, kwargs)
+
+
+_draws = Replaced(RandomVariable, "call_method", _draw)
+
+
 # what is logged
 
 
@@ -426,6 +446,7 @@ _logs = Replaced(LoggingLoggerVariable, "call_method", _log)
 
 
 _EVERYWHERE = (
+    _draws,
     _logs,
     _materializes,
     _applies,
@@ -438,6 +459,7 @@ _EVERYWHERE = (
     _calls_modules,
     _finds,
     _finds_in_lists,
+    *GUARDED,
     *_CATCHABLE,
     captured_asserts,
     captured_globals,

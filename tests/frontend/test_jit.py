@@ -1,6 +1,7 @@
 """forge.jit's options, errors and reports; opaque calls; what runs in eager."""
 
 import inspect
+import random
 import traceback
 import warnings
 
@@ -478,3 +479,22 @@ def test_numbers_of_numpy_are_drawn_from_its_own_generator() -> None:
         torch.manual_seed(0)
         drawn.append(([each(torch.ones(4)) for _ in range(3)], numpy.random.rand(), torch.rand(1)))
     torch.testing.assert_close(drawn[1], drawn[0], rtol=0, atol=0)
+
+
+class Augmented(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = random.Random(0)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int, float]:
+        own = random.Random(1)
+        return x * self.generator.random() + 1, self.generator.randint(0, 99), own.random()
+
+
+def test_numbers_of_a_models_own_generator_are_drawn_at_every_call() -> None:
+    drawn = []
+    for jit in (False, True):
+        model = Augmented()
+        run = forge.jit(model) if jit else model
+        drawn.append(([run(torch.ones(2)) for _ in range(3)], model.generator.random()))
+    torch.testing.assert_close(drawn[1], drawn[0])

@@ -1,0 +1,128 @@
+"""Guards on attributes that an object does not have, and on the keys of its `__dict__`. Dynamo installs none for most
+ways to look for them: a program would take the branch of its first call for ever."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import WrapperDescriptorType
+from typing import Any
+
+import torch
+from torch._dynamo.exc import ObservedAttributeError, unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource, LocalSource
+from torch._dynamo.variables import (
+    BuiltinVariable,
+    TensorVariable,
+    UserDefinedDictVariable,
+    UserDefinedObjectVariable,
+    builtin,
+)
+
+from forge.frontend.replaced import Replaced
+
+
+def _get(obj: Any, name: Any, default: Any, original: Callable) -> Any:
+    """`obj.name` or `getattr(obj, name, default)`, which Dynamo's `original` gives."""
+    _refuse_empty_dict(obj, name)
+    if name.is_python_constant() and name.as_python_constant() == "__dict__":
+        _guard_keys(obj)
+    try:
+        found = original()
+    except ObservedAttributeError:
+        _guard_absence(obj, name)
+        raise
+    if default is not None and found is default:
+        _guard_absence(obj, name)
+    return found
+
+
+def _look(obj: Any, name: Any, original: Callable) -> Any:
+    """`hasattr(obj, name)`, which Dynamo's `original` gives."""
+    _refuse_empty_dict(obj, name)
+    found = original()
+    if found is not None and found.is_constant_match(False):
+        _guard_absence(obj, name)
+    return found
+
+
+def _refuse_empty_dict(obj: Any, name: Any) -> None:
+    """An object of a dict's subclass is guarded by its items first: where there are none, torch looks no further."""
+    if not isinstance(obj, UserDefinedDictVariable) or obj.source is None or len(obj.value):
+        return
+    if name.is_python_constant() and not hasattr(type(obj.value), name.as_python_constant()):
+        unimplemented(
+            gb_type="an attribute of an empty dict",
+            context=f"{type(obj.value).__name__}.{name.as_python_constant()}",
+            explanation="torch checks no guard on it.",
+            hints=[],
+        )
+
+
+def _guard_keys(obj: Any) -> None:
+    """Guard which attributes the `__dict__` of an object has."""
+    if obj.source is not None:
+        install_guard(AttrSource(obj.source, "__dict__").make_guard(GuardBuilder.DICT_KEYS_MATCH))
+
+
+def _guard_absence(obj: Any, name: Any) -> None:
+    """Guard that an object has no attribute of this name. Where its class computes attributes, that code is captured
+    and has guards of its own; it is not run to check one: the keys of the object's `__dict__` are guarded."""
+    if obj.source is None or not name.is_python_constant():
+        return
+    attribute = name.as_python_constant()
+    if isinstance(obj, UserDefinedObjectVariable) and _is_computed(obj.value, attribute):
+        if hasattr(obj.value, "__dict__"):
+            _guard_keys(obj)
+    elif "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+        install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=attribute)))
+    elif isinstance(obj, TensorVariable) and not isinstance(obj.source, LocalSource):
+        unimplemented(
+            gb_type="an attribute that a tensor of a module does not have",
+            context=f"torch.Tensor.{attribute}",
+            explanation="Before torch 2.13, no guard on it is checked.",
+            hints=[],
+        )
+    else:  # before torch 2.13
+        install_guard(AttrSource(obj.source, attribute).make_guard(GuardBuilder.HASATTR))
+
+
+def _is_computed(value: Any, name: str) -> bool:
+    """Return whether a class has code that looks this attribute up."""
+    kind = type(value)
+    computes = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
+    replaces = not isinstance(kind.__getattribute__, WrapperDescriptorType)
+    return computes or replaces or isinstance(inspect.getattr_static(kind, name, None), property)
+
+
+def _vars(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
+    if args:
+        _guard_keys(args[0].realize())
+    return _lists.original(self, tx, *args)
+
+
+def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
+    default = args[2] if len(args) > 2 else None
+    return _get(args[0], args[1], default, partial(_gets.original, self, tx, args, kwargs))
+
+
+def _hasattr(self: Any, tx: Any, args: Any, kwargs: dict) -> Any:
+    return _look(args[0].realize(), args[1], partial(_looks.original, self, tx, args, kwargs))
+
+
+def _getattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any, default: Any = None) -> Any:
+    return _get(obj, name, default, partial(_gets.original, self, tx, obj, name, default))
+
+
+def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -> Any:
+    return _look(obj, name, partial(_looks.original, self, tx, obj, name))
+
+
+_lists = Replaced(BuiltinVariable, "call_vars", _vars)
+if hasattr(builtin, "GetAttrBuiltinVariable"):  # since torch 2.13
+    _gets = Replaced(builtin.GetAttrBuiltinVariable, "_call_getattr", _getattr)
+    _looks = Replaced(builtin.HasAttrBuiltinVariable, "call_function", _hasattr)
+else:
+    _gets = Replaced(BuiltinVariable, "call_getattr", _getattr_of_a_builtin)
+    _looks = Replaced(BuiltinVariable, "call_hasattr", _hasattr_of_a_builtin)
+GUARDED = (_lists, _gets, _looks)
