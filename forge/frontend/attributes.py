@@ -13,6 +13,7 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, LocalSource
 from torch._dynamo.variables import (
     BuiltinVariable,
+    ConstantVariable,
     TensorVariable,
     UserDefinedDictVariable,
     UserDefinedObjectVariable,
@@ -68,7 +69,7 @@ def _guard_keys(obj: Any) -> None:
 def _guard_absence(obj: Any, name: Any) -> None:
     """Guard that an object has no attribute of this name. Where its class computes attributes, that code is captured
     and has guards of its own; it is not run to check one: the keys of the object's `__dict__` are guarded."""
-    if obj.source is None or not name.is_python_constant():
+    if obj.source is None or isinstance(obj, ConstantVariable) or not name.is_python_constant():
         return
     attribute = name.as_python_constant()
     if isinstance(obj, UserDefinedObjectVariable) and _is_computed(obj.value, attribute):

@@ -194,3 +194,12 @@ def test_what_computes_attributes_is_called_once() -> None:
         owner.late = 5.0
         results[-1].append(function(torch.ones(2), owner)[0].item())
     assert results == [[3.0, 2.0, 2.0, 5.0]] * 2
+
+
+@pytest.mark.parametrize("owner", [None, 3, "text", (1, 2)], ids=repr)
+def test_constants_have_no_attributes(owner: Any) -> None:
+    def scaled(x: torch.Tensor, owner: Any) -> torch.Tensor:
+        return x * getattr(owner, "late", 2.0) if not hasattr(owner, "early") else x
+
+    jitted = forge.jit(scaled, strict=True)
+    assert torch.equal(jitted(torch.ones(2), owner), torch.full((2,), 2.0))
