@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._dynamo.exc import ObservedAttributeError, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, LocalSource
+from torch._dynamo.source import AttrSource, is_from_unspecialized_nn_module_source
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
@@ -77,7 +77,7 @@ def _guard_absence(obj: Any, name: Any) -> None:
             _guard_keys(obj)
     elif "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
         install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=attribute)))
-    elif isinstance(obj, TensorVariable) and not isinstance(obj.source, LocalSource):
+    elif isinstance(obj, TensorVariable) and is_from_unspecialized_nn_module_source(obj.source):
         unimplemented(
             gb_type="an attribute that a tensor of a module does not have",
             context=f"torch.Tensor.{attribute}",
