@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from forge.ir.versions import TORCH
-from forge.testing.opinfo import ALL, Directive, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
+from forge.testing.opinfo import ALL, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
 from forge.testing.opinfos.cases import cases, errors, method, of_input, register_computed
 
 DIM = "out of range"
@@ -240,9 +239,6 @@ _register(
         (lambda make: sample(make(4), 0, 0, -1), RuntimeError, "non-negative"),
     ),
 )
-_LOST_SYMBOL = Directive(
-    "xfail", "Dynamo makes a symbol for the start, and another one of where the result lies", test="test_jit"
-)
 _register(
     "narrow.at_a_tensor",
     torch.narrow,
@@ -255,7 +251,6 @@ _register(
         (lambda make: sample(make(4), 0, make.places(1, 2), 2), RuntimeError, "0-dim integral Tensor"),
         (lambda make: sample(make(4), 0, make.mask(), 2), RuntimeError, "0-dim integral Tensor"),
     ),
-    directives=(_LOST_SYMBOL,) if TORCH < (2, 12) else (),
 )
 _register(
     "ops.aten.slice",
