@@ -14,9 +14,11 @@ from torch._dynamo.source import AttrSource, is_from_unspecialized_nn_module_sou
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstantVariable,
+    PythonModuleVariable,
     TensorVariable,
     UserDefinedDictVariable,
     UserDefinedObjectVariable,
+    UserFunctionVariable,
     builtin,
 )
 
@@ -26,8 +28,6 @@ from forge.frontend.replaced import Replaced
 def _get(obj: Any, name: Any, default: Any, original: Callable) -> Any:
     """`obj.name` or `getattr(obj, name, default)`, which Dynamo's `original` gives."""
     _refuse_empty_dict(obj, name)
-    if name.is_python_constant() and name.as_python_constant() == "__dict__":
-        _guard_keys(obj)
     try:
         found = original()
     except ObservedAttributeError:
@@ -35,6 +35,8 @@ def _get(obj: Any, name: Any, default: Any, original: Callable) -> Any:
         raise
     if default is not None and found is default:
         _guard_absence(obj, name)
+    elif name.is_python_constant() and name.as_python_constant() == "__dict__":
+        _guard_keys(obj)
     return found
 
 
@@ -61,8 +63,8 @@ def _refuse_empty_dict(obj: Any, name: Any) -> None:
 
 
 def _guard_keys(obj: Any) -> None:
-    """Guard which attributes the `__dict__` of an object has."""
-    if obj.source is not None:
+    """Guard which attributes the `__dict__` of an object, a function or a Python module has."""
+    if obj.source is not None and isinstance(obj, _WITH_DICTS):
         install_guard(AttrSource(obj.source, "__dict__").make_guard(GuardBuilder.DICT_KEYS_MATCH))
 
 
@@ -75,7 +77,7 @@ def _guard_absence(obj: Any, name: Any) -> None:
     if isinstance(obj, UserDefinedObjectVariable) and _is_computed(obj.value, attribute):
         if hasattr(obj.value, "__dict__"):
             _guard_keys(obj)
-    elif "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+    elif _SINCE_213:
         install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=attribute)))
     elif isinstance(obj, TensorVariable) and is_from_unspecialized_nn_module_source(obj.source):
         unimplemented(
@@ -84,7 +86,7 @@ def _guard_absence(obj: Any, name: Any) -> None:
             explanation="Before torch 2.13, no guard on it is checked.",
             hints=[],
         )
-    else:  # before torch 2.13
+    else:
         install_guard(AttrSource(obj.source, attribute).make_guard(GuardBuilder.HASATTR))
 
 
@@ -97,9 +99,10 @@ def _is_computed(value: Any, name: str) -> bool:
 
 
 def _vars(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
+    found = _lists.original(self, tx, *args)
     if args:
         _guard_keys(args[0].realize())
-    return _lists.original(self, tx, *args)
+    return found
 
 
 def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
@@ -119,8 +122,10 @@ def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -
     return _look(obj, name, partial(_looks.original, self, tx, obj, name))
 
 
+_WITH_DICTS = (UserDefinedObjectVariable, UserFunctionVariable, PythonModuleVariable)
+_SINCE_213 = hasattr(builtin, "GetAttrBuiltinVariable")  # since torch 2.13
 _lists = Replaced(BuiltinVariable, "call_vars", _vars)
-if hasattr(builtin, "GetAttrBuiltinVariable"):  # since torch 2.13
+if _SINCE_213:
     _gets = Replaced(builtin.GetAttrBuiltinVariable, "_call_getattr", _getattr)
     _looks = Replaced(builtin.HasAttrBuiltinVariable, "call_function", _hasattr)
 else:
