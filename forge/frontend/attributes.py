@@ -8,6 +8,7 @@ from types import WrapperDescriptorType
 from typing import Any
 
 import torch
+from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import ObservedAttributeError, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, is_from_unspecialized_nn_module_source
@@ -25,8 +26,9 @@ from torch._dynamo.variables import (
 from forge.frontend.replaced import Replaced
 
 
-def _get(obj: Any, name: Any, default: Any, original: Callable) -> Any:
-    """`obj.name` or `getattr(obj, name, default)`, which Dynamo's `original` gives."""
+def _get(obj: Any, name: str | None, original: Callable, default: Any = None) -> Any:
+    """`obj.name` or `getattr(obj, name, default)`, which Dynamo's `original` gives. A name that is no constant is None:
+    Dynamo refuses it."""
     _refuse_empty_dict(obj, name)
     try:
         found = original()
@@ -35,12 +37,12 @@ def _get(obj: Any, name: Any, default: Any, original: Callable) -> Any:
         raise
     if default is not None and found is default:
         _guard_absence(obj, name)
-    elif name.is_python_constant() and name.as_python_constant() == "__dict__":
+    elif name == "__dict__":
         _guard_keys(obj)
     return found
 
 
-def _look(obj: Any, name: Any, original: Callable) -> Any:
+def _look(obj: Any, name: str | None, original: Callable) -> Any:
     """`hasattr(obj, name)`, which Dynamo's `original` gives."""
     _refuse_empty_dict(obj, name)
     found = original()
@@ -49,14 +51,19 @@ def _look(obj: Any, name: Any, original: Callable) -> Any:
     return found
 
 
-def _refuse_empty_dict(obj: Any, name: Any) -> None:
+def _constant(name: Any) -> str | None:
+    """Return the name that a variable of Dynamo's stands for."""
+    return name.as_python_constant() if name.is_python_constant() else None
+
+
+def _refuse_empty_dict(obj: Any, name: str | None) -> None:
     """An object of a dict's subclass is guarded by its items first: where there are none, torch looks no further."""
     if not isinstance(obj, UserDefinedDictVariable) or obj.source is None or len(obj.value):
         return
-    if name.is_python_constant() and not hasattr(type(obj.value), name.as_python_constant()):
+    if name is not None and not hasattr(type(obj.value), name):
         unimplemented(
             gb_type="an attribute of an empty dict",
-            context=f"{type(obj.value).__name__}.{name.as_python_constant()}",
+            context=f"{type(obj.value).__name__}.{name}",
             explanation="torch checks no guard on it.",
             hints=[],
         )
@@ -68,26 +75,25 @@ def _guard_keys(obj: Any) -> None:
         install_guard(AttrSource(obj.source, "__dict__").make_guard(GuardBuilder.DICT_KEYS_MATCH))
 
 
-def _guard_absence(obj: Any, name: Any) -> None:
+def _guard_absence(obj: Any, name: str | None) -> None:
     """Guard that an object has no attribute of this name. Where its class computes attributes, that code is captured
     and has guards of its own; it is not run to check one: the keys of the object's `__dict__` are guarded."""
-    if obj.source is None or isinstance(obj, ConstantVariable) or not name.is_python_constant():
+    if obj.source is None or isinstance(obj, ConstantVariable) or name is None:
         return
-    attribute = name.as_python_constant()
-    if isinstance(obj, UserDefinedObjectVariable) and _is_computed(obj.value, attribute):
+    if isinstance(obj, UserDefinedObjectVariable) and _is_computed(obj.value, name):
         if hasattr(obj.value, "__dict__"):
             _guard_keys(obj)
-    elif _SINCE_213:
-        install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=attribute)))
-    elif isinstance(obj, TensorVariable) and is_from_unspecialized_nn_module_source(obj.source):
+    elif isinstance(obj, TensorVariable) and is_from_unspecialized_nn_module_source(obj.source) and not _SINCE_213:
         unimplemented(
             gb_type="an attribute that a tensor of a module does not have",
-            context=f"torch.Tensor.{attribute}",
+            context=f"torch.Tensor.{name}",
             explanation="Before torch 2.13, no guard on it is checked.",
             hints=[],
         )
-    else:
-        install_guard(AttrSource(obj.source, attribute).make_guard(GuardBuilder.HASATTR))
+    elif "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+        install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
+    else:  # before torch 2.12
+        install_guard(AttrSource(obj.source, name).make_guard(GuardBuilder.HASATTR))
 
 
 def _is_computed(value: Any, name: str) -> bool:
@@ -98,8 +104,8 @@ def _is_computed(value: Any, name: str) -> bool:
     return computes or replaces or isinstance(inspect.getattr_static(kind, name, None), property)
 
 
-def _vars(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
-    found = _lists.original(self, tx, *args)
+def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    found = _lists.original(self, tx, *args, **kwargs)
     if args:
         _guard_keys(args[0].realize())
     return found
@@ -107,19 +113,23 @@ def _vars(self: BuiltinVariable, tx: Any, *args: Any) -> Any:
 
 def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
     default = args[2] if len(args) > 2 else None
-    return _get(args[0], args[1], default, partial(_gets.original, self, tx, args, kwargs))
+    return _get(args[0], _constant(args[1]), partial(_gets.original, self, tx, args, kwargs), default)
 
 
 def _hasattr(self: Any, tx: Any, args: Any, kwargs: dict) -> Any:
-    return _look(args[0].realize(), args[1], partial(_looks.original, self, tx, args, kwargs))
+    return _look(args[0].realize(), _constant(args[1]), partial(_looks.original, self, tx, args, kwargs))
 
 
 def _getattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any, default: Any = None) -> Any:
-    return _get(obj, name, default, partial(_gets.original, self, tx, obj, name, default))
+    return _get(obj, _constant(name), partial(_gets.original, self, tx, obj, name, default), default)
 
 
 def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -> Any:
-    return _look(obj, name, partial(_looks.original, self, tx, obj, name))
+    return _look(obj, _constant(name), partial(_looks.original, self, tx, obj, name))
+
+
+def _load(tx: Any, obj: Any, name: str) -> Any:
+    return _get(obj, name, partial(_loads.original, tx, obj, name))
 
 
 _WITH_DICTS = (UserDefinedObjectVariable, UserFunctionVariable, PythonModuleVariable)
@@ -131,4 +141,5 @@ if _SINCE_213:
 else:
     _gets = Replaced(BuiltinVariable, "call_getattr", _getattr_of_a_builtin)
     _looks = Replaced(BuiltinVariable, "call_hasattr", _hasattr_of_a_builtin)
-GUARDED = (_lists, _gets, _looks)
+_loads = Replaced(symbolic_convert, "generic_getattr", _load)  # `obj.name`, since torch 2.14
+GUARDED = (_lists, _gets, _looks, *[each for each in [_loads] if each.original is not None])
