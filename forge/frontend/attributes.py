@@ -90,9 +90,9 @@ def _guard_absence(obj: Any, name: str | None) -> None:
             explanation="Before torch 2.13, no guard on it is checked.",
             hints=[],
         )
-    elif "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+    elif _SINCE_212:
         install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
-    else:  # before torch 2.12
+    else:
         install_guard(AttrSource(obj.source, name).make_guard(GuardBuilder.HASATTR))
 
 
@@ -133,6 +133,7 @@ def _load(tx: Any, obj: Any, name: str) -> Any:
 
 
 _WITH_DICTS = (UserDefinedObjectVariable, UserFunctionVariable, PythonModuleVariable)
+_SINCE_212 = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters  # since torch 2.12
 _SINCE_213 = hasattr(builtin, "GetAttrBuiltinVariable")  # since torch 2.13
 _lists = Replaced(BuiltinVariable, "call_vars", _vars)
 if _SINCE_213:
@@ -142,4 +143,4 @@ else:
     _gets = Replaced(BuiltinVariable, "call_getattr", _getattr_of_a_builtin)
     _looks = Replaced(BuiltinVariable, "call_hasattr", _hasattr_of_a_builtin)
 _loads = Replaced(symbolic_convert, "generic_getattr", _load)  # `obj.name`, since torch 2.14
-GUARDED = (_lists, _gets, _looks, *[each for each in [_loads] if each.original is not None])
+GUARDED = tuple(each for each in (_lists, _gets, _looks, _loads) if each.original is not None)

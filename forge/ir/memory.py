@@ -7,7 +7,7 @@ since. Until the first write nothing is replayed.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -117,22 +117,21 @@ def _repeats(step: ViewStep, base: TensorProxy, shown: TensorProxy) -> bool:
     if view == "torch.Tensor.unfold":
         distance = step.args[2] if len(step.args) > 2 else step.kwargs["step"]
         return hint_of(distance) < hint_of(shown.shape[-1])
-    return view == "prims.as_strided" and _overlaps(*step.args[:2])
+    return view == "prims.as_strided" and overlaps(*(map(hint_of, each) for each in step.args[:2]))
 
 
 def _bytes(tensor: TensorProxy) -> int:
     return math.prod(map(hint_of, tensor.shape)) * tensor.dtype.itemsize
 
 
-def _overlaps(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
-    """Whether two places of such a tensor may be one in memory: a dim's step is within what smaller steps reach."""
-    reach = 0
-    for stride, length in sorted(zip(map(hint_of, strides), map(hint_of, shape), strict=True)):
-        if length == 1:
-            continue
-        if stride <= reach:
-            return True
-        reach += (length - 1) * stride
+def overlaps(shape: Iterable[Dim], strides: Iterable[Dim]) -> bool:
+    """Return whether two elements may be one in memory: a dim's stride is within the reach of the smaller strides."""
+    reach: Dim = 0
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if length != 1:
+            if stride <= reach:
+                return True
+            reach += (length - 1) * stride
     return False
 
 

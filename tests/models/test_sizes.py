@@ -20,7 +20,7 @@ from tests.models.zoo import BATCH, LENGTH, MODELS
 
 SIZES = ((BATCH, LENGTH), (BATCH, LENGTH + 4), (BATCH + 1, LENGTH + 4), (1, LENGTH - 3))
 COMMON = [name for name, make in MODELS.items() if make.__module__ == zoo.__name__ and name not in SLOW]
-# by default, models of the parts of another one are in training alone, as those that take half a minute; and these not
+# models of the same parts as another one, or of half a minute: by default in training alone, and not at all
 ALIKE = set("distilbert falcon gpt_neox led mistral opt bloom phimoe qwen3 roberta t5 whisper".split())
 LEFT_OUT = set("falcon_h1 marian olmoe pegasus qwen2".split())
 WITH_INDUCTOR = ("llama", "gpt2", "bart", "bert")

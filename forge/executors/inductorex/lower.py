@@ -96,7 +96,7 @@ _WRONG = frozenset(
         aten.fractional_max_pool3d,  # its samples are taken in reverse, as those of an image are
         aten.scalar_tensor,  # a whole number's dtype
         aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
-        aten.frexp,  # of a tensor of one value, which Inductor folds, a pair
+        aten.frexp,  # of a tensor of one value: Inductor folds the call as if it gave one tensor
         aten.nextafter,  # of half precision: the next float32, rounded back
         aten._unsafe_masked_index,  # of indices out of range, which torch clamps
         aten._unsafe_masked_index_put_accumulate,

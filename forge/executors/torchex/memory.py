@@ -5,6 +5,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from forge import prims
 from forge.executors.torchex.core import run_prim, run_prims
+from forge.ir.memory import overlaps
 
 
 @run_prim(prims.with_data)
@@ -86,7 +87,7 @@ def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides
     """Memory that holds x with these strides, and zeros where more is shown; at which element x begins in it."""
     before, count = _span(x.shape, strides, size, stride, offset)
     memory = x.new_zeros(count)
-    if _overlaps(x.shape, strides):  # elements that are one in memory are equal
+    if overlaps(x.shape, strides):  # elements that are one in memory are equal
         places = _places(count, x.shape, strides, before, x.device)
         return memory.index_copy_(0, places, x.reshape(-1)), before
     return torch.as_strided_scatter(memory, x, x.shape, strides, before), before
@@ -101,7 +102,7 @@ def as_strided_backward(
     offset = _relative(g, offset, origin)
     before, count = _span(shape, strides, g.shape, stride, offset)
     memory = _added_up(g, count, stride, before + offset)
-    if _overlaps(shape, strides):
+    if overlaps(shape, strides):
         memory = memory / _added_up(g.new_ones(shape), count, strides, before)
     return memory.as_strided(shape, strides, before)
 
@@ -114,17 +115,6 @@ def _added_up(g: torch.Tensor, count: int, stride: tuple, offset: int) -> torch.
 def _places(count: int, shape: tuple, stride: tuple, offset: int, device: torch.device) -> torch.Tensor:
     """Return where in `count` elements of memory each element of a view of this shape and these strides lies."""
     return torch.arange(count, device=device).as_strided(shape, stride, offset).reshape(-1)
-
-
-def _overlaps(shape: tuple, strides: tuple) -> bool:
-    """Return whether two elements may be one in memory: a dim's stride is within the reach of the smaller strides."""
-    reach = 0
-    for step, length in sorted(zip(strides, shape, strict=True)):
-        if length != 1:
-            if step <= reach:
-                return True
-            reach += (length - 1) * step
-    return False
 
 
 def strided_scatter(
