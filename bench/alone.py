@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import forge
 from bench.kernel_examples import load, rotary, training
 from bench.timing import device_seconds, show_table
-from forge.model_bench import entry
+from forge.benchmark.model_bench import entry
 
 EPS = 1e-5
 ROWS = [(8192, 2048), (8192, 8192)]

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
-from forge.model_bench import System, entry
+from forge.benchmark.model_bench import System, entry
 
 # systems
 

@@ -19,8 +19,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import forge
 from bench.timing import show_table
-from forge.executors.timing import in_turn, ratio
-from forge.model_bench import training_step
+from forge.benchmark.model_bench import training_step
+from forge.support.timing import in_turn, ratio
 from forge.transforms import head
 
 VOCABULARY = 32_000

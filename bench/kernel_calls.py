@@ -18,8 +18,8 @@ from bench.kernel_examples import training
 from bench.timing import show_table
 from forge.executors.hubex import Kernel, gather, kernel_executor
 from forge.executors.hubex.operators import make_checker
-from forge.executors.timing import in_turn
 from forge.ir import TensorProxy
+from forge.support.timing import in_turn
 
 WANTED = 2e-6
 CHAINS = (1, 101)

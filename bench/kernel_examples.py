@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.timing import device_seconds
-from forge.executors.timing import in_turn
+from forge.support.timing import in_turn
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {

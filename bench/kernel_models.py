@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
 from bench.timing import show_table
-from forge.executors.timing import in_turn
+from forge.support.timing import in_turn
 
 # the model's sizes, the batch and its dtype, by device
 SIZES = {

@@ -22,9 +22,9 @@ from transformers.utils import logging
 import forge
 from bench.common import MLP, finish_compiling, llama, systems, token_ids
 from bench.timing import show_table
-from forge.executors.timing import in_turn, ratio
+from forge.benchmark.model_bench import System, inference, training_step
 from forge.ir.printing import in_seconds
-from forge.model_bench import System, inference, training_step
+from forge.support.timing import in_turn, ratio
 
 Runs = dict[str, Callable[[], Any]]
 

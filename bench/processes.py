@@ -22,7 +22,7 @@ from transformers.utils import logging
 import forge
 from bench.common import llama, token_ids
 from bench.timing import show_table
-from forge.model_bench import entry, training_step
+from forge.benchmark.model_bench import entry, training_step
 
 SYSTEMS = {"forge": forge.jit, "torch.compile": lambda model: torch.compile(entry(model))}
 

@@ -26,8 +26,8 @@ from transformers.utils import logging
 
 from bench.common import FROZEN, finish_compiling, jit, systems
 from bench.timing import show_table
-from forge.executors.timing import in_turn, ratio
-from forge.model_bench import System, entry, inference, training_step
+from forge.benchmark.model_bench import System, entry, inference, training_step
+from forge.support.timing import in_turn, ratio
 
 
 class Case(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from forge.executors.timing import seconds_per_call
 from forge.ir.printing import table
+from forge.support.timing import seconds_per_call
 
 
 def device_seconds(run: Callable[[], Any], *, rounds: int = 9, batch_seconds: float = 5e-4) -> float:

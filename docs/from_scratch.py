@@ -160,7 +160,7 @@ def show(value: Any) -> str:
     return value.name if isinstance(value, TensorProxy) else repr(value)
 
 
-# 2. Capture (forge/frontend) ------------------------------------------------------------------------------------------
+# 2. Capture (forge/capture)  ------------------------------------------------------------------------------------------
 #
 # Call the function with proxies and write down what it calls: that is all. The real forge.trace does this; the real
 # forge.jit lets torch.compile's Dynamo read the bytecode instead, which sees modules, guards what it assumed and breaks
@@ -533,7 +533,7 @@ def gelu_grad(input: TensorProxy) -> TensorProxy:
 
 torchex.register(gelu, F.gelu, grad=gelu_grad)
 
-# 7. The bridge (forge/jit.py, forge/compile.py, forge/frontend/autograd.py) -------------------------------------------
+# 7. The bridge (forge/api/jit.py, forge/compiler/pipeline.py, forge/runtime/autograd.py) --------------
 #
 # All together: trace, transform, differentiate, split, claim, compile. In training the two functions become one
 # torch.autograd.Function, so that torch's autograd, optimizers and hooks see an ordinary differentiable call.

@@ -19,9 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import forge
 from forge import cli
+from forge.debug.report import Explanation
 from forge.hub import HubNotice
 from forge.ir.printing import table
-from forge.report import Explanation
 from forge.testing.hub_server import Hub
 
 NORMS_CPU = Path(__file__).parent / "kernels" / "norms-cpu"

@@ -1,22 +1,22 @@
 """forge: a compiler framework for PyTorch with every operation in plain sight."""
 
-from forge import startup  # before all that imports torch
+from forge.support import startup  # before all that imports torch
 
 # isort: split
 from forge import optim
-from forge.bisection import Difference, bisect
-from forge.bundle import bundle
-from forge.edited import EditError
+from forge.api.bundle import bundle
+from forge.api.functional import grad, trace, value_and_grad, vjp
+from forge.api.jit import StrictError, finish_compiling, jit, last_backward_traces, last_traces, refold
+from forge.api.load_kernel import LoadedKernel, load_kernel
+from forge.debug.bisection import Difference, bisect
+from forge.debug.edited import EditError
+from forge.debug.report import Explanation, explain
+from forge.debug.repro import repro
 from forge.executors.errors import CheckError
 from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
 from forge.executors.hubex.registry import kernels
-from forge.functional import grad, trace, value_and_grad, vjp
 from forge.ir import versions
-from forge.jit import StrictError, finish_compiling, jit, last_backward_traces, last_traces, refold
-from forge.load_kernel import LoadedKernel, load_kernel
 from forge.patterns import Pattern, pattern
-from forge.report import Explanation, explain
-from forge.repro import repro
 from forge.version import __version__
 
 __all__ = [

@@ -37,7 +37,7 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     """A mistake in forge's own files that keeps it from being imported is told once, not by every file of tests."""
     try:
-        claim = importlib.import_module("forge.executors.claim")
+        claim = importlib.import_module("forge.compiler.claim")
     except Exception:
         pytest.exit(f"forge cannot be imported:\n{traceback.format_exc()}", returncode=pytest.ExitCode.USAGE_ERROR)
     claim.fuse_regions = _counted(claim.fuse_regions)
@@ -94,7 +94,7 @@ def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A region that fails in one test keeps no program of another from being written to disk, and no warning back."""
     waits = importlib.import_module("forge.executors.inductorex.waits")
     monkeypatch.setattr(waits, "_noticed", threading.Lock())
-    monkeypatch.setattr(importlib.import_module("forge.executors.fusion"), "_told", {})
+    monkeypatch.setattr(importlib.import_module("forge.compiler.fusion"), "_told", {})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

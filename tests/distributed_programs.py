@@ -30,8 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import forge
+from forge.capture.handles import record_of
 from forge.ir import Tag
-from forge.records import record_of
 
 # collectives
 

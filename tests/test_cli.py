@@ -15,13 +15,14 @@ import pytest
 import torch
 import typer
 
-from forge import cli, model_bench
+from forge import cli
+from forge.benchmark import model_bench
+from forge.benchmark.model_bench import Case
 from forge.cli import help, inputs, names, targets
 from forge.cli.app import TargetError, app
-from forge.executors import timing
 from forge.hub import builder, lockfile
 from forge.ir.versions import TORCH
-from forge.model_bench import Case
+from forge.support import timing
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = '''
@@ -261,7 +262,7 @@ def test_an_error_of_forges_own_is_one_line_with_a_hint(
     def fail() -> None:
         raise AssertionError("a bug")
 
-    monkeypatch.setattr("forge.doctor.examine", fail)
+    monkeypatch.setattr("forge.debug.doctor.examine", fail)
     assert run(capsys, "doctor") == (1, "", "forge: AssertionError: a bug (--debug shows where)\n")
 
 

@@ -10,7 +10,7 @@ from support import all_samples, map_tensors, refusal, tensors_in
 from test_ops import assert_same_flow, changed_inputs, differentiable_inputs, flow_of
 
 import forge
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample, all_opinfos
 
 NAMES = [info.name for info in all_opinfos()]

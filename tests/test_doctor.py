@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge import cli, doctor
+from forge import cli
+from forge.debug import doctor
 from forge.executors.executor import known_executors
 
 ROOT = Path(__file__).parents[1]

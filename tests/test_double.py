@@ -11,7 +11,7 @@ import torch
 from support import assert_same, chosen_opinfos, copy_of, map_tensors, samples, tensors_in
 from torch.autograd import gradgradcheck
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample
 
 EACH = 16  # one op of so many is checked by default

@@ -14,7 +14,7 @@ import torch
 from support import all_samples, chosen_opinfos, map_tensors, short, tensors_in
 from torch.utils import _pytree
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.ir.versions import TORCH
 from forge.testing import OpInfo, Sample
 

@@ -15,8 +15,8 @@ from support import rounded
 from torch import nn
 
 import forge
-from forge import functional
-from forge.functional import Direct
+from forge.api import functional
+from forge.api.functional import Direct
 
 
 def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

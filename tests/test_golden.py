@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.ir import Trace
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import forge
-from forge import logs
+from forge.support import logs
 
 PROGRAM = """
 import torch, forge

@@ -14,7 +14,7 @@ import torch
 from support import assert_same_metadata, chosen_opinfos, samples, short, tensors_in
 from test_ops import Inputs, changed_inputs, differentiable_inputs
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.pytree import tree_map

@@ -33,12 +33,12 @@ from support import (
 from torch.utils import _pytree
 
 import forge
-from forge.compiled import Compiled
-from forge.functional import Direct
+from forge.api.functional import Direct
+from forge.capture.handles import record_of
+from forge.compiler.executable import Compiled
 from forge.ir import Proxy, Symbol, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.pytree import rename
-from forge.records import record_of
 from forge.testing import OpInfo, Sample
 
 Dtypes = Callable[[OpInfo], list[torch.dtype]]

@@ -25,8 +25,8 @@ from support import (
 from test_ops import Inputs, changed_inputs, differentiable_inputs
 
 import forge
-from forge.functional import Direct
-from forge.records import record_of
+from forge.api.functional import Direct
+from forge.capture.handles import record_of
 from forge.testing import OpInfo, Sample
 
 MODES: dict[str, Callable] = {

@@ -24,8 +24,8 @@ from support import (
 )
 from test_ops import changed_inputs, differentiable_inputs, flow_of
 
+from forge.api.functional import Direct
 from forge.executors.inductorex import InductorExecutor
-from forge.functional import Direct
 from forge.testing import OpInfo, Sample
 
 EVERY = 3

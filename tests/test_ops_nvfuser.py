@@ -27,8 +27,8 @@ from support import (
 from test_ops import changed_inputs, differentiable_inputs, flow_of
 
 import forge
+from forge.api.functional import Direct
 from forge.executors.nvfuserex import nvfuserex
-from forge.functional import Direct
 from forge.testing import OpInfo, Sample
 
 EVERY = 45

@@ -12,7 +12,7 @@ import torch
 from support import chosen_opinfos, main_dtype, samples, tensors_in
 from torch.utils import _pytree
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample
 
 EVERY = 20

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import assert_same, copied
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.testing import OpInfo, all_opinfos
 
 FEW, MANY = 30, 1000

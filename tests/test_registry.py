@@ -21,10 +21,10 @@ from support import main_dtype, tensors_in
 
 import forge
 from forge import clang, executors, prims, torchlang
+from forge.api.functional import Direct
 from forge.clang import all_symbols as all_clang_symbols
 from forge.executors import torchex as torchex_package
 from forge.executors.torchex.core import torch_prims, torchex
-from forge.functional import Direct
 from forge.ir import BoundSymbol, Symbol, Tag, grad_rules
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name

@@ -13,10 +13,10 @@ from torch.fx import GraphModule, Node
 
 from forge import torchlang
 from forge.cache.guards import count, known_of
+from forge.capture.autograd_functions import is_once_differentiable
+from forge.capture.inputs import gains_history, weight_of
+from forge.capture.layers import SITE, Site
 from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint, fingerprint_of
-from forge.frontend.functions import is_once_differentiable
-from forge.frontend.inputs import gains_history, weight_of
-from forge.frontend.layers import SITE, Site
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from forge.cache.graphs import Described, Uncacheable, name_in_torch
+from forge.compiler.config import Options
 from forge.executors.executor import Declined, Executor, OperatorExecutor
 from forge.executors.hubex import HubExecutor, Kernel, verifier
 from forge.executors.hubex.verification.fingerprint import fingerprint, fingerprint_of
 from forge.executors.hubex.verification.owners import here, owner_of_module
-from forge.executors.machine import device_name, processor
-from forge.frontend.ambient import modes
-from forge.options import Options
+from forge.runtime.torch_state import modes
+from forge.support.machine import device_name, processor
 
 
 def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str:

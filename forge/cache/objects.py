@@ -16,8 +16,8 @@ import torch
 
 from forge.cache.graphs import Uncacheable
 from forge.cache.store import Entry
+from forge.compiler.fallback import Fallback
 from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor
-from forge.executors.fallback import Fallback
 from forge.executors.hubex import HubExecutor
 from forge.ir.printing import Code, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES

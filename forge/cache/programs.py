@@ -15,21 +15,21 @@ from typing import Any
 from forge.cache.graphs import Described
 from forge.cache.objects import Reader, Writer
 from forge.cache.store import Entry
-from forge.compiled import Compiled
-from forge.executors.claim import Claim
+from forge.compiler.autotune import Measured
+from forge.compiler.claim import Claim
+from forge.compiler.config import Options
+from forge.compiler.executable import Compiled
+from forge.compiler.fallback import Fallback
 from forge.executors.executor import Executor, FusionExecutor
-from forge.executors.fallback import Fallback
-from forge.executors.later import Replacement
-from forge.executors.selection import Measured
-from forge.frontend.autograd import Again, Sources
-from forge.frontend.recipe import Generated, Recipe, Training, assemble, finished
 from forge.ir import Trace
 from forge.ir.bounded import Bounded
 from forge.ir.locks import new_lock
 from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
-from forge.options import Options
+from forge.runtime.autograd import Again, Sources
+from forge.runtime.plan import Generated, Recipe, Training, assemble, finished
+from forge.runtime.tiering import Replacement
 from forge.transforms.split import Saved
 
 _PARTS = ("forward", "backward", "epilogue")

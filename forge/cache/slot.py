@@ -13,15 +13,15 @@ from forge.cache.graphs import Described, Uncacheable
 from forge.cache.guards import equal_lengths, guards_since, hold
 from forge.cache.keys import key_of
 from forge.cache.programs import Loaded, dump, load
-from forge.compile import compile_program
-from forge.compiled import Compiled
+from forge.capture import dynamo
+from forge.compiler.config import Options
+from forge.compiler.executable import Compiled
+from forge.compiler.pipeline import compile_program
 from forge.executors.executor import Executor
-from forge.frontend import dynamo
-from forge.frontend.ambient import modes, restored, under
-from forge.frontend.recipe import Recipe
-from forge.hub.kept import is_on
 from forge.ir.interpreter import paused_gc
-from forge.options import Options
+from forge.runtime.plan import Recipe
+from forge.runtime.torch_state import modes, restored, under
+from forge.support.owner_only_store import is_on
 
 
 class Slot:

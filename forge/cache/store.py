@@ -1,5 +1,6 @@
-"""Entries on disk: one file each (forge/hub/kept.py), JSON, which blobs follow. What is not to be used is ignored with
-a notice, and written anew."""
+"""Entries on disk: one file each (forge/support/owner_only_store.py), JSON followed by blobs.
+
+An entry that cannot be used is ignored with a notice, and written anew."""
 
 import json
 import logging
@@ -7,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.hub import kept
-from forge.hub.compat import user_cache
-from forge.hub.kept import Refused
+from forge.support import owner_only_store
+from forge.support.owner_only_store import UntrustedFile, user_cache
 
 FORMAT = b"forge program 1\n"
 SIZE = 1 << 30  # bytes of all entries
@@ -41,17 +41,17 @@ def read(key: str) -> Entry | None:
     """The entry of a key; None where there is none that may be used."""
     path = folder() / f"{key}{_SUFFIX}"
     try:
-        kept.check_folder(path.parent)
+        owner_only_store.check_folder(path.parent)
     except FileNotFoundError:
         return None
-    except (Refused, OSError) as reason:  # one notice, of however many programs
+    except (UntrustedFile, OSError) as reason:  # one notice, of however many programs
         notice(f"programs in {path.parent} are ignored: {reason}")
         return None
     try:
-        return _parsed(kept.read(path, FORMAT), key)
+        return _parsed(owner_only_store.read(path, FORMAT), key)
     except FileNotFoundError:
         return None
-    except (Refused, OSError) as reason:
+    except (UntrustedFile, OSError) as reason:
         notice(f"{path} is ignored: {reason}")
         return None
 
@@ -60,8 +60,8 @@ def write(key: str, entry: Entry) -> None:
     """Keeps an entry; a place that cannot be written to costs a notice."""
     path = folder() / f"{key}{_SUFFIX}"
     try:
-        kept.write(path, FORMAT, _bytes_of(entry, key), SIZE)
-    except (Refused, OSError) as reason:
+        owner_only_store.write(path, FORMAT, _bytes_of(entry, key), SIZE)
+    except (UntrustedFile, OSError) as reason:
         notice(f"programs are not kept in {path.parent}: {reason}")
 
 
@@ -78,7 +78,7 @@ def _bytes_of(entry: Entry, key: str) -> bytes:
 
 
 def _parsed(body: bytes, key: str) -> Entry:
-    """Raises Refused for anything but what `_bytes_of` gave for this key."""
+    """Raises UntrustedFile for anything but what `_bytes_of` gave for this key."""
     try:
         size, _, rest = body.partition(b"\n")
         head, place, blobs = json.loads(rest[: int(size)]), int(size), []
@@ -87,7 +87,7 @@ def _parsed(body: bytes, key: str) -> Entry:
             place += length
         known, data = head["key"], head["data"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(f"it cannot be read: {error}") from error
+        raise UntrustedFile(f"it cannot be read: {error}") from error
     if known != key:
-        raise Refused("it is another program's")
+        raise UntrustedFile("it is another program's")
     return Entry(data, blobs)

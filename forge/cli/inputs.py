@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import typer
 
-from forge.hub.manifest.dtypes import DTYPES, find_dtype
 from forge.ir.proxies import short_dtype
+from forge.support.dtypes import DTYPES, find_dtype
 
 SYNTAX = "[NAME=]DTYPE[LENGTH,...] such as x=float32[4,8], int64[2,16]<1000 or float32[], or a literal such as dim=-1"
 BELOW = 10  # what integers are below, where nothing is said

@@ -1,7 +1,7 @@
 """Executors: who runs the calls of a trace."""
 
+from forge.compiler.claim import claim
 from forge.executors import inductorex, nvfuserex, torchex
-from forge.executors.claim import claim
 from forge.executors.errors import RegionError
 from forge.executors.executor import (
     Declined,

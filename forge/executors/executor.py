@@ -55,6 +55,16 @@ from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
 from forge.ir.checks import check_list
 from forge.ir.undecided import Undecided, for_all_sizes
 
+_OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
+
+
+def is_own(function: Any) -> bool:
+    """Whether it is torch's, forge's or Python's: others may launch a kernel on a tensor's address, which one without
+    values does not have."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return module.partition(".")[0] in _OWN
+
 
 class Declined:
     """A checker's no, with the reason in words. False in a condition. parts: whether the calls that the declined one

@@ -31,12 +31,14 @@ from typing import Any
 
 import torch
 
-from forge.hub import children, compiler, executorch, kept, private, toolchain
-from forge.hub.compat import library, user_cache
+from forge.hub import compiler, executorch, private, toolchain
+from forge.hub.compat import library
 from forge.hub.errors import BuildError, HubNotice, IntegrityError, MalformedError, Place, RefusedError
 from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
 from forge.hub.manifest.model import Build, Manifest
 from forge.hub.policy import Policy
+from forge.support import child_processes, owner_only_store
+from forge.support.owner_only_store import user_cache
 
 FORMAT = 1
 RECORD = "build.json"
@@ -218,17 +220,17 @@ def _system(cuda: bool) -> dict[str, Any]:
 def _cached(plan: _Plan) -> tuple[Built | None, str]:
     """What was built before, or why nothing of it can be used."""
     try:
-        with kept.open_own(plan.target / RECORD) as file:
+        with owner_only_store.open_own(plan.target / RECORD) as file:
             values = json.load(file)
         path = plan.target / values["file"]
-        with kept.open_own(path) as file:
+        with owner_only_store.open_own(path) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if (values["key"], values["sha256"], path.parent) == (plan.key, sha256, plan.target):
             operators, namespaces = tuple(values["operators"]), tuple(values["namespaces"])
             return Built(plan.manifest, plan.key, path, operators, namespaces, None, {}, sha256), ""
     except FileNotFoundError:
         return None, f"{builds()} has none of these sources, flags, compilers and torch"
-    except kept.Refused as reason:
+    except owner_only_store.UntrustedFile as reason:
         return None, f"{plan.target} is not used: {reason}"
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -239,7 +241,7 @@ def _build_once(plan: _Plan, force: bool) -> Built:
     """Compiles unless another process just did. What builders that were killed left behind is removed."""
     target = plan.target
     try:
-        kept.make_folder(target.parent)
+        owner_only_store.make_folder(target.parent)
         with lock(target.with_name(f"{target.name}.lock"), plan.library):
             built, _ = (None, "") if force else _cached(plan)
             if built is not None:
@@ -249,7 +251,11 @@ def _build_once(plan: _Plan, force: bool) -> Built:
             prefix = f".{target.name}-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as work:
                 return _build(plan, Path(work))
-    except (kept.Refused, OSError, NotImplementedError) as error:  # the last: of a file system without locks
+    except (
+        owner_only_store.UntrustedFile,
+        OSError,
+        NotImplementedError,
+    ) as error:  # the last: of a file system without locks
         raise _Failed(f"{target.parent}: {error}") from error
 
 
@@ -311,7 +317,7 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
         "with_cuda": bool(plan.build.cuda),
     }
     done = subprocess.run(
-        children.run_file(compiler.__file__),
+        child_processes.run_file(compiler.__file__),
         input=json.dumps(request),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -328,7 +334,7 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
 
 def _environment() -> dict[str, str]:
     """For a process that finds the torch of this one, and ninja where pip put it."""
-    inherited = children.environment()
+    inherited = child_processes.environment()
     return {**inherited, "PATH": os.pathsep.join([toolchain.programs(), sysconfig.get_path("scripts")])}
 
 

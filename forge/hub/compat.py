@@ -120,17 +120,6 @@ def transport_errors() -> tuple[type[Exception], ...]:
     return (http_error, errors.OfflineModeIsEnabled, ConnectionError, TimeoutError)
 
 
-def user_cache() -> Path:
-    """The folder of forge's own caches: FORGE_CACHE_DIR, or the one that the system has for such."""
-    named = os.environ.get("FORGE_CACHE_DIR")
-    if named:
-        return Path(named).expanduser()
-    try:
-        return Path(library("platformdirs").user_cache_dir("forge"))
-    except MissingExtraError:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forge"
-
-
 def cache_root() -> Path:
     """The folder of huggingface_hub's cache that holds kernels."""
     return Path(os.environ.get("KERNELS_CACHE") or library("huggingface_hub.constants").HF_HUB_CACHE).expanduser()

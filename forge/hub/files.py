@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from forge.hub import kept, private
+from forge.hub import private
 from forge.hub.errors import IntegrityError, MalformedError, Place
+from forge.support import owner_only_store
 
 MANIFEST = "forge_kernels.yaml"
 NATIVE = (".so", ".pyd", ".dylib")
@@ -128,7 +129,7 @@ def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[
         location = target
     if not stat.S_ISREG(location.lstat().st_mode):
         raise MalformedError(f"{place}: is not a regular file")
-    file = kept.open_itself(location)
+    file = owner_only_store.open_itself(location)
     status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
         return file, status.st_size

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from forge.hub.compat import user_cache
 from forge.ir.locks import new_lock
+from forge.support.owner_only_store import user_cache
 
 try:
     import fcntl

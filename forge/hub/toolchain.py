@@ -9,9 +9,9 @@ from functools import cache
 
 import torch
 
-from forge.hub import children
 from forge.hub.compat import library
 from forge.hub.errors import HubError
+from forge.support import child_processes
 
 HEADERS = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".ipp", ".tpp")
 ERROR = re.compile(r"error:|undefined (reference|symbol)")
@@ -32,7 +32,7 @@ def compiler() -> str:
 
 def programs() -> str:
     """Where programs are found: not in the current folder, which a relative entry would be."""
-    return children.environment().get("PATH", os.defpath)
+    return child_processes.environment().get("PATH", os.defpath)
 
 
 @cache

@@ -118,7 +118,7 @@ def _as_strided_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], *how: obje
 def _item_meta(x: TensorProxy) -> NumberProxy:
     """The number in a tensor of one element. Source: torch.Tensor.item.
 
-    Its symbol is Dynamo's: the front end records the call with it (forge/frontend/dynamo.py).
+    Its symbol is Dynamo's: the front end records the call with it (forge/capture/dynamo.py).
     """
     raise NotImplementedError("item: the value of a tensor has no symbol while tracing; use forge.jit")
 

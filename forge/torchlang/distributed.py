@@ -1,6 +1,6 @@
 """Functional collectives: what torch.distributed._functional_collectives calls, and what Dynamo makes of
 torch.distributed.all_reduce and its like. A reduction that has no gradient (max, say), several tensors at once and a
-broadcast are opaque calls, which have an effect, too (forge/frontend/effects.py)."""
+broadcast are opaque calls, which have an effect, too (forge/capture/effects.py)."""
 
 from collections.abc import Sequence
 

@@ -3,7 +3,7 @@
 While a program is recorded, this thread is in the mode in which the program would run: a function that is traced
 directly changes it itself, and the Dynamo front end where its graph does. A call that ran without grad carries
 Tag.NO_GRAD, and no gradient flows through it. When the program runs, its values are computed in one mode; its epilogue
-(forge/frontend/program.py) sets the mode for each write and view, and leaves the one that the program left.
+(forge/compiler/program.py) sets the mode for each write and view, and leaves the one that the program left.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Windows of signals. Those of torch.signal.windows are Python of torch's own (forge/frontend/as_written.py)."""
+"""Windows of signals. Those of torch.signal.windows are Python of torch's own (forge/capture/inline_python.py)."""
 
 import math
 from collections.abc import Callable, Sequence

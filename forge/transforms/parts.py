@@ -2,7 +2,7 @@
 
 torch's autograd hands a node's gradients on when the node has run. A backward of one node hands all out at its end, and
 nobody can send the first ones while the last ones are computed. So the backward of a model whose gradients are sent is
-a generator: `yield` stands behind the last call that makes a part's gradients, and forge/frontend/autograd.py has a
+a generator: `yield` stands behind the last call that makes a part's gradients, and forge/runtime/autograd.py has a
 node for each part.
 """
 

@@ -7,7 +7,7 @@ import torch
 
 import forge
 from forge.cache import slot
-from forge.frontend import dynamo
+from forge.capture import dynamo
 
 
 class Recorded(AssertionError):

@@ -18,7 +18,7 @@ import json, sys
 import torch
 from torch import nn
 import forge
-from forge.frontend import dynamo
+from forge.capture import dynamo
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 2))
@@ -167,7 +167,7 @@ import json, sys
 import torch
 from torch import nn
 import forge
-from forge.frontend import dynamo
+from forge.capture import dynamo
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))

@@ -15,8 +15,8 @@ from support import rounded
 from torch import nn
 
 import forge
-from forge.frontend.autograd import _UNPACKS_EACH
-from forge.records import record_of
+from forge.capture.handles import record_of
+from forge.runtime.autograd import _UNPACKS_EACH
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import forge
-from forge.executors import cuda_graphs
-from forge.executors.cuda_graphs import Graph, Pool
-from forge.records import record_of
+from forge.capture.handles import record_of
+from forge.runtime import cuda_graphs
+from forge.runtime.cuda_graphs import Graph, Pool
 from forge.transforms import head
 
 CUDA = torch.cuda.is_available()

@@ -11,19 +11,19 @@ import torch.nn.functional as F
 
 import forge
 from forge import prims, torchlang
+from forge.api.functional import Direct
+from forge.capture.handles import record_of
+from forge.compiler.claim import claim
 from forge.executors import (
     Executor,
     FusionExecutor,
     OperatorExecutor,
-    claim,
     decline,
     executor,
     register_executor,
     resolve_executors,
 )
-from forge.functional import Direct
 from forge.ir import BoundSymbol, Trace
-from forge.records import record_of
 
 # registration
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 import forge
 from forge import torchlang
-from forge.executors import FusionExecutor, OperatorExecutor, claim, resolve_executors
+from forge.compiler.claim import claim
+from forge.executors import FusionExecutor, OperatorExecutor, resolve_executors
 from forge.ir import BoundSymbol, Trace
 
 

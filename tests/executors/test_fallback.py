@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.executors import Declined, FusionExecutor, RegionError, claim, decline, resolve_executors
+from forge.capture.handles import record_of
+from forge.compiler.claim import claim
+from forge.executors import Declined, FusionExecutor, RegionError, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
-from forge.records import record_of
 
 pytestmark = pytest.mark.usefixtures("compiled_regions")  # under check="regions" a failure is raised
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 import forge
-from forge.executors import Declined, FusionExecutor, claim, decline, resolve_executors
+from forge.capture.handles import record_of
+from forge.compiler.claim import claim
+from forge.executors import Declined, FusionExecutor, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
-from forge.records import record_of
 
 
 class Late(FusionExecutor):

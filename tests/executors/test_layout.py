@@ -14,11 +14,11 @@ from support import chosen_opinfos, main_dtype, map_tensors, samples, tensors_in
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import forge
-from forge.executors import layout, unspecified
+from forge.api.functional import Direct
+from forge.compiler import layout, unspecified_strides
+from forge.compiler.layout import Layout, Layouts, paired
 from forge.executors.hubex import kernel_executor
-from forge.executors.layout import Layout, Layouts, paired
 from forge.executors.torchex import attention
-from forge.functional import Direct
 from forge.ir import Proxy, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.pytree import rename
@@ -220,7 +220,7 @@ def test_a_call_alone_follows_an_image_whose_channels_lie_beside_each_other() ->
 def test_a_result_has_eagers_stride_in_a_dim_of_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a checked program makes of values with gaps between their elements is not what its caller sees."""
     spread = lambda x: torch.empty(2 * x.numel()).as_strided(x.shape, (2, 4)).copy_(x)
-    monkeypatch.setattr(unspecified, "randomly_strided", spread)
+    monkeypatch.setattr(unspecified_strides, "randomly_strided", spread)
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         wide = x * 2

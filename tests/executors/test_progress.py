@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from forge.executors import progress
+from forge.support import progress
 
 
 class Terminal(io.StringIO):

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from forge.executors import FusionExecutor, claim, decline, resolve_executors
-from forge.functional import Direct
+from forge.api.functional import Direct
+from forge.compiler.claim import claim
+from forge.executors import FusionExecutor, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
 
 

@@ -14,13 +14,16 @@ import torch.nn.functional as F
 
 import forge
 from forge import clang, torchlang
-from forge.executors import FusionExecutor, OperatorExecutor, claim, decline, resolve_executors, times, timing
+from forge.api.functional import Direct
+from forge.compiler import autotune_store
+from forge.compiler.autotune import PARTS, Measured
+from forge.compiler.claim import claim
+from forge.compiler.config import Options
+from forge.executors import FusionExecutor, OperatorExecutor, decline, resolve_executors
 from forge.executors.hubex import kernel_executor
-from forge.executors.selection import PARTS, Measured
-from forge.functional import Direct
 from forge.ir import BoundSymbol, Symbol, Trace
 from forge.ir.bounded import Bounded
-from forge.options import Options
+from forge.support import timing
 
 FAST, SLOW = 10e-6, 40e-6
 
@@ -46,7 +49,7 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
     """The timer of a process that has measured nothing yet, and keeps what it measures in a folder of its own."""
     found = Timer()
     monkeypatch.setattr(timing, "time_candidates", found)
-    monkeypatch.setattr(times, "_noticed", set())
+    monkeypatch.setattr(autotune_store, "_noticed", set())
     monkeypatch.setenv("FORGE_CACHE", "1")
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "forge"))
     another_process(monkeypatch)
@@ -55,8 +58,8 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known from now on but what is on disk; programs are compiled anew."""
-    monkeypatch.setattr(times, "_known", Bounded(100))
-    shutil.rmtree(times.folder().parent / "programs", ignore_errors=True)
+    monkeypatch.setattr(autotune_store, "_known", Bounded(100))
+    shutil.rmtree(autotune_store.folder().parent / "programs", ignore_errors=True)
     torch._dynamo.reset()
 
 
@@ -213,7 +216,7 @@ def test_a_call_inside_of_another_is_measured_where_nobody_takes_the_whole(timer
 def test_the_order_is_as_ever(timer: Timer) -> None:
     told = measured(F.silu, torch.randn(4), executors=[mine(), "torch"], select="order")
     assert who(told) == ["mine"]
-    assert timer.asked == [] and told.measured == [] and not times.folder().exists()
+    assert timer.asked == [] and told.measured == [] and not autotune_store.folder().exists()
 
 
 # gradients
@@ -310,7 +313,7 @@ def test_what_was_measured_is_read_from_disk(timer: Timer, monkeypatch: pytest.M
         assert who(told) == ["torch"] and told.measured[0].candidates[0].seconds == SLOW
         another_process(monkeypatch)
     assert len(timer.asked) == 1
-    (file,) = times.folder().iterdir()
+    (file,) = autotune_store.folder().iterdir()
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -324,7 +327,7 @@ def test_what_another_process_would_not_know_again_is_not_kept(timer: Timer) -> 
     for _ in range(2):
         torch._dynamo.reset()
         assert who(measured(F.silu, torch.randn(4), executors=executors)) == ["torch"]
-    assert len(timer.asked) == 1 and not times.folder().exists()
+    assert len(timer.asked) == 1 and not autotune_store.folder().exists()
 
 
 @pytest.mark.parametrize("options", [{"cache": False}, {}])
@@ -335,7 +338,7 @@ def test_nothing_is_kept_where_the_cache_is_off(
         monkeypatch.setenv("FORGE_CACHE", "0")
     timer.seconds = {"mine": SLOW, "torch": FAST}
     measured(F.silu, torch.randn(4), executors=[mine(), "torch"], **options)
-    assert len(timer.asked) == 1 and not times.folder().exists()
+    assert len(timer.asked) == 1 and not autotune_store.folder().exists()
 
 
 def test_a_candidate_whose_code_changes_is_measured_again(timer: Timer) -> None:
@@ -428,7 +431,7 @@ def test_a_damaged_file_is_ignored_with_a_notice(
 ) -> None:
     timer.seconds = {"mine": SLOW, "torch": FAST}
     measured(F.silu, torch.randn(4), executors=[mine(), "torch"])
-    (file,) = times.folder().iterdir()
+    (file,) = autotune_store.folder().iterdir()
     file.write_bytes(damage(file.read_bytes()))
     another_process(monkeypatch)
     with caplog.at_level(logging.WARNING, "forge.select"):
@@ -445,9 +448,9 @@ def test_a_file_that_holds_another_calls_times_is_ignored(
 ) -> None:
     timer.seconds = {"mine": SLOW, "torch": FAST}
     measured(F.silu, torch.randn(4), executors=[mine(), "torch"])
-    (first,) = times.folder().iterdir()
+    (first,) = autotune_store.folder().iterdir()
     measured(F.silu, torch.randn(8), executors=[mine(), "torch"])
-    (second,) = set(times.folder().iterdir()) - {first}
+    (second,) = set(autotune_store.folder().iterdir()) - {first}
     shutil.copy(first, second)
     another_process(monkeypatch)
     with caplog.at_level(logging.WARNING, "forge.select"):
@@ -527,7 +530,7 @@ def test_a_candidate_that_fails_while_it_is_timed_leaves_the_order(timer: Timer)
 
     timer.wait = fail
     told = measured(F.silu, torch.randn(4), executors=[mine(), "torch"])
-    assert who(told) == ["mine"] and not times.folder().exists()
+    assert who(told) == ["mine"] and not autotune_store.folder().exists()
     assert told.measured[0].why_not == "measuring failed: RuntimeError: a bad moment"
 
 
@@ -641,7 +644,7 @@ def test_torch_compile_takes_it_as_an_option(timer: Timer) -> None:
 
 def test_what_is_kept_is_measured_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real timer: whichever is faster, each was timed."""
-    monkeypatch.setattr(times, "_known", Bounded(100))
+    monkeypatch.setattr(autotune_store, "_known", Bounded(100))
     monkeypatch.setattr(timing, "SECONDS", 0.02)
     told = measured(F.silu, torch.randn(4, requires_grad=True), executors=[mine(), "torch"])
     (found,) = told.measured

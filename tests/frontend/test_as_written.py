@@ -7,7 +7,7 @@ import torch
 
 import forge
 from forge import torchlang
-from forge.frontend import as_written
+from forge.capture import inline_python
 from forge.ir import TensorProxy, Trace, recording
 
 MASK = torch.tensor([[True, False, True], [True, True, True]])
@@ -46,8 +46,8 @@ def test_nothing_stays_of_one_that_cannot_be_traced() -> None:
         x = trace.add_input(trace.tensor((3,), torch.float32, torch.device("cpu")))
         for function in (missing, branching):
             function.__module__ = "torch.masked.tests"
-            assert as_written.record(function, (x,), {}) is NotImplemented
-        assert as_written.record(torch.nn.functional.softmin, (x,), {}) is NotImplemented
+            assert inline_python.record(function, (x,), {}) is NotImplemented
+        assert inline_python.record(torch.nn.functional.softmin, (x,), {}) is NotImplemented
     assert not trace.bound_symbols
 
 

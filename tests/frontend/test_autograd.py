@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils import _pytree
 
 import forge
-from forge.frontend.buckets import bucket_bytes_at
 from forge.ir.versions import TORCH
+from forge.runtime.buckets import bucket_bytes_at
 
 
 def both(function, *inputs):

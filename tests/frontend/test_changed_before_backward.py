@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.frontend import autograd
+from forge.runtime import autograd
 
 PROGRAMS: dict[str, Callable] = {
     "views of an argument": lambda x, w: (x.t(), x[1:], x.sin() * w[0, 0]),

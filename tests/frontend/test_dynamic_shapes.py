@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import forge
+from forge.capture.handles import record_of
 from forge.ir.versions import TORCH
-from forge.records import record_of
 from tests.models import zoo
 
 # 20 sizes and 1; widths of the models below are among them: 8 and 16, and the vocabulary's 13

@@ -17,9 +17,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import forge
-from forge.executors import cuda_graphs
-from forge.frontend.parameter_aliases import open_aliases
-from forge.records import record_of
+from forge.capture.handles import record_of
+from forge.runtime import cuda_graphs
+from forge.runtime.parameter_aliases import open_aliases
 from tests.executors.test_cuda_graphs import Double
 from tests.models.test_models import build, difference, outputs
 from tests.models.zoo import MODELS

@@ -9,17 +9,17 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import forge
-from forge import compiled
+from forge.capture.handles import record_of
+from forge.compiler import executable
 from forge.ir import BoundSymbol, Trace
 from forge.ir.structure import key_of
-from forge.records import record_of
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of twenty calls is a large one, and is not from the disk: then all stages are compiled on request."""
     monkeypatch.setenv("FORGE_CACHE", "0")
-    monkeypatch.setattr(compiled, "KEPT_CALLS", 20)
+    monkeypatch.setattr(executable, "KEPT_CALLS", 20)
 
 
 def curve(x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_of_a_large_program_the_last_stages_are_kept_and_what_explain_tells(
         (backward,) = forge.last_backward_traces(jitted)
     assert forward.stage == backward.stage == "lifetimes"
     assert "FORGE_KEEP_STAGES=1" in str(explained)
-    monkeypatch.setattr(compiled, "KEPT_CALLS", 10_000)
+    monkeypatch.setattr(executable, "KEPT_CALLS", 10_000)
     small = trained(curve)
     assert [row.operation for row in explained.rows] == [row.operation for row in forge.explain(small).rows]
     assert str(forward).splitlines()[1:] == str(forge.last_traces(small)[-1]).splitlines()[1:]
@@ -71,9 +71,9 @@ def test_the_stages_of_a_backward_that_is_compiled_later_are_within_the_bound_to
     loss, curved = jitted(x)
     (slope,) = torch.autograd.grad(loss + curved.sum(), x, create_graph=True)
     slope.sum().backward()
-    compiled = record_of(jitted).latest
-    assert compiled.again
-    for each in (compiled, *compiled.again):
+    executable = record_of(jitted).latest
+    assert executable.again
+    for each in (executable, *executable.again):
         assert [trace.stage for trace in (*each.traces, *each.backward_traces)] == ["lifetimes", "lifetimes"]
 
 

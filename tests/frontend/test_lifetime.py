@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import forge
-from forge.records import record_of
+from forge.capture.handles import record_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 

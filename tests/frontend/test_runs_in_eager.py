@@ -14,7 +14,7 @@ import torch
 
 import forge
 from forge import clang, torchlang
-from forge.frontend import capturing
+from forge.capture import dynamo_patches
 
 library = torch.library.Library("forge_in_eager", "DEF")
 library.define("without_a_fake(Tensor x) -> Tensor")
@@ -132,7 +132,7 @@ def test_an_error_inside_of_the_capture_is_told_once_and_other_frames_stay_compi
         torch._dynamo.graph_break()
         return inner(y)
 
-    monkeypatch.setattr(capturing._calls_torch, "replacement", fails)
+    monkeypatch.setattr(dynamo_patches._calls_torch, "replacement", fails)
     jitted = forge.jit(outer)
     told, tries = [], []
     for _ in range(6):

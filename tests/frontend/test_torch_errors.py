@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.records import record_of
+from forge.capture.handles import record_of
 
 WRONG: dict[str, Callable] = {
     "a probability above 1": lambda x: F.dropout(x, 1.5),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.records import record_of
+from forge.capture.handles import record_of
 
 
 def silu(input: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from support import around, copy_of, gives_unspecified_values, tensors_in
 from test_ops import changed_inputs, differentiable_inputs, flow_of
 from torch.utils import _pytree
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.testing import OpInfo, Sample, all_opinfos
 from tests.gpu.cases import DTYPES, Case, Skipped
 from tests.gpu.measure import judge, nudged

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge import cli, kernel_bench
-from forge.executors import timing
+from forge import cli
+from forge.benchmark import kernel_bench
+from forge.benchmark.kernel_bench import bench, parse_shapes
 from forge.executors.executor import decline
 from forge.executors.hubex.verification.messages import Answer
 from forge.executors.inductorex import inductorex
-from forge.kernel_bench import bench, parse_shapes
+from forge.support import timing
 from tests.hub.kernels import metadata
 
 MANIFEST = """\

@@ -12,8 +12,9 @@ import torch
 from forge.executors.hubex import gather, operators
 from forge.executors.hubex.verification import process, verdicts
 from forge.executors.hubex.verification.messages import Question
-from forge.hub import Policy, build_kernels, children
+from forge.hub import Policy, build_kernels
 from forge.hub.manifest import read_manifest
+from forge.support import child_processes
 
 FORGE = Path(__file__).parents[2]
 MODULES = ("torch", "json", "sitecustomize", "usercustomize", "filelock", "ninja", "setuptools", "numpy", "expecttest")
@@ -45,7 +46,11 @@ def test_a_python_process_finds_nothing_in_the_current_folder(
     program = tmp_path / "program.py"
     program.write_text("import sys, json, filelock\nprint(*sys.argv[1:])\n")
     done = subprocess.run(
-        children.run_file(str(program)), env=children.environment(), capture_output=True, text=True, check=False
+        child_processes.run_file(str(program)),
+        env=child_processes.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, ran(cloned)) == (0, []), done.stderr
 
@@ -58,7 +63,7 @@ def test_a_folder_on_the_path_does_not_customize_the_start_of_a_process(
     monkeypatch.setattr(sys, "path", [*sys.path, str(cloned)])
     program = tmp_path / "program.py"
     program.write_text("import sys\nassert sys.argv[1:] == []\n")
-    subprocess.run(children.run_file(str(program)), env=children.environment(), check=True)
+    subprocess.run(child_processes.run_file(str(program)), env=child_processes.environment(), check=True)
     assert ran(cloned) == []
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from forge import cli
 from forge.cli import help
-from forge.executors import timing
 from forge.hub import builder
+from forge.support import timing
 from forge.testing.hub_server import Hub
 from tests.hub.kernels import metadata, process_restored, write
 

@@ -14,7 +14,8 @@ from forge.executors.hubex import Verifier, gather
 from forge.executors.hubex.verification import verdicts
 from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.messages import Answer, Question
-from forge.hub import HubNotice, Policy, kept
+from forge.hub import HubNotice, Policy
+from forge.support import owner_only_store
 from tests.hub.kernels import forget
 from tests.hub.repositories import GELU
 
@@ -109,6 +110,6 @@ def test_a_verdict_of_another_question_is_refused(verdict: tuple) -> None:
     kernel, path = verdict
     other = Question(torch.device("cpu"), torch.float64)
     key = verdicts._key(kernel, fingerprint(kernel), other)
-    body = kept.read(path, verdicts.HEAD)
-    kept.write(path.with_name(f"{key}.verdict"), verdicts.HEAD, body, verdicts.SIZE)
+    body = owner_only_store.read(path, verdicts.HEAD)
+    owner_only_store.write(path.with_name(f"{key}.verdict"), verdicts.HEAD, body, verdicts.SIZE)
     assert Verifier().answer(kernel, other).reason == "asked again"

@@ -8,7 +8,7 @@ import torch
 
 import forge
 from forge import torchlang
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.ir import TensorProxy, Trace, recording
 from forge.ir.memory import Memory, ViewStep
 

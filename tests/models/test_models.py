@@ -146,7 +146,7 @@ def test_model_equals_eager(name, device, training, meta_checked):
 @pytest.fixture
 def meta_checked(monkeypatch):
     """Compares forge's metadata of every value with Dynamo's fake tensors while the test runs."""
-    from forge.frontend import dynamo
+    from forge.capture import dynamo
 
     compared = []
     original = dynamo.compare_meta

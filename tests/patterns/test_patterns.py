@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import forge
+from forge.api.functional import Direct
 from forge.executors import OperatorExecutor
 from forge.executors.hubex import HubExecutor
-from forge.functional import Direct
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy
 from forge.patterns import Match, Pattern, builtin, find_matches, replace_patterns
 from forge.patterns.ordering import in_order

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import forge
-from forge.report import text
+from forge.debug.report import text
 
 X = torch.ones(2, 4)
 

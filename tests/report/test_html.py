@@ -13,7 +13,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageClassification
 
 import forge
-from forge.report import page
+from forge.debug.report import page
 
 X = torch.ones(2, 4)
 FLAGS = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.ir.versions import TORCH
 from forge.testing import OpInfo, Sample, all_opinfos
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import forge
-from forge.functional import Direct
+from forge.api.functional import Direct
 
 linalg = torch.linalg
 Matrix = list[list[float]]

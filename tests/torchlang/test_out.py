@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from forge.functional import Direct
+from forge.api.functional import Direct
 
 X = torch.tensor([[1.7, 2.7], [0.3, -1.2]])
 

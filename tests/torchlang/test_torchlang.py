@@ -12,7 +12,7 @@ from support import rounded
 
 import forge
 from forge import torchlang
-from forge.functional import Direct
+from forge.api.functional import Direct
 from forge.torchlang import torchsymbol
 
 

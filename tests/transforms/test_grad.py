@@ -8,8 +8,8 @@ import torch
 
 import forge
 from forge import clang, prims
+from forge.api.functional import Direct
 from forge.executors import OperatorExecutor
-from forge.functional import Direct
 from forge.ir import Symbol, Tag, TensorProxy, Trace, get_grad, needs_grad, put_grad, recording, register_grad
 from forge.ir.pytree import tensors
 from forge.prims.core import like

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import forge
 from forge import torchlang
+from forge.capture.handles import record_of
 from forge.executors import OperatorExecutor
-from forge.records import record_of
 from forge.transforms import head
 
 HEAD = "forge.linear_cross_entropy"

@@ -8,8 +8,8 @@ import torch
 
 import forge
 from forge import clang
-from forge.compiled import Compiled
-from forge.functional import Direct
+from forge.api.functional import Direct
+from forge.compiler.executable import Compiled
 from forge.ir import Symbol, Tag, Trace
 from forge.transforms.split import recompute
 

@@ -2,7 +2,7 @@
 
 import json
 
-from forge import doctor
+from forge.debug import doctor
 
 
 def show(as_json: bool) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from forge import hub, kernel_bench
+from forge import hub
+from forge.benchmark import kernel_bench
 from forge.cli.policy import PolicyOptions
 from forge.executors import hubex
 from forge.executors.hubex.gather import local_manifest, variants_beside

@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 import forge
-from forge import model_bench
+from forge.benchmark import model_bench
+from forge.benchmark.model_bench import Case
+from forge.capture.handles import Record, record_of
 from forge.cli import inputs, targets
 from forge.cli.app import TargetError
 from forge.cli.programs import Program
-from forge.compiled import KEEP_STAGES
+from forge.compiler.executable import KEEP_STAGES
 from forge.executors.executor import resolve_executors
-from forge.executors.machine import device_name
 from forge.ir import Trace
 from forge.ir.printing import table
-from forge.model_bench import Case
-from forge.records import Record, record_of
+from forge.support.machine import device_name
 
 
 def _executor_names(program: Program) -> list[str] | None:

@@ -8,9 +8,9 @@ import torch
 from torch.utils import _pytree
 
 from forge.executors.hubex.kernels import Kernel
-from forge.hub.manifest.dtypes import dtype_name
 from forge.hub.manifest.where import plain, show
 from forge.ir import SYMBOLIC_TYPES, TensorProxy
+from forge.support.dtypes import dtype_name
 
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 

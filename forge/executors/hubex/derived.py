@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forge.executors.claim import chooser, claim
+from forge.compiler.claim import chooser, claim
 from forge.executors.executor import Executor
 from forge.ir import Trace
 from forge.ir.pytree import tensors

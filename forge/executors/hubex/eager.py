@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from forge import clang
-from forge.executors.claim import choose, claim
+from forge.compiler.claim import choose, claim
 from forge.executors.executor import resolve_executors
 from forge.executors.hubex.calls import described
 from forge.executors.hubex.derived import derived

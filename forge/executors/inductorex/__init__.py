@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton
 
-from forge.executors.answers import Answers
+from forge.executors.can_fuse_cache import Answers
 from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
 from forge.executors.inductorex import ahead
 from forge.ir import BoundSymbol, Tag, Trace

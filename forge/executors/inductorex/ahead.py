@@ -21,8 +21,8 @@ import filelock
 import torch
 
 from forge.executors.inductorex import processes
-from forge.executors.later import is_wanted
-from forge.executors.machine import processor
+from forge.runtime.tiering import is_wanted
+from forge.support.machine import processor
 
 
 @functools.cache

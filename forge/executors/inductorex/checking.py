@@ -30,11 +30,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from forge.compiler.unspecified_strides import poisoned
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline
 from forge.executors.inductorex.graphs import Described, rebuild
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
-from forge.executors.unspecified import poisoned
 from forge.ir.interpreter import unconverted
 from forge.ir.printing import qualified_name, symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES

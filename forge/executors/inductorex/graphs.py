@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from forge.executors.layout import Layout
+from forge.compiler.layout import Layout
 from forge.ir.pytree import tree_map
 
 

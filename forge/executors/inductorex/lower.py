@@ -30,18 +30,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from forge.executors.claim import claim
+from forge.compiler.claim import claim
+from forge.compiler.layout import ATTENTION, Layout, Layouts, paired
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.inductorex import accuracy, ahead, barriers, indices, local_buffers, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
-from forge.executors.layout import ATTENTION, Layout, Layouts, paired, same
 from forge.ir import BoundSymbol, Number, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, proxies, tensors, tree_map
+from forge.ir.strides import same
 from forge.ir.undecided import Undecided
 from forge.ir.versions import TORCH
 from forge.prims.library import symbolic_dispatch

@@ -10,7 +10,7 @@ from typing import IO
 
 import filelock  # noqa: F401  (a fork stops its locks first if it is imported later: see below)
 
-from forge.hub import children
+from forge.support import child_processes
 
 # Before a fork, what was registered last is called first. filelock, which Inductor's threads use, then stops all who
 # lock: only after those threads are through, so it is imported above.
@@ -21,9 +21,9 @@ os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, aft
 def start(*arguments: str, folder: Path | None = None, log: IO[bytes] | None = None) -> subprocess.Popen:
     """A worker with these arguments, in a folder; what it prints goes to `log`. Raises OSError."""
     return subprocess.Popen(
-        children.run_module("forge.executors.inductorex.worker", *arguments),
+        child_processes.run_module("forge.executors.inductorex.worker", *arguments),
         cwd=folder,
-        env=children.environment(),
+        env=child_processes.environment(),
         stdin=subprocess.DEVNULL,
         stdout=log or subprocess.DEVNULL,
         stderr=log or subprocess.DEVNULL,

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge.executors.layout import restrided
 from forge.ir import check
 from forge.ir.printing import symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import names
+from forge.ir.strides import restrided
 
 
 class Strides(NamedTuple):

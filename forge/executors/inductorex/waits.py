@@ -21,10 +21,10 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from forge.executors import progress
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import units
 from forge.ir.checks import in_one_line, without_frames
+from forge.support import progress
 
 
 class Started:

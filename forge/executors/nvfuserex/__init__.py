@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from forge.executors.answers import Answers
+from forge.executors.can_fuse_cache import Answers
 from forge.executors.executor import Decision, Declined, FusionExecutor, register_executor
 from forge.executors.nvfuserex import creation, elementwise, reduction, shape  # their rules
 from forge.executors.nvfuserex.compile import Compiler

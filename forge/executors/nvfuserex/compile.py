@@ -12,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.executor import Declined, decline
-from forge.executors.layout import restrided
 from forge.executors.nvfuserex.definition import Definition, Output, define, dump, load
 from forge.executors.nvfuserex.translate import dense_strides, translate
 from forge.executors.nvfuserex.writer import Untranslatable
@@ -21,6 +20,7 @@ from forge.ir.bounded import Bounded
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.proxies import hint_of
+from forge.ir.strides import restrided
 from forge.ir.structure import key_of
 from forge.ir.undecided import Undecided
 

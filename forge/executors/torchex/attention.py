@@ -16,11 +16,11 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import clang, torchlang
-from forge.executors.layout import restrided
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Proxy, Tag, TensorProxy, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.bounded import Bounded
 from forge.ir.proxies import Dim, hint_of
+from forge.ir.strides import restrided
 from forge.prims.core import like
 
 aten = torch.ops.aten

@@ -25,12 +25,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from forge.hub import children, kept, toolchain
+from forge.hub import toolchain
 from forge.hub.builder.config import Config
 from forge.hub.builder.targets import Target
-from forge.hub.compat import user_cache
 from forge.hub.errors import BuildError, MalformedError, Place
 from forge.hub.files import MAX_FILES, MAX_SOURCE_BYTES, read_small
+from forge.support import child_processes, owner_only_store
+from forge.support.owner_only_store import user_cache
 
 REGISTRATION = "registration.h"
 CXX_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-DPy_LIMITED_API=0x03090000")
@@ -229,12 +230,12 @@ def _compile(step: Step, output: Path, *, inside: Path, logs: Path, done: Any) -
     start = time.perf_counter()
     how = "as it was compiled before"
     try:
-        output.write_bytes(kept.read(place, KEPT))
-    except (OSError, kept.Refused):
+        output.write_bytes(owner_only_store.read(place, KEPT))
+    except (OSError, owner_only_store.UntrustedFile):
         _run(step, output, inside, logs)
         how = f"{time.perf_counter() - start:.1f} s"
-        with suppress(OSError, kept.Refused):  # it is compiled again when it is needed again
-            kept.write(place, KEPT, output.read_bytes(), KEPT_BYTES)
+        with suppress(OSError, owner_only_store.UntrustedFile):  # it is compiled again when it is needed again
+            owner_only_store.write(place, KEPT, output.read_bytes(), KEPT_BYTES)
     done(step.source, how)
 
 
@@ -248,7 +249,7 @@ def _run(step: Step, output: Path, inside: Path, logs: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=children.environment(),
+            env=child_processes.environment(),
         )
     except OSError as error:
         raise BuildError(f"{step.source}: {command[0]} cannot be run: {error}") from error

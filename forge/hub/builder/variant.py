@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.hub import build, children, toolchain
+from forge.hub import build, toolchain
 from forge.hub.builder.compiling import Compiling
 from forge.hub.builder.config import Config, read_config
 from forge.hub.builder.targets import Target, targets
-from forge.hub.compat import user_cache
 from forge.hub.errors import BuildError, MalformedError, Place
 from forge.hub.files import MANIFEST, MAX_SOURCE_BYTES, read_small
+from forge.support import child_processes
+from forge.support.owner_only_store import user_cache
 
 _OPS = """\
 import torch
@@ -177,8 +178,8 @@ def _is_whole(place: Path, id: str) -> bool:
 
 def _check_loads(module: Path, id: str) -> None:
     """Loads it in another process. Raises BuildError with what the system says."""
-    command = [sys.executable, "-P", "-c", _LOADS, json.dumps(children.search_path()), id, str(module)]
-    ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=children.environment())
+    command = [sys.executable, "-P", "-c", _LOADS, json.dumps(child_processes.search_path()), id, str(module)]
+    ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=child_processes.environment())
     if ran.returncode:
         said = ran.stderr.strip().splitlines()[-1:] or [f"its process ended with {ran.returncode}"]
         raise BuildError(f"{module.name}: was built, but cannot be loaded: {said[0]}")

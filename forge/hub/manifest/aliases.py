@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forge.hub.manifest.dtypes import DTYPES, find_dtype
 from forge.hub.manifest.errors import did_you_mean
 from forge.hub.manifest.fields import NAME, Reader
 from forge.hub.manifest.layout import ORDERS
 from forge.hub.manifest.model import DimOrder, DtypeAlias, OrderAlias
 from forge.hub.manifest.parse import ListNode, Node, ScalarNode
+from forge.support.dtypes import DTYPES, find_dtype
 
 
 @dataclass

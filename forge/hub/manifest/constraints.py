@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from forge.hub.manifest.dtypes import dtype_name
 from forge.hub.manifest.layout import fits, strides_of
 from forge.hub.manifest.model import (
     REQUIRED,
@@ -22,6 +21,7 @@ from forge.hub.manifest.model import (
 )
 from forge.hub.manifest.where import Undecided, same, show
 from forge.ir import TensorProxy
+from forge.support.dtypes import dtype_name
 
 PLAIN = {torch.Tensor, torch.nn.Parameter, TensorProxy, type(None)}
 TENSORS = (TensorProxy, torch.Tensor)

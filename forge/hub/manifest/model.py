@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
-from forge.hub.manifest.dtypes import dtype_name
 from forge.hub.manifest.errors import Mark
 from forge.hub.manifest.shapes import ShapePattern
 from forge.hub.manifest.where import Where
+from forge.support.dtypes import dtype_name
 
 # operators
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable, Iterable, Iterator
 
-from forge.hub.manifest.dtypes import dtype_name
 from forge.hub.manifest.errors import Problem
 from forge.hub.manifest.model import KernelEntry
+from forge.support.dtypes import dtype_name
 
 
 def candidates(entries: Iterable[KernelEntry]) -> list[KernelEntry]:

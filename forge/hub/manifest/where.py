@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from forge.hub.manifest.dtypes import dtype_name, find_dtype
 from forge.hub.manifest.errors import did_you_mean
 from forge.ir import NumberProxy
+from forge.support.dtypes import dtype_name, find_dtype
 
 MAX_LENGTH = 200
 TENSOR_ATTRIBUTES = ("dtype", "ndim", "numel", "shape")

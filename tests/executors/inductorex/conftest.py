@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.executors import fusion, inductorex
+from forge.compiler import fusion
+from forge.executors import inductorex
 
 
 @pytest.fixture(scope="session")

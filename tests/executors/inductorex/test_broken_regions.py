@@ -16,10 +16,11 @@ from torch import nn
 
 import forge
 from forge.cache import programs
-from forge.executors import RegionError, decline, later
+from forge.executors import RegionError, decline
 from forge.executors.inductorex import elsewhere, inductorex, lower, saved
 from forge.ir.bounded import Bounded
 from forge.ir.versions import TORCH
+from forge.runtime import tiering
 
 pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
 
@@ -209,7 +210,7 @@ def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytes
     monkeypatch.setattr(elsewhere._Job, "result", lambda job: decline("it could not be compiled: RuntimeError: boom"))
     model, other = pair()
     jitted = forge.jit(model, strict=strict)
-    sizes = (3,) * (later.CALLS + 2)
+    sizes = (3,) * (tiering.CALLS + 2)
     found, warned = told(jitted, model, sizes)
     torch.testing.assert_close(found, steps(other, other, sizes))
     assert forge.finish_compiling(jitted, timeout=60) and not warned

@@ -14,11 +14,11 @@ from torch.testing import assert_close
 
 import forge
 from forge import CheckError, torchlang
+from forge.compiler.config import Options
+from forge.compiler.unspecified_strides import poisoned, randomly_strided
 from forge.executors import OperatorExecutor
 from forge.executors.inductorex.checking import CheckedRegion, Promise, check_region, load
 from forge.executors.inductorex.strides import NO_STRIDES
-from forge.executors.unspecified import poisoned, randomly_strided
-from forge.options import Options
 
 F32 = {"dtype": "torch.float32", "device": "cpu"}
 ADD = "def forward(self, x, y):\n    return [torch.ops.aten.add.Tensor(x, y)]\n"

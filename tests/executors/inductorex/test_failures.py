@@ -18,9 +18,10 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import forge
-from forge.executors import RegionError, claim, inductorex, resolve_executors
+from forge.capture.handles import record_of
+from forge.compiler.claim import claim
+from forge.executors import RegionError, inductorex, resolve_executors
 from forge.executors.inductorex import waits
-from forge.records import record_of
 
 EXECUTORS = ["inductor", "torch"]
 

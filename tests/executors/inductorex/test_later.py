@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import forge
-from forge.executors import later
+from forge.capture.handles import record_of
+from forge.compiler.layout import Layout
 from forge.executors.executor import Declined
 from forge.executors.inductorex import elsewhere, graphs
-from forge.executors.layout import Layout
-from forge.records import record_of
+from forge.runtime import tiering
 
 EXECUTORS = ["inductor", "torch"]
 TIMEOUT = 300.0
@@ -123,7 +123,7 @@ def test_a_programs_writes_and_views_stay() -> None:
 
 @pytest.mark.slow
 def test_a_call_often_enough_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(later, "CALLS", 3)
+    monkeypatch.setattr(tiering, "CALLS", 3)
     module, x = Chain(), torch.randn(4, 8)
     jitted = forge.jit(module, executors=EXECUTORS)
     until = time.monotonic() + TIMEOUT
@@ -176,7 +176,7 @@ def regions_called(jitted: Callable) -> Callable[[], int]:
 def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if setting == "environment":
         monkeypatch.setenv("FORGE_BACKGROUND", "0")
-    monkeypatch.setattr(later, "CALLS", 1)
+    monkeypatch.setattr(tiering, "CALLS", 1)
     module, x = Chain(), torch.randn(4, 8)
     jitted = forge.jit(module, executors=EXECUTORS, dynamic=setting == "dynamic" or None)
     torch.use_deterministic_algorithms(setting == "deterministic")
@@ -274,7 +274,7 @@ def small(width: int, layers: int, device: str = "cpu") -> bool:
     with FakeTensorMode():
         given = [torch.empty(width, width, device=device) for _ in range(2)]
     trace = forge.trace(chain, *given)
-    return later.is_small(trace, 2 * width**3 * layers)
+    return tiering.is_small(trace, 2 * width**3 * layers)
 
 
 def test_small_is_what_costs_more_to_call_than_to_compute() -> None:

@@ -9,10 +9,11 @@ import torch
 from nvfuser_executors import Always
 
 import forge
-from forge.executors import Declined, FusionExecutor, claim, resolve_executors
+from forge.api.functional import Direct
+from forge.compiler.claim import claim
+from forge.executors import Declined, FusionExecutor, resolve_executors
 from forge.executors.nvfuserex import NvFuserExecutor, library
 from forge.executors.nvfuserex.definition import TensorInput, dump, load
-from forge.functional import Direct
 from forge.ir.printing import DEL
 
 

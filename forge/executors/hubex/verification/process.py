@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Answer, Ended, Question, Request, Silent, receive, send
-from forge.hub import children
 from forge.hub.compat import library
 from forge.hub.manifest import KernelEntry
+from forge.support import child_processes
 
 try:
     import resource
@@ -141,11 +141,11 @@ class Worker:
         self.starts += 1
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
         self._process = subprocess.Popen(
-            children.run_module("forge.executors.hubex.verification.worker"),
+            child_processes.run_module("forge.executors.hubex.verification.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**children.environment(), **ENVIRONMENT},
+            env={**child_processes.environment(), **ENVIRONMENT},
         )
         self._receive("ready")
 
@@ -196,7 +196,7 @@ class Worker:
 
 
 def _request(kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None) -> Request:
-    path, environment = children.search_path(), {**children.environment(), **ENVIRONMENT}
+    path, environment = child_processes.search_path(), {**child_processes.environment(), **ENVIRONMENT}
     relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
     place = (os.getcwd(), (*path, *relative), environment)  # what is there shadows no module that is installed
     about = (digest, declared, _entry(kernel))

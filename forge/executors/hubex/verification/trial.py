@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from forge import clang
-from forge.executors.claim import choose, claim
+from forge.compiler.claim import choose, claim
 from forge.executors.executor import Executor, resolve_executors
 from forge.executors.hubex.assumed import Assumption, reference_of
 from forge.executors.hubex.calls import Case, Passes

@@ -28,10 +28,10 @@ from forge.executors.hubex.verification.fingerprint import Fingerprint, fingerpr
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.owners import here
 from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
-from forge.hub import kept
-from forge.hub.compat import user_cache
 from forge.hub.errors import HubNotice
-from forge.hub.manifest.dtypes import dtype_name
+from forge.support import owner_only_store
+from forge.support.dtypes import dtype_name
+from forge.support.owner_only_store import user_cache
 
 FORMAT = 3
 HEAD = f"forge verdict {FORMAT}\n".encode()
@@ -240,11 +240,11 @@ def _read(key: str) -> Answer | None:
     """What was kept for exactly this question; None where it is not to be believed, with a notice that says why."""
     path = _folder() / f"{key}.verdict"
     try:
-        values = json.loads(kept.read(path, HEAD))
+        values = json.loads(owner_only_store.read(path, HEAD))
         return Answer(**values["answer"]) if values["key"] == key else None
     except FileNotFoundError:
         return None
-    except kept.Refused as reason:
+    except owner_only_store.UntrustedFile as reason:
         _notice(f"what was found of a kernel before is not believed, and asked for again: {path}: {reason}")
     except (OSError, ValueError, TypeError, KeyError):
         pass
@@ -254,8 +254,8 @@ def _read(key: str) -> Answer | None:
 def _write(key: str, kernel: Kernel, answer: Answer) -> None:
     """Whole or not at all; a cache that cannot be written is no error."""
     data: dict[str, Any] = {"key": key, "kernel": kernel.name, "op": kernel.entry.op, "answer": asdict(answer)}
-    with contextlib.suppress(kept.Refused, OSError):
-        kept.write(_folder() / f"{key}.verdict", HEAD, json.dumps(data).encode(), SIZE)
+    with contextlib.suppress(owner_only_store.UntrustedFile, OSError):
+        owner_only_store.write(_folder() / f"{key}.verdict", HEAD, json.dumps(data).encode(), SIZE)
 
 
 verifier = Verifier()

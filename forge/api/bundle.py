@@ -1,0 +1,136 @@
+"""forge.bundle: the kernels that a jitted function runs, written to a folder, to be used elsewhere."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forge import hub
+from forge.capture.handles import record_of
+from forge.executors.hubex import Kernel, operators
+from forge.hub.bundle import Part, write_bundle
+from forge.hub.compat import library
+from forge.hub.files import MANIFEST
+from forge.hub.manifest import read_manifest
+from forge.hub.manifest.parse import ListNode, MappingNode, Node, read_document, to_python
+from forge.hub.manifest.validate import is_bound
+from forge.ir import Trace, check
+
+
+def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
+    """Writes the kernels that a jitted function's programs run to a new folder, with their files, for this system: the
+    variants of repositories as they were verified, the sources of those that are compiled, and manifests that hold
+    nothing else. `forge.jit(model, kernels=[folder])` uses them elsewhere, with neither the Hub nor the cache, and
+    raises, naming the kernel, where one of them cannot be used.
+
+    Call the function first, and its backward, so that its programs are there.
+    Raises ValueError where no kernel runs, for a kernel that has no files because it was declared in Python, and for a
+    folder that is not empty; HubError for a kernel that asks for other kernels.
+    """
+    used = list({id(kernel): kernel for kernel in _used(jitted)}.values())
+    check(
+        bool(used), lambda: "forge.bundle: no kernel runs; call the jitted function first (forge.explain says why not)"
+    )
+    for kernel in used:
+        check(
+            kernel.origin.source is not None,
+            lambda kernel=kernel: (
+                f"forge.bundle: kernel {kernel.name} of {kernel.operation} was declared in Python at "
+                f"{kernel.entry.mark}, and has no files; put it in a repository (docs/writing-a-kernel.md)"
+            ),
+        )
+        check(
+            not is_bound(kernel.entry, kernel.entry.library),
+            lambda kernel=kernel: (
+                f"forge.bundle: kernel {kernel.name} of {kernel.operation} is in {kernel.entry.mark.file}, which "
+                "another manifest names; a bundle holds what a manifest itself declares"
+            ),
+            NotImplementedError,
+        )
+    by_manifest: dict[str, list[Kernel]] = {}
+    for kernel in used:
+        by_manifest.setdefault(kernel.entry.mark.file, []).append(kernel)
+    names = _unique(kernels[0].entry.library or "kernels" for kernels in by_manifest.values())
+    parts = dict(map(_part, names, by_manifest.values()))
+    write_bundle(Path(folder), parts)
+    return Path(folder)
+
+
+def _used(jitted: Any) -> Iterator[Kernel]:
+    for compiled in record_of(jitted).compiled:
+        for stages in (compiled.traces, compiled.backward_traces):
+            yield from _kernels_of(stages[-1]) if stages else ()
+
+
+def _kernels_of(trace: Trace) -> Iterator[Kernel]:
+    for bound in trace.bound_symbols:
+        if isinstance(bound.symbol.executor, Kernel):
+            yield bound.symbol.executor
+
+
+def _unique(names: Iterable[str]) -> Iterator[str]:
+    taken: dict[str, int] = {}
+    for name in names:
+        stem = re.sub(r"[^\w.-]", "_", name)
+        taken[stem] = taken.get(stem, 0) + 1
+        yield stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
+
+
+def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
+    """What came from one manifest, and its files by their paths in the bundle."""
+    path = Path(kernels[0].entry.mark.file)
+    content = kernels[0].origin.content
+    verified = next((each.verified for each in hub.loaded() if each.verified.content == content), None)
+    files = hub.source_files(read_manifest(path, operators())) if verified is None else _variant(verified)
+    needed = tuple((kernel.operation, kernel.name) for kernel in kernels)
+    manifest = MANIFEST if verified is not None or files else path.name
+    dropped = "build" if verified is not None else None  # the sources of a variant stay where they are
+    held = {manifest: _pruned(path, kernels, dropped), **files}
+    return Part(f"{name}/{manifest}", verified is not None, needed), {f"{name}/{file}": held[file] for file in held}
+
+
+def _variant(verified: hub.Verified) -> dict[str, bytes]:
+    """A repository's files, as they were verified."""
+    place = verified.resolved.place()
+    if verified.depends:
+        asked = ", ".join(each.resolved.source for each in verified.depends)
+        raise hub.HubError(f"{place}: asks for other kernels ({asked}), which a bundle does not hold")
+    held = {path: file.location.read_bytes() for path, file in verified.files.items()}
+    hub.verify(verified.resolved)  # they are still what was loaded
+    return {f"build/{verified.resolved.variant}/{path}": content for path, content in held.items()}
+
+
+def _pruned(path: Path, kernels: list[Kernel], dropped: str | None) -> bytes:
+    """The manifest with these kernels alone, and without the key that is dropped."""
+    places = {(kernel.entry.mark.line, kernel.entry.mark.column) for kernel in kernels}
+    root = read_document(path).root
+    text = library("yaml").safe_dump(to_python(_kept(root, places, dropped)), sort_keys=False, width=1 << 20)
+    return text.encode()
+
+
+def _kept(root: Node, places: set[tuple[int, int]], dropped: str | None) -> Node:
+    if isinstance(root, ListNode):  # ExecuTorch's functions.yaml
+        return replace(root, items=_kept_ops(root.items, places))
+    ops = {key: replace(node, items=_kept_ops(node.items, places)) for key, _, node in root.items if key == "ops"}
+    items = ((key, mark, ops.get(key, node)) for key, mark, node in root.items if key != dropped)
+    return replace(root, items=tuple(items))
+
+
+def _kept_ops(ops: Iterable[Node], places: set[tuple[int, int]]) -> tuple[Node, ...]:
+    kept = []
+    for op in ops:
+        fields = {key: node for key, _, node in op.items}
+        chosen = {key: _chosen(fields[key], places) for key in ("kernels", "dispatch") if key in fields}
+        if any(node.items for node in chosen.values()):
+            items = tuple((key, mark, chosen.get(key, node)) for key, mark, node in op.items)
+            kept.append(MappingNode(op.mark, items))
+    return tuple(kept)
+
+
+def _chosen(node: Node, places: set[tuple[int, int]]) -> Node:
+    """The kernels at these places, in a list of them or by dispatch key."""
+    marks = [item[1] if isinstance(node, MappingNode) else item.mark for item in node.items]
+    pairs = zip(node.items, marks, strict=True)
+    return replace(node, items=tuple(item for item, mark in pairs if (mark.line, mark.column) in places))

@@ -1,0 +1,256 @@
+"""forge.trace, forge.vjp, forge.grad, forge.value_and_grad: functions traced directly, without Dynamo.
+
+forge.vjp and forge.grad call the function with proxies each time, as torch.func's call it with tensors: Python's
+control flow is followed as it runs, and nothing that the function reads (a module's mode, a closure, a global) has to
+be guarded. What was compiled for a program of the same structure before is used again.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge.capture import direct, nested
+from forge.capture.python_dispatch import is_dispatched
+from forge.compiler.config import Options
+from forge.compiler.executable import Compiled
+from forge.compiler.pipeline import compile_program
+from forge.compiler.program import Program, inline_epilogue
+from forge.executors.executor import Executor
+from forge.ir import TensorProxy, Trace, check
+from forge.ir.bounded import Bounded
+from forge.ir.state import state
+from forge.ir.structure import structure
+from forge.runtime.plan import overlap
+from forge.runtime.torch_state import modes, restored, uncaptured
+from forge.torchlang import autocast_mode
+
+
+@uncaptured
+def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
+    """The trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
+
+    Raises TypeError for a branch on a tensor's value, NotImplementedError naming a torch function without a symbol.
+    """
+    program = direct.record(function, args, kwargs)
+    return inline_epilogue(program, program.trace)
+
+
+class Programs:
+    """The programs compiled last, by their structure; at most `size` of them."""
+
+    def __init__(self, size: int) -> None:
+        self._compiled: Bounded = Bounded(size)
+
+    def compile(self, program: Program, options: Options) -> Compiled:
+        """What runs for a program, compiled unless one of the same structure was."""
+        parts = [structure(trace) for trace in (program.trace, program.epilogue) if trace is not None]
+        key = (*parts, program.grad, tuple(program.mutated), options.executors, *modes().values())
+        try:
+            hash(key)
+        except TypeError:  # the program names an object that has no hash
+            return _compile(program, options)
+        compiled = self._compiled.pop(key, None) or _compile(program, options)
+        self._compiled[key] = compiled  # the last used stands last
+        return compiled
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+
+_programs = Programs(256)
+
+
+def _compile(program: Program, options: Options) -> Compiled:
+    with restored():
+        return compile_program(program, options)
+
+
+def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What the function returns, computed by its compiled program. The tensors that it closes over are constants."""
+    with restored():
+        recorded = direct.Recorded(function, args, kwargs)
+    mutated = recorded.program.mutated
+    if mutated and overlap(recorded.inputs, mutated):
+        return function(*args, **kwargs)
+    options = Options().in_torch() if any(map(is_dispatched, recorded.inputs)) else Options()
+    compiled = _programs.compile(recorded.program, options)
+    return recorded.result(compiled.call(*recorded.inputs))
+
+
+class Direct:
+    """`function`, which reads nothing but its arguments, compiled through the direct front end for each new metadata of
+    them (the `size` last)."""
+
+    def __init__(
+        self, function: Callable, executors: Sequence[str | Executor] | None = None, *, size: int = 256
+    ) -> None:
+        self.function = function
+        self.options = Options(executors)
+        self.compiled: dict[tuple, Compiled] = Bounded(size)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compile(args, kwargs).call(*direct.input_tensors(args, kwargs))
+
+    def compile(self, args: tuple, kwargs: dict) -> Compiled:
+        """What runs for these arguments."""
+        leaves, spec = _pytree.tree_flatten((args, kwargs))
+        key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            with restored():
+                compiled = _compile(direct.record(self.function, args, kwargs), self.options)
+            self.compiled[key] = compiled
+        return compiled
+
+
+def _metadata(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
+    if isinstance(leaf, slice):  # hashable only from Python 3.12
+        return slice, _metadata(leaf.start), _metadata(leaf.stop), _metadata(leaf.step)
+    if isinstance(leaf, float):  # 0.0 and -0.0 differ, nan is itself
+        return float, repr(leaf)
+    return type(leaf), leaf
+
+
+@uncaptured
+def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+    """(outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
+
+    With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux).
+    Raises TypeError when a primal is no floating point tensor.
+    """
+    leaves, spec = _pytree.tree_flatten(primals)
+    for i, leaf in enumerate(leaves):
+        check(
+            isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()),
+            lambda i=i, leaf=leaf: f"forge.vjp: primal {i} is {_shown(leaf)}, but must be a floating point tensor",
+            TypeError,
+        )
+    again = _recorded(leaves)
+    inputs = [_input(leaf, again) for leaf in leaves]
+    with torch.enable_grad():
+        result = _call(function, _pytree.tree_unflatten(inputs, spec), {})
+    outputs, *aux = result if has_aux else (result,)
+
+    @uncaptured
+    def pullback(*cotangents: Any) -> Any:
+        given = [(o, c) for o, c in zip(_tensors(outputs), _tensors(cotangents), strict=True) if o.requires_grad]
+        if not given:
+            gradients = tuple(torch.zeros_like(value) for value in inputs)
+        else:
+            chosen, weights = zip(*given, strict=True)
+            gradients = torch.autograd.grad(
+                chosen,
+                inputs,
+                weights,
+                retain_graph=True,
+                create_graph=again or _recorded(weights),
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        return _pytree.tree_unflatten(list(gradients), spec)
+
+    return (outputs, pullback, *aux) if again else (_detached(outputs), pullback, *_detached(aux))
+
+
+@uncaptured
+def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
+    """A function that returns (value, gradients) of a scalar-valued `function`.
+
+    The gradients are of argument `argnums` (or a tuple of them), in its structure. With `has_aux`, function returns
+    (value, aux) and the result is ((value, aux), gradients). Raises RuntimeError when the value is no scalar.
+    """
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def scalar(result: Any) -> Any:
+        value = result[0] if has_aux else result
+        check(
+            isinstance(value, (torch.Tensor, TensorProxy)) and value.ndim == 0,
+            lambda: (
+                f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
+                "use forge.vjp for other outputs"
+            ),
+            RuntimeError,
+        )
+        return value
+
+    @uncaptured
+    @functools.wraps(function, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for position in positions:
+            check(
+                -len(args) <= position < len(args),
+                lambda position=position: f"forge.grad: argnums names argument {position}, but {len(args)} were given",
+            )
+        if state.trace is not None:  # this function is being traced
+            result, found = nested.value_and_gradients(function, args, kwargs, positions, scalar)
+            return result, found[0] if isinstance(argnums, int) else tuple(found)
+        chosen = [args[position] for position in positions]
+        leaves, spec = _pytree.tree_flatten(chosen)
+        again = _recorded(leaves)
+        inputs = [_input(leaf, again) for leaf in leaves]
+        given = list(args)
+        for position, value in zip(positions, _pytree.tree_unflatten(inputs, spec), strict=True):
+            given[position] = value
+        with torch.enable_grad():
+            result = _call(function, tuple(given), kwargs)
+        value, aux = scalar(result), result[1:] if has_aux else ()
+        if value.requires_grad:
+            gradients = torch.autograd.grad(
+                value, inputs, create_graph=again, allow_unused=True, materialize_grads=True
+            )
+        else:  # it depends on none of them
+            gradients = tuple(map(torch.zeros_like, inputs))
+        found = _pytree.tree_unflatten(list(gradients), spec)
+        if not again:
+            value, aux = value.detach(), _detached(aux)
+        shown = (value, *aux) if has_aux else value
+        return shown, found[0] if isinstance(argnums, int) else tuple(found)
+
+    return run
+
+
+@uncaptured
+def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
+    """A function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
+
+    As torch.func.grad; see value_and_grad.
+    """
+    both = value_and_grad(function, argnums, has_aux=has_aux)
+
+    @uncaptured
+    @functools.wraps(function, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, *value[1:]) if has_aux else gradients
+
+    return run
+
+
+def _recorded(leaves: Sequence[Any]) -> bool:
+    """Whether torch's autograd records what is done with these, so that gradients are differentiated again."""
+    return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
+    """A value of its own to differentiate by; with `again`, what is done with it flows on to the leaf."""
+    return leaf.view_as(leaf) if again and leaf.requires_grad else leaf.detach().requires_grad_()
+
+
+def _detached(tree: Any) -> Any:
+    return _pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {value.dtype} tensor of shape {list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,97 @@
+"""forge.load_kernel: a kernel to call directly, checked as it is when forge chooses it for a model."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forge import clang, hub
+from forge.api.functional import Direct
+from forge.capture.direct import input_tensors
+from forge.compiler.executable import Compiled
+from forge.executors.executor import unknown
+from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
+from forge.executors.hubex.registry import of_operation
+from forge.hub.manifest import Checker, no_kernel
+from forge.ir import check, speaking
+from forge.patterns import Pattern
+
+
+class LoadedKernel:
+    """The kernels of one operator, called as the operator is: the first that takes a call runs it, and its gradient.
+
+    kernels: the names of those that are asked, in order.
+    """
+
+    def __init__(self, op: str, kernels: list[Kernel], force: bool) -> None:
+        self.op = op
+        self._symbol = kernels[0].target.symbol
+        executor = HubExecutor("kernels", None if force else verifier.verdict, checked=not force, faster=False)
+        executor.add(kernels)
+        self.kernels = [each.name for each in executor.candidates(self._symbol)]
+        self._by_name = {kernel.name: kernel for kernel in kernels}
+        self._direct = Direct(self._call, [executor, "torch"])
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        with speaking(clang.language):
+            return self._symbol(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator on real tensors. Raises NotImplementedError with each kernel's reasons where none takes them."""
+        compiled = self._direct.compile(args, kwargs)
+        if {claim.executor for claim in compiled.claims}.isdisjoint(self.kernels):
+            reasons = {name: self._reasons(name, compiled, args, kwargs) for name in self.kernels}
+            raise NotImplementedError(no_kernel(self.op, args, kwargs, reasons))
+        return compiled.call(*input_tensors(args, kwargs))
+
+    def _reasons(self, name: str, compiled: Compiled, args: tuple, kwargs: dict) -> list[str]:
+        """Every constraint that fails, else why it was declined all the same."""
+        kernel = self._by_name[name]
+        unusable = kernel.unusable()
+        if unusable is not None:
+            return [unusable]
+        declined = [reason for claim in compiled.claims for who, reason in claim.declined if who == name]
+        failures = Checker(kernel.entry, kernel.signature).failures(**kernel.bind(args, kwargs))
+        return failures or list(dict.fromkeys(declined))
+
+    def __repr__(self) -> str:
+        return f"<kernels of {self.op}: {', '.join(self.kernels)}>"
+
+
+def load_kernel(
+    op: str | Callable | Pattern,
+    name: str | None = None,
+    *,
+    force: bool = False,
+    kernels: Sequence[Source] | None = None,
+    allow_imports: Sequence[str] = (),
+) -> LoadedKernel:
+    """The kernels of an operator, to be called directly with the operator's own arguments.
+
+    op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; the
+    best that takes a call otherwise. force: neither constraints nor verification are asked, nor a class whether it is
+    available; what cannot be loaded is left out all the same. kernels: sources, as
+    forge.jit takes them; those of the process (forge.use_kernels) otherwise. allow_imports: modules that these may
+    import beyond those that the Hub's rules allow.
+    Raises ValueError for an operator or a name that there is not; KernelImportError with each reason where none of them
+    can be loaded by force.
+    """
+    known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
+    wanted, found = of_operation(op, known)
+    ops = {kernel.operation for kernel in known}
+    check(bool(found), lambda: f"forge.load_kernel: there is no kernel of {wanted}; {_there_are(ops)}")
+    if name is not None:
+        names = [kernel.entry.name for kernel in found]
+        found = [kernel for kernel in found if name in (kernel.name, kernel.entry.name)]
+        check(bool(found), lambda: f"forge.load_kernel: {wanted}: {unknown('kernel', name, names)}")
+    return LoadedKernel(wanted, _loaded(found) if force else found, force)
+
+
+def _loaded(kernels: list[Kernel]) -> list[Kernel]:
+    reasons = {kernel.name: kernel.load() for kernel in kernels}
+    found = [kernel for kernel in kernels if reasons[kernel.name] is None]
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    check(bool(found), lambda: f"forge.load_kernel: {listed}", hub.KernelImportError)
+    return found
+
+
+def _there_are(ops: set[str]) -> str:
+    return f"there are kernels of {', '.join(sorted(ops))}" if ops else "forge.use_kernels([...]) adds some"

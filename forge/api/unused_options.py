@@ -1,0 +1,129 @@
+"""Kernels, layers and options about them that a user named for a program and that it does not use: one warning each,
+with the reason."""
+
+import difflib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from forge.capture.handles import Record
+from forge.compiler.claim import Claim
+from forge.compiler.executable import Compiled, LayerUse
+from forge.executors.executor import NO_GRADIENT
+from forge.executors.hubex import HubExecutor, LayerExecutor
+from forge.ir.source import Source, warn
+
+
+class Named:
+    """The kernels and layers that a user named for the function of `record`, and what of them was told.
+
+    idle: options that have no effect, each with the reason.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        kernels: HubExecutor | None,
+        layers: LayerExecutor | None,
+        idle: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._record = weakref.ref(record)
+        self._kernels = kernels
+        self._layers = layers
+        self._idle = idle
+        self._told: set[str] = set()
+
+    def tell(self) -> None:
+        """Warns of what the graphs that were compiled so far do not use."""
+        record = self._record()
+        if record is None or not record.compiled:
+            return
+        for option, problem in self._idle.items():
+            self._warn(option, f"{record.name}: {problem}")
+        if self._kernels is not None:
+            for library, problem, source in unused_kernels(self._kernels, record.compiled):
+                self._warn(library, f"{record.name}: {problem}", source)
+        for wanted in () if self._layers is None else self._layers.named:
+            problem = unmatched(wanted, self._layers.seen)
+            if problem is not None:
+                self._warn(str(wanted), f"{record.name}: {problem}")
+        if self._layers is not None and self._layers.named:
+            for use in unused_layers(record.compiled):
+                problem = f"the layer for {use.module} is not used: {use.reason}"
+                self._warn(f"{use.kind}: {use.reason}", f"{record.name}: {problem}")
+
+    def _warn(self, of: str, what: str, source: Source | None = None) -> None:
+        if of not in self._told:
+            self._told.add(of)
+            warn(what, source)
+
+
+def idle_options(kernels: Sequence, layers: Any, allow_imports: Sequence[str]) -> dict[str, str]:
+    """Return the options of forge.jit about kernels and layers that have no effect, each with what to say of it."""
+    idle = {}
+    if isinstance(layers, Mapping) and not layers:
+        idle["layers"] = "layers={} names no layer"
+    if allow_imports and not kernels and not layers:
+        idle["allow_imports"] = f"allow_imports={[*allow_imports]} has no effect without kernels= or layers="
+    return idle
+
+
+def look_at_module(layers: LayerExecutor, module: torch.nn.Module) -> None:
+    """Have the layers see the classes of all of a model's modules: it need not call each of them at first."""
+    for each in module.modules():
+        layers.see(type(each))
+
+
+def unmatched(wanted: str | type, seen: Sequence[str]) -> str | None:
+    """Say that no module is one that layers were named for."""
+    name = wanted if isinstance(wanted, str) else wanted.__name__
+    if name in seen:
+        return None
+    near = difflib.get_close_matches(name, seen, n=3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; they are {', '.join(sorted(seen))}"
+    return f"no module is a {name!r}, for which layers= names a layer{hint}"
+
+
+def unused_layers(programs: Sequence[Compiled]) -> Iterator[LayerUse]:
+    """Modules' calls that do not fit the layer for them. A layer that fits and is wrong has a warning of its own."""
+    for program in programs:
+        yield from (use for use in program.layers if use.how is None and not use.layer)
+
+
+def unused_kernels(kernels: HubExecutor, programs: Sequence[Compiled]) -> Iterator[tuple[str, str, Source | None]]:
+    """(a name, what to say, where): kernels that a program does not use for want of a gradient, and libraries of which
+    none is used."""
+    claims = [[*program.claims, *program.backward_claims] for program in programs]
+    declined = [found for each in claims for found in _declined(kernels, each)]
+    for each in claims:
+        used_here = {claim.executor for claim in each}
+        for name, reason, claim in _declined(kernels, each):
+            if reason == NO_GRADIENT and name not in used_here:
+                yield name, f"kernel {name} is not used for {claim.operation}: {reason}", claim.source
+    used = {claim.executor for each in claims for claim in each}
+    for library, names in _libraries(kernels).items():
+        reasons = [each for each in declined if each[0] in names]
+        if not used.isdisjoint(names) or any(reason == NO_GRADIENT for _, reason, _ in reasons):
+            continue
+        if not reasons:
+            what = ", ".join(sorted({each.operation for each in kernels.kernels if each.name in names}))
+            yield library, f"no kernel of {library} is used: nothing calls {what}", None
+            continue
+        name, reason, claim = reasons[0]
+        yield library, f"no kernel of {library} is used: {name} declined {claim.operation}: {reason}", claim.source
+
+
+def _declined(kernels: HubExecutor, claims: Sequence[Claim]) -> list[tuple[str, str, Claim]]:
+    names = {kernel.name for kernel in kernels.kernels}
+    return [(name, reason, claim) for claim in claims for name, reason in claim.declined if name in names]
+
+
+def _libraries(kernels: HubExecutor) -> dict[str, set[str]]:
+    """The names of the kernels by what they were named with."""
+    found: dict[str, set[str]] = {}
+    for kernel in kernels.kernels:
+        found.setdefault(kernel.entry.library or kernel.name, set()).add(kernel.name)
+    return found

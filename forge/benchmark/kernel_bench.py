@@ -1,0 +1,422 @@
+"""forge kernels bench: what kernels take, against what they stand for, over shapes.
+
+Each runs as a program of one call: the kernel's, its reference's (the calls that it is made of, by torch), the fuser's
+(as one region); eager is torch's own function, or the reference called as it is written.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+from torch.utils import _pytree
+
+from forge import clang
+from forge.api.functional import Direct
+from forge.compiler.autotune import Forced, microseconds
+from forge.executors.executor import Executor
+from forge.executors.hubex import HubExecutor, Kernel, Verifier
+from forge.executors.hubex.assumed import reference_of
+from forge.executors.hubex.calls import Call, Meta, call_of
+from forge.executors.hubex.verification.messages import Question
+from forge.executors.hubex.verification.verdicts import zero_accepted
+from forge.executors.inductorex import inductorex
+from forge.ir import check, speaking
+from forge.ir.checks import in_one_line
+from forge.ir.printing import counted, table
+from forge.support import timing
+from forge.support.dtypes import dtype_name
+from forge.support.machine import device_name, processor
+
+EAGER, REFERENCE, FUSER = "eager", "reference", "inductor"
+HEADER = ("kernel", "arguments", "who", "time", "of eager", "bandwidth")
+SIZES = (1 << 16, 1 << 20, 1 << 22)  # elements of the first tensor, where no shapes are given
+WIDEST = 1024  # of the last dim, where the constraints do not ask for more
+
+Shapes = Sequence[tuple[int, ...]]  # of a call's tensors, in order
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one call takes, by each candidate.
+
+    kernel: its name. operation: what it implements. arguments: the tensors in words. bytes: what must be read and
+    written. seconds: of one call. reasons: why a candidate was not timed; of the kernel, why nothing was.
+    """
+
+    kernel: str
+    operation: str
+    dtype: str
+    device: str
+    arguments: str = ""
+    backward: bool = False
+    elements: int = 0
+    bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self, who: str) -> float | None:
+        """How many times as long as eager it takes."""
+        if EAGER not in self.seconds or who not in self.seconds:
+            return None
+        return self.seconds[who] / self.seconds[EAGER]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        candidates = [
+            {
+                "name": who,
+                "seconds": self.seconds.get(who),
+                "of_eager": self.ratio(who),
+                "bytes_per_second": self.bytes / self.seconds[who] if who in self.seconds else None,
+                "reason": self.reasons.get(who),
+            }
+            for who in dict.fromkeys((*self.seconds, *self.reasons))
+        ]
+        told = ("kernel", "operation", "dtype", "device", "arguments", "backward", "elements", "bytes")
+        return {**{name: getattr(self, name) for name in told}, "candidates": candidates}
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """A row of cells for each candidate, as HEADER names them."""
+        arguments = self.arguments or f"{self.dtype} on {self.device}"
+        for who, seconds in self.seconds.items():
+            ratio, rate = self.ratio(who), f"{1e-9 * self.bytes / seconds:.1f} GB/s"
+            of_eager = "-" if ratio is None else f"{ratio:.2f}"
+            yield self.kernel, arguments, who, microseconds(seconds), of_eager, rate
+        for who, reason in self.reasons.items():
+            yield self.kernel, arguments, who, "-", "-", reason
+
+
+def bench(
+    kernels: Sequence[Kernel],
+    *,
+    op: str | None = None,
+    shapes: Sequence[Shapes] = (),
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    backward: bool = False,
+    verifier: Verifier | None = None,
+) -> Iterator[Bench]:
+    """What each kernel's calls take, one after the other.
+
+    op: kernels of this operation alone, as `forge kernels verify` prints it. shapes: of the tensors of each call; by
+    default some that the kernel's constraints allow. dtype, device: these alone. backward: forward and backward
+    together. verifier: kernels that it finds wrong are not timed; None asks for nothing.
+    Raises ValueError for an operation, dtype, device or shapes that no kernel is for.
+    """
+    operations = sorted({kernel.operation for kernel in kernels})
+    chosen = [kernel for kernel in kernels if op in (None, kernel.operation, kernel.operation.removeprefix("pattern:"))]
+    check(bool(chosen), lambda: f"op is {op!r}, but the kernels are of {', '.join(operations) or 'nothing'}")
+    where = [
+        (kernel, at, each)
+        for kernel in chosen
+        for at in kernel.devices
+        if device is None or device.type == at.type
+        for each in kernel.dtypes
+        if dtype in (None, each)
+    ]
+    check(bool(where), lambda: _nowhere(chosen, dtype, device))
+    for kernel, at, each in where:
+        yield from _of_kernel(kernel, device or at, each, shapes, backward, verifier)
+
+
+def _nowhere(kernels: Sequence[Kernel], dtype: torch.dtype | None, device: torch.device | None) -> str:
+    dtypes = dict.fromkeys(dtype_name(each) for kernel in kernels for each in kernel.dtypes)
+    devices = dict.fromkeys(str(each) for kernel in kernels for each in kernel.devices)
+    asked = [dtype_name(dtype)] * (dtype is not None) + [f"on {device}"] * (device is not None)
+    return (
+        f"{' '.join(asked) or 'nothing'} was asked for, but the kernels are for {', '.join(dtypes)} "
+        f"on {', '.join(devices) or 'no device that is here'}"
+    )
+
+
+def _of_kernel(
+    kernel: Kernel,
+    device: torch.device,
+    dtype: torch.dtype,
+    shapes: Sequence[Shapes],
+    backward: bool,
+    verifier: Verifier | None,
+) -> Iterator[Bench]:
+    told = Bench(kernel.name, kernel.operation, dtype_name(dtype), str(device), backward=backward)
+    answer = verifier.answer(kernel, Question(device, dtype)) if verifier is not None else None
+    reason = None if answer is None else answer.reason or zero_accepted(answer)
+    if backward and kernel.entry.grad.kind == "none":
+        reason = reason or "it has no gradient"
+    if reason is not None:
+        yield replace(told, reasons={kernel.name: reason})
+        return
+    samples = _Samples(kernel, device, dtype)
+    for call in [samples.of(each) for each in shapes] or samples.sized():
+        yield _timed(told, kernel, samples.values(call), device)
+
+
+def _timed(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
+    """The candidates of one call, timed in turn."""
+    program = _Program(kernel, call, told.backward)
+    runs: dict[str, Callable[[], Any]] = {}
+    reasons: dict[str, str] = {}
+    size = 0
+    for who, made in program.candidates().items():
+        try:
+            run = made()
+            size = size or program.bytes(run())
+            runs[who] = run
+        except Exception as error:  # of the candidate's own code: the others are timed all the same
+            reasons[who] = str(error) if isinstance(error, _NotTaken) else in_one_line(error)
+    tensors = program.tensors
+    return replace(
+        told,
+        arguments=", ".join(f"{dtype_name(each.dtype)}{list(each.shape)}" for each in tensors),
+        elements=tensors[0].numel(),
+        bytes=size,
+        seconds=timing.time_candidates(runs, device) if runs else {},
+        reasons=reasons,
+    )
+
+
+class _NotTaken(Exception):
+    """A call that who was meant does not run, with the reason."""
+
+
+class _Program:
+    """A call on real tensors, as each candidate runs it."""
+
+    def __init__(self, kernel: Kernel, call: Call, backward: bool) -> None:
+        self.kernel, self.call, self.backward = kernel, call, backward
+        if backward:
+            self.call = call.map(lambda leaf: leaf.requires_grad_() if _is_float(leaf) else leaf)
+        leaves = _pytree.tree_leaves((self.call.args, self.call.kwargs))
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def candidates(self) -> dict[str, Callable[[], Callable[[], Any]]]:
+        """By name, what makes a function of no arguments that runs it."""
+        own = HubExecutor("kernels", None, faster=False)
+        own.add([self.kernel])
+        made = {self.kernel.name: partial(self._compiled, [own, "torch"], self.kernel.name)}
+        eager = reference_of(self.kernel.target, self.kernel.pattern)
+        if eager is not None:
+            made[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
+        if self.kernel.pattern is not None:
+            made[REFERENCE] = partial(self._compiled, ["torch"])
+        made[FUSER] = partial(self._compiled, [Forced(inductorex), "torch"], FUSER)
+        return made
+
+    def _compiled(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
+        """Raises _NotTaken where it is not who was meant that runs the call, with the reason."""
+        with torch.set_grad_enabled(self.backward):
+            compiled = Direct(self._symbol_call, executors).compile(self.call.args, self.call.kwargs)
+        if taken_by is not None and all(claim.executor != taken_by for claim in compiled.claims):
+            reasons = [reason for claim in compiled.claims for who, reason in claim.declined if who == taken_by]
+            raise _NotTaken(reasons[0] if reasons else "it does not take the call")
+        return partial(self._run, partial(compiled.call, *self.tensors))
+
+    def _symbol_call(self, *args: Any, **kwargs: Any) -> Any:
+        with speaking(clang.language):
+            return self.kernel.target.symbol(*args, **kwargs)
+
+    def _run(self, forward: Callable[[], Any]) -> Any:
+        """The outputs; with the gradients of the float inputs where the backward is part of it."""
+        if not self.backward:
+            with torch.no_grad():
+                return forward()
+        outputs = [leaf for leaf in _pytree.tree_leaves(forward()) if _is_float(leaf) and leaf.requires_grad]
+        wanted = [each for each in self.tensors if each.requires_grad]
+        gradients = torch.autograd.grad(outputs, wanted, [torch.ones_like(each) for each in outputs], allow_unused=True)
+        return outputs, gradients
+
+    def bytes(self, result: Any) -> int:
+        """What must be read and written: inputs and outputs; with a backward the inputs and the incoming gradients once
+        more, and the gradients."""
+        found = [leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if not self.backward:
+            return _bytes(self.tensors) + _bytes(found)
+        outputs, gradients = result
+        written = [each for each in gradients if each is not None]
+        return 2 * _bytes(self.tensors) + 2 * _bytes(outputs) + _bytes(written)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+class _Samples:
+    """Calls of a kernel, made from one that its constraints allow. Raises ValueError where none is found."""
+
+    def __init__(self, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> None:
+        # verification's samples bring the OpInfos, which a program needs nowhere else
+        from forge.executors.hubex.verification import generic, samples
+        from forge.executors.hubex.verification.search import Constraints
+
+        self._samples, self.kernel = samples, kernel
+        self._constraints = Constraints(kernel)
+        cases = (each for each in samples.general_cases(kernel, device, dtype) if not each.note)
+        usual = (call_of(case.args, case.kwargs).map(_dense) for case in cases)
+        found = [*self._allowed(generic.generic_calls(kernel, device, dtype))] or [*self._allowed(usual)]
+        check(
+            bool(found), lambda: f"{kernel.name}: no {dtype_name(dtype)} arguments on {device} were found that it takes"
+        )
+        self.start = max(found, key=lambda call: (len(call.metas[0].shape), _elements(call)))
+
+    def _allowed(self, calls: Iterable[Call]) -> Iterator[Call]:
+        return (call for call in calls if call.metas and _elements(call) and not self._constraints.failing(call))
+
+    def sized(self) -> list[Call]:
+        """The call with lengths as large as the constraints allow, for each of SIZES."""
+        found = {repr(call): call for call in map(self._grown, SIZES)}
+        return list(found.values())
+
+    def _grown(self, elements: int) -> Call:
+        call = self.start
+        for place in range(1, len(call.metas[0].shape) + 1):
+            old = call.metas[0].shape[-place]
+            factor = 1
+            while old > 1 and (place > 1 or old * factor < WIDEST) and factor < elements:
+                factor *= 2
+            while factor > 1:
+                grown = self._samples.with_lengths(call, {old: old * factor})
+                if _elements(grown) <= elements and not self._constraints.failing(grown):
+                    call = grown
+                    break
+                factor //= 2
+        return call
+
+    def of(self, shapes: Shapes) -> Call:
+        """A call on tensors of these shapes. Raises ValueError with the first constraint that fails."""
+        metas = self.start.metas
+        names = ", ".join(self.kernel.target.signature.tensors)
+        check(
+            len(shapes) == len(metas),
+            lambda: (
+                f"{self.kernel.name}: {counted(len(shapes), 'shape')} given, but it is called with "
+                f"{counted(len(metas), 'tensor')} ({names}), such as {_written(each.shape for each in metas)}"
+            ),
+        )
+        wanted = iter(shapes)
+        pairs = [(old, new) for meta, shape in zip(metas, shapes, strict=True) for old, new in _aligned(meta, shape)]
+        call = self._samples.with_lengths(self.start, dict(pairs))
+        call = call.map(lambda leaf: replace(leaf, shape=tuple(next(wanted))) if isinstance(leaf, Meta) else leaf)
+        failing = sorted(str(getattr(each, "text", each)) for each in self._constraints.failing(call))
+        check(
+            not failing,
+            lambda: f"{self.kernel.name}: does not take {_written(each.shape for each in call.metas)}: {failing[0]}",
+        )
+        return call
+
+    def values(self, call: Call) -> Call:
+        """The call on real tensors: the repository's own samples where it makes some."""
+        case = next(self._samples.call_cases(self.kernel, call))
+        return Call(case.args, case.kwargs)
+
+
+def _elements(call: Call) -> int:
+    return prod(call.metas[0].shape)
+
+
+def _dense(leaf: Any) -> Any:
+    return replace(leaf, strides=None) if isinstance(leaf, Meta) else leaf
+
+
+def _aligned(meta: Meta, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(its length, the new one) from the last dim on."""
+    return zip(reversed(meta.shape), reversed(tuple(shape)), strict=False)
+
+
+def _written(shapes: Any) -> str:
+    """'2x512,512'."""
+    return ",".join("x".join(map(str, shape)) for shape in shapes)
+
+
+def parse_shapes(text: str) -> Shapes:
+    """The shapes of '2x512,512'. Raises ValueError for what is none."""
+    try:
+        shapes = [tuple(int(length) for length in each.split("x")) for each in text.split(",")]
+        check(all(length >= 0 for shape in shapes for length in shape), lambda: "a length is negative")
+    except ValueError as error:
+        raise ValueError(
+            f"--shapes is {text!r}, but must be the shape of each tensor, such as 2x512,512: {error}"
+        ) from error
+    return shapes
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """torch's dtype of a name. Raises ValueError for what is none."""
+    found = getattr(torch, text, None)
+    check(isinstance(found, torch.dtype), lambda: f"--dtype is {text!r}, but must be a dtype of torch, such as float32")
+    return found
+
+
+def parse_device(text: str) -> torch.device:
+    """A device. Raises ValueError for what is none."""
+    try:
+        return torch.device(text)
+    except RuntimeError as error:
+        raise ValueError(f"--device is {text!r}, but must be a device of torch, such as cuda:0") from error
+
+
+def as_json(results: Sequence[Bench]) -> dict[str, Any]:
+    """Plain data, with what it was measured on."""
+    devices = dict.fromkeys(torch.device(each.device) for each in results)
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": processor(),
+        "devices": [device_name(each) for each in devices],
+        "results": [each.as_json() for each in results],
+    }
+
+
+def rich_table(results: Sequence[Bench]) -> Table:
+    """For a terminal: the fastest of each call in green."""
+    made = Table(*HEADER, box=None, header_style="bold")
+    for each in results:
+        best = min(each.seconds, key=each.seconds.__getitem__, default=None)
+        for row in each.rows():
+            style = "red" if row[2] in each.reasons else "green" if row[2] == best else None
+            made.add_row(*map(Text, row), style=style)
+        made.add_section()
+    return made
+
+
+def plotter(path: Path) -> Callable[[Sequence[Bench]], None]:
+    """Draws time against the first tensor's elements to a file, one picture a kernel and dtype.
+
+    Raises ValueError, before anything is timed, where matplotlib is not installed.
+    """
+    try:
+        pyplot = importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise ValueError(f"--plot needs matplotlib ({error}): pip install matplotlib") from error
+    return partial(_draw, pyplot, path)
+
+
+def _draw(pyplot: Any, path: Path, results: Sequence[Bench]) -> None:
+    groups: dict[str, list[Bench]] = {}
+    for each in results:
+        if each.seconds:
+            groups.setdefault(f"{each.kernel}, {each.dtype} on {each.device}", []).append(each)
+    check(bool(groups), lambda: "--plot: there is nothing to draw, as nothing was timed")
+    figure, axes = pyplot.subplots(len(groups), squeeze=False, figsize=(7, 4 * len(groups)), layout="constrained")
+    for (title, group), (axis,) in zip(groups.items(), axes, strict=True):
+        for who in dict.fromkeys(name for each in group for name in each.seconds):
+            points = sorted((each.elements, 1e6 * each.seconds[who]) for each in group if who in each.seconds)
+            axis.plot(*zip(*points, strict=True), marker="o", label=who)
+        axis.set(title=title, xlabel="elements", ylabel="µs", xscale="log", yscale="log")
+        axis.legend()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def show(results: Sequence[Bench]) -> str:
+    """A table of text."""
+    return "\n".join(table([HEADER, *[row for each in results for row in each.rows()]]))

@@ -1,0 +1,151 @@
+"""Whose memory a value shows, from Dynamo's fake tensors: they know what each of torch's functions returns.
+
+torchlang says of its views how they are shown and inverted; where it knows of none, or where Dynamo's fake tensors say
+otherwise, they are right: a view that torchlang does not know is shown by its strides.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from forge import prims, torchlang
+from forge.capture.fields import Fields
+from forge.ir import TensorProxy
+from forge.ir.memory import Memory, Ref, ViewStep
+from forge.ir.proxies import hint_of
+from forge.ir.pytree import leaves
+from forge.ir.strides import is_expanded
+
+Pair = tuple[TensorProxy, torch.Tensor]
+
+
+def reconcile(memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str) -> Any:
+    """The output of a call, with `memory` as the fake tensors have it.
+
+    given: the handles that the call was given, with their fake tensors; example: the fake tensors of its output; call:
+    its name, "" where it writes to its out=. A handle of the output that is one of the arguments, where torch returns
+    another tensor that shows it, becomes a handle of its own.
+    """
+    if not given:
+        return output
+    if isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
+        own = given if len(given) == len(output) else [None] * len(output)  # torch.meshgrid's are one of each
+        each = zip(output, example, own, strict=True)
+        made = [_reconcile(memory, given, out, fake, call, first) for out, fake, first in each]
+        return made if isinstance(output, list) else tuple(made)
+    return _reconcile(memory, given, output, example, call)
+
+
+def _reconcile(
+    memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str, first: Pair | None = None
+) -> Any:
+    if not isinstance(example, torch.Tensor):
+        return output
+    same = [handle for handle, fake in given if fake is example]
+    allocates = isinstance(output, TensorProxy) and _allocates(call)
+    if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
+        given_back = output if any(output is handle for handle in same) else same[0]
+        return prims.clone(given_back) if allocates else given_back
+    there = _shown(example, given if first is None else [first, *given])
+    shared = None if allocates else there
+    known = memory.refs.get(output.name)
+    itself = any(handle is output for handle, _ in given)
+    if itself:
+        if there is None and 0 not in example.shape:  # of no elements, a view may have memory of its own
+            return prims.clone(output) if allocates else output
+        return memory.another(output, torchlang.alias_step())
+    if shared is None:
+        if known is not None and known.chain:
+            memory.refs[output.name] = Ref.own(output)
+        return output
+    base, fake = shared
+    if _follows(known, memory.ref(base)):
+        return output
+    if is_expanded(fake) or (example.dtype, example.is_conj(), example.is_neg()) != (
+        fake.dtype,
+        fake.is_conj(),
+        fake.is_neg(),
+    ):
+        memory.share(output, base, call)
+    else:
+        memory.alias(output, base, strided_step(example, fake))
+    return output
+
+
+@functools.cache
+def _allocates(call: str) -> bool:
+    """Whether the operator of this name gives tensors of its own, by its schema: where its fake tensors are made by a
+    decomposition in Python, they may be what it was given (torch.native_dropout's without training).
+
+    What a composite operator's schema says of memory is not to be relied on.
+    """
+    inside = call.removeprefix("torch.").removeprefix("ops.aten.").removeprefix("Tensor.")
+    name, _, overload = inside.partition(".")  # of torch.masked.prod it is "masked": no operator
+    packet = getattr(torch.ops.aten, name, None)
+    if not call.startswith("torch.") or not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    names = [overload] if overload else [each for each in packet.overloads() if not each.endswith("out")]
+    overloads = [each for each in (getattr(packet, name) for name in names) if _has_kernel(each)]
+    return bool(overloads) and not any(map(_may_alias, overloads))
+
+
+def _has_kernel(overload: torch._ops.OpOverload) -> bool:
+    """Else it is TorchScript's, of numbers and lists."""
+    return torch._C._dispatch_has_kernel(overload.name())
+
+
+def _may_alias(overload: torch._ops.OpOverload) -> bool:
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    return composite or any(each.alias_info is not None for each in overload._schema.returns)
+
+
+def _shown(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
+    """The first handle that has what a result of the call shows: of those that share its memory, two rows of one tensor
+    say, the first that reaches as far."""
+    sharing = [pair for pair in given if _place(pair[1]) == _place(example)]
+    if len(sharing) < 2:
+        return sharing[0] if sharing else None
+    start, end = _reach(example)
+    reaching = (pair for pair in sharing if _reach(pair[1])[0] <= start and end <= _reach(pair[1])[1])
+    return next(reaching, sharing[0])
+
+
+def _place(fake: torch.Tensor) -> int:
+    return fake.untyped_storage()._cdata
+
+
+def _reach(fake: torch.Tensor) -> tuple[int, int]:
+    """The places of its first and last element in its memory."""
+    start, ends = hint_of(fake.storage_offset()), zip(fake.shape, fake.stride(), strict=True)
+    return start, start + sum((hint_of(length) - 1) * hint_of(stride) for length, stride in ends)
+
+
+def _follows(known: Ref | None, base: Ref) -> bool:
+    """Whether a view of the base is known, by steps that need no tensor but the memory's first handle."""
+    if known is None or known.storage is not base.storage:
+        return False
+    return all(tensor is known.storage.root for step in known.chain for tensor in step.tensors)
+
+
+def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
+    """What `example` shows of `base`, by strides."""
+    offset = example.storage_offset() - base.storage_offset()
+    args = (tuple(example.shape), tuple(example.stride()), offset, tuple(base.stride()))
+    return ViewStep(
+        prims.as_strided, args, {}, None, lambda x, new: prims.view_scatter(x, new, prims.as_strided, args, {}, None)
+    )
+
+
+def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:
+    """The handles of a node's arguments with their fake tensors, those in objects too."""
+    found: list[Pair] = []
+    for node in leaves(arguments):
+        value = env[node] if isinstance(node, Node) else None
+        if isinstance(value, TensorProxy):
+            found.append((value, node.meta["example_value"]))
+        elif isinstance(value, Fields):
+            found += pairs(env, node.kwargs)
+    return found

@@ -1,0 +1,146 @@
+"""Guards on attributes that an object does not have, and on the keys of its `__dict__`. Dynamo installs none for most
+ways to look for them: a program would take the branch of its first call for ever."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import WrapperDescriptorType
+from typing import Any
+
+import torch
+from torch._dynamo import symbolic_convert
+from torch._dynamo.exc import ObservedAttributeError, unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource, is_from_unspecialized_nn_module_source
+from torch._dynamo.variables import (
+    BuiltinVariable,
+    ConstantVariable,
+    PythonModuleVariable,
+    TensorVariable,
+    UserDefinedDictVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    builtin,
+)
+
+from forge.torch_internals.patch import Replaced
+
+
+def _get(obj: Any, name: str | None, original: Callable, default: Any = None) -> Any:
+    """`obj.name` or `getattr(obj, name, default)`, which Dynamo's `original` gives. A name that is no constant is None:
+    Dynamo refuses it."""
+    _refuse_empty_dict(obj, name)
+    try:
+        found = original()
+    except ObservedAttributeError:
+        _guard_absence(obj, name)
+        raise
+    if default is not None and found is default:
+        _guard_absence(obj, name)
+    elif name == "__dict__":
+        _guard_keys(obj)
+    return found
+
+
+def _look(obj: Any, name: str | None, original: Callable) -> Any:
+    """`hasattr(obj, name)`, which Dynamo's `original` gives."""
+    _refuse_empty_dict(obj, name)
+    found = original()
+    if found is not None and found.is_constant_match(False):
+        _guard_absence(obj, name)
+    return found
+
+
+def _constant(name: Any) -> str | None:
+    """Return the name that a variable of Dynamo's stands for."""
+    return name.as_python_constant() if name.is_python_constant() else None
+
+
+def _refuse_empty_dict(obj: Any, name: str | None) -> None:
+    """An object of a dict's subclass is guarded by its items first: where there are none, torch looks no further."""
+    if not isinstance(obj, UserDefinedDictVariable) or obj.source is None or len(obj.value):
+        return
+    if name is not None and not hasattr(type(obj.value), name):
+        unimplemented(
+            gb_type="an attribute of an empty dict",
+            context=f"{type(obj.value).__name__}.{name}",
+            explanation="torch checks no guard on it.",
+            hints=[],
+        )
+
+
+def _guard_keys(obj: Any) -> None:
+    """Guard which attributes the `__dict__` of an object, a function or a Python module has."""
+    if obj.source is not None and isinstance(obj, _WITH_DICTS):
+        install_guard(AttrSource(obj.source, "__dict__").make_guard(GuardBuilder.DICT_KEYS_MATCH))
+
+
+def _guard_absence(obj: Any, name: str | None) -> None:
+    """Guard that an object has no attribute of this name. Where its class computes attributes, that code is captured
+    and has guards of its own; it is not run to check one: the keys of the object's `__dict__` are guarded."""
+    if obj.source is None or isinstance(obj, ConstantVariable) or name is None:
+        return
+    if isinstance(obj, UserDefinedObjectVariable) and _is_computed(obj.value, name):
+        if hasattr(obj.value, "__dict__"):
+            _guard_keys(obj)
+    elif isinstance(obj, TensorVariable) and is_from_unspecialized_nn_module_source(obj.source) and not _SINCE_213:
+        unimplemented(
+            gb_type="an attribute that a tensor of a module does not have",
+            context=f"torch.Tensor.{name}",
+            explanation="Before torch 2.13, no guard on it is checked.",
+            hints=[],
+        )
+    elif _SINCE_212:
+        install_guard(obj.source.make_guard(partial(GuardBuilder.HASATTR, attr=name)))
+    else:
+        install_guard(AttrSource(obj.source, name).make_guard(GuardBuilder.HASATTR))
+
+
+def _is_computed(value: Any, name: str) -> bool:
+    """Return whether a class has code that looks this attribute up."""
+    kind = type(value)
+    computes = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
+    replaces = not isinstance(kind.__getattribute__, WrapperDescriptorType)
+    return computes or replaces or isinstance(inspect.getattr_static(kind, name, None), property)
+
+
+def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    found = _lists.original(self, tx, *args, **kwargs)
+    if args:
+        _guard_keys(args[0].realize())
+    return found
+
+
+def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
+    default = args[2] if len(args) > 2 else None
+    return _get(args[0], _constant(args[1]), partial(_gets.original, self, tx, args, kwargs), default)
+
+
+def _hasattr(self: Any, tx: Any, args: Any, kwargs: dict) -> Any:
+    return _look(args[0].realize(), _constant(args[1]), partial(_looks.original, self, tx, args, kwargs))
+
+
+def _getattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any, default: Any = None) -> Any:
+    return _get(obj, _constant(name), partial(_gets.original, self, tx, obj, name, default), default)
+
+
+def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -> Any:
+    return _look(obj, _constant(name), partial(_looks.original, self, tx, obj, name))
+
+
+def _load(tx: Any, obj: Any, name: str) -> Any:
+    return _get(obj, name, partial(_loads.original, tx, obj, name))
+
+
+_WITH_DICTS = (UserDefinedObjectVariable, UserFunctionVariable, PythonModuleVariable)
+_SINCE_212 = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters  # since torch 2.12
+_SINCE_213 = hasattr(builtin, "GetAttrBuiltinVariable")  # since torch 2.13
+_lists = Replaced(BuiltinVariable, "call_vars", _vars)
+if _SINCE_213:
+    _gets = Replaced(builtin.GetAttrBuiltinVariable, "_call_getattr", _getattr)
+    _looks = Replaced(builtin.HasAttrBuiltinVariable, "call_function", _hasattr)
+else:
+    _gets = Replaced(BuiltinVariable, "call_getattr", _getattr_of_a_builtin)
+    _looks = Replaced(BuiltinVariable, "call_hasattr", _hasattr_of_a_builtin)
+_loads = Replaced(symbolic_convert, "generic_getattr", _load)  # `obj.name`, since torch 2.14
+GUARDED = tuple(each for each in (_lists, _gets, _looks, _loads) if each.original is not None)

@@ -1,0 +1,371 @@
+"""torch.autograd.Function in a program: its two bodies are programs, and the call is one composite with its own rule.
+
+Dynamo hands over the graphs of forward and backward; a function that is traced directly has the methods themselves.
+Each body is recorded with a memory of its own, so that what it changes in place is a value like any other; what the
+forward changes of its inputs comes out beside its results, and is written to them afterwards.
+"""
+
+import itertools
+import linecache
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import BackwardCFunction, _SingleLevelFunction, once_differentiable
+from torch.fx import GraphModule, Node
+
+from forge import prims, torchlang
+from forge.compiler.program import Unsupported
+from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, end_grad, get_grad, needs_grad, put_grad, speaking
+from forge.ir.memory import Memory
+from forge.ir.pytree import leaves, tensors, tree_map
+from forge.torch_internals.patch import Replaced
+from forge.torchlang import autocast_mode, grad_mode
+from forge.transforms.grad import sums_to
+
+_NAME = "torch.autograd.Function.apply"
+_OPTIONS = frozenset({"dirty_idx", "non_differentiable_idx", "saved_for_backward_idx"})
+
+
+class Forward(NamedTuple):
+    """What a forward returns: its outputs, what it keeps for the backward, and which outputs (by position) are inputs
+    that it changed, or have no gradient."""
+
+    outputs: tuple
+    kept: Any
+    dirty: tuple[int, ...]
+    non_differentiable: tuple[int, ...]
+
+
+class Run(NamedTuple):
+    """One run of a body: its result as values; the positions of the arguments that it changed, with their new values;
+    and for each output, the position of what shares its memory among the arguments and the outputs before it."""
+
+    result: Any
+    written: dict[int, TensorProxy]
+    shared: list[int | None]
+
+
+def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tuple], *, follows: bool = False) -> Run:
+    """Records a body with a memory of its own. `outputs` takes those from its result; `follows`: a call in the body
+    that ran without grad has no gradient, as of a backward that is differentiated."""
+    trace = current_trace()
+    outer, trace.memory = trace.memory, Memory()
+    before, trace.follows_grad_mode = trace.follows_grad_mode, follows
+    try:
+        with torch.enable_grad(), trace.tagged(trace.tags):
+            result = body(*args)
+        memory = trace.memory
+        given = {id(memory.ref(arg).storage): i for i, arg in enumerate(args) if isinstance(arg, TensorProxy)}
+        written = {given[id(each)]: each.value for each in memory.written if id(each) in given}
+        places = dict(given)
+        shared = [_place(places, memory, leaf, len(args) + i) for i, leaf in enumerate(outputs(result))]
+        read = tree_map(lambda leaf: memory.read(leaf) if isinstance(leaf, TensorProxy) else leaf, result)
+        return Run(read, written, shared)
+    finally:
+        trace.memory, trace.follows_grad_mode = outer, before
+
+
+def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> int | None:
+    """The position of the first that has the memory of this one, which is at `position`."""
+    if not isinstance(leaf, TensorProxy):
+        return None
+    first = places.setdefault(id(memory.ref(leaf).storage), position)
+    return None if first == position else first
+
+
+class FunctionCall:
+    """One call of an autograd.Function: `forward(*inputs)` gives a Forward, `backward(kept, gradients)` the gradients
+    of the inputs; `once` says that the backward cannot be differentiated."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Forward],
+        backward: Callable[[Any, tuple], Sequence[Any]],
+        *,
+        once: bool,
+    ) -> None:
+        self.forward = autocast_mode.Under(forward) if autocast_mode.is_enabled() else forward  # the rule runs it later
+        self.backward = backward
+        self.tags = {Tag.ONCE_DIFFERENTIABLE} if once else set()
+        self.made = Forward((), None, (), ())  # by the last run
+        self.written: list[int] = []
+        self.shared: list[int | None] = []
+
+    def body(self, *inputs: Any) -> tuple:
+        """(outputs, the new values of the inputs that it changes)."""
+        run = run_alone(self.forward, inputs, lambda made: made.outputs)
+        self.made, self.written, self.shared = run.result, sorted(run.written), run.shared
+        taken = {each.name for each in inputs if isinstance(each, TensorProxy)}
+        own = []
+        for output in self.made.outputs:  # one that is an input, or another one, is a value of its own in its memory
+            if isinstance(output, TensorProxy) and output.name in taken:
+                output = prims.detach(output)
+            taken.update(tensor.name for tensor in tensors(output))
+            own.append(output)
+        return tuple(own), tuple(run.written[i] for i in self.written)
+
+    def rule(self, *inputs: Any) -> tuple:
+        """The gradient rule: the Function's own backward."""
+        outputs, written = self.body(*inputs)
+        gradients = tuple(self._gradient(i, output) for i, output in enumerate(outputs))
+        kept = list(leaves(self.made.kept))
+        backward = lambda *args: self.backward(self.made.kept, gradients)
+        run = run_alone(backward, (*gradients, *kept), lambda result: (), follows=True)
+        if any(position >= len(gradients) for position in run.written):
+            raise Unsupported("the backward of a torch.autograd.Function changes a tensor that it did not make")
+        for argument, gradient in zip(inputs, run.result, strict=True):
+            if gradient is None:
+                end_grad(argument)
+            else:
+                put_grad(argument, gradient)
+        return outputs, written
+
+    def _gradient(self, index: int, output: Any) -> Any:
+        if not isinstance(output, TensorProxy):
+            return None
+        if _is_differentiable(output) and index not in self.made.non_differentiable:
+            return get_grad(output)
+        return prims.full(output.shape, 0, output.dtype, output.device)
+
+    def record(self, args: tuple) -> tuple:
+        """The outputs of the call: what it changed is written, what shares memory may not be changed later."""
+        memory = current_trace().memory
+        grad_mode.note(current_trace())
+        values = memory.read_all(args)
+        symbol = Symbol("autograd_function", _NAME, body=self.body, rule=self.rule, tags=self.tags)
+        outputs, written = symbol(*values)
+        dirty = {self.shared[i]: i for i in self.made.dirty}
+        for position, new in zip(self.written, written, strict=True):
+            if position not in dirty:  # autograd was not told: the history stays
+                torchlang.write(args[position], prims.with_data(values[position], new), memory, _NAME)
+        for position, i in dirty.items():
+            torchlang.write(args[position], outputs[i], memory, _NAME)
+        everything = [*args, *outputs]
+        handles = []
+        for output, position in zip(outputs, self.shared, strict=True):
+            if position in dirty:
+                output = args[position]
+            elif position is not None:
+                memory.share(output, everything[position], _NAME)
+            handles.append(output)
+        return tuple(handles)
+
+
+# what a backward may return
+
+
+def wrong_gradients(name: str, inputs: Sequence[Any], needs: Sequence[bool], found: Any) -> str | None:
+    """What torch says of the result of a backward of a Function with these inputs, tensors and others; None: it takes
+    it. `needs`: which inputs need a gradient."""
+    found = found if isinstance(found, tuple) else (found,)
+    surplus = any(each is not None for each in found[len(inputs) :])
+    if len(found) < len(inputs) or surplus:
+        expected = f"(expected {len(inputs)}, got {len(found)})"
+        return f"function {name}Backward returned an incorrect number of gradients {expected}"
+    index = -1  # among the tensors
+    for position, (given, gradient) in enumerate(zip(inputs, found, strict=False)):
+        index += _is_tensor(given)
+        if gradient is None:
+            continue
+        if not _is_tensor(given):
+            return (
+                f"function {name}Backward returned a gradient different than None at position {position + 1}, but the "
+                "corresponding forward input was not a Variable"
+            )
+        if not _is_tensor(gradient):
+            return f"expected Variable or None (got {type(gradient).__name__})"
+        problem = _mismatch(given, gradient) if needs[position] else None
+        if problem is not None:
+            return f"Function {name}Backward returned an invalid gradient at index {index} - {problem}"
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, (TensorProxy, torch.Tensor))
+
+
+def _mismatch(given: Any, gradient: Any) -> str | None:
+    """Why autograd does not take a gradient of a tensor."""
+    if not sums_to(gradient.shape, given.shape):
+        return f"got {list(gradient.shape)} but expected shape compatible with {list(given.shape)}"
+    if gradient.dtype.is_complex and not given.dtype.is_complex:
+        return f"got {gradient.dtype} but expected a real dtype, as of the input, {given.dtype}"
+    if gradient.device != given.device and gradient.ndim:
+        return f"expected device {given.device} but got {gradient.device}"
+    return None
+
+
+def _outer_mode(graph: GraphModule) -> list[Node]:
+    """The nodes by which Dynamo turns gradients off for all of a backward: in torch they are on under create_graph."""
+    modes = [node for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled]
+    return [modes[0], modes[-1]] if modes and modes[0].args[0] is False else []
+
+
+_ONCE = next(code for code in once_differentiable.__code__.co_consts if getattr(code, "co_name", "") == "wrapper")
+_ONCE_LINES = re.compile(
+    rf'File "{re.escape(_ONCE.co_filename)}", line ({"|".join(str(line) for *_, line in _ONCE.co_lines() if line)}),'
+)
+
+
+def _once_differentiable(backward: GraphModule) -> bool:
+    """Whether a backward was recorded through @once_differentiable, of which only the lines that ran are left."""
+    return any(_ONCE_LINES.search(node.meta.get("stack_trace") or "") for node in backward.graph.nodes)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in forward\n')
+_FORWARD = re.compile(r"\s*def forward\(")
+
+
+def _calls_functions(backward: GraphModule) -> bool:
+    """Whether a backward calls another torch.autograd.Function: Dynamo leaves what its forward did, without its
+    backward, which only a second differentiation would ask for."""
+    frames = {frame for node in backward.graph.nodes for frame in _FRAME.findall(node.meta.get("stack_trace") or "")}
+    return any(_is_static_forward(path, int(line)) for path, line in frames)
+
+
+def _is_static_forward(path: str, line: int) -> bool:
+    """Whether a line is one of a static method `forward`, which a module's is not."""
+    above = linecache.getlines(path)[:line]
+    start = next((i for i in range(len(above) - 1, -1, -1) if _FORWARD.match(above[i])), 0)
+    decorators = itertools.takewhile(lambda text: text.strip().startswith("@"), reversed(above[:start]))
+    return any(text.strip() == "@staticmethod" for text in decorators)
+
+
+def is_once_differentiable(backward: GraphModule) -> bool:
+    """Whether the graph of a backward says by its lines that it cannot be differentiated."""
+    return _once_differentiable(backward) or _calls_functions(backward)
+
+
+def from_graphs(
+    inline: Callable[..., Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
+) -> FunctionCall:
+    """A call as Dynamo hands it over. Raises Unsupported for options that another torch has."""
+    if not options.keys() <= _OPTIONS:
+        raise Unsupported(f"torch.autograd.Function with {', '.join(sorted(options.keys() - _OPTIONS))}")
+
+    def run_forward(*inputs: Any) -> Forward:
+        outputs, kept = inline(forward, inputs)
+        return Forward(outputs, kept, tuple(options.get("dirty_idx", ())), tuple(options["non_differentiable_idx"]))
+
+    def run_backward(kept: tuple, gradients: tuple) -> Any:
+        return inline(backward, (*gradients, *kept), _outer_mode(backward))
+
+    return FunctionCall(run_forward, run_backward, once=is_once_differentiable(backward))
+
+
+# traced directly
+
+
+class Context:
+    """The ctx of a Function that is traced directly, with what torch.autograd.function.FunctionCtx has."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple = ()
+        self.dirty: tuple = ()
+        self.non_differentiable: tuple = ()
+        self.materialize_grads = True
+
+    def save_for_backward(self, *saved: Any) -> None:
+        self.saved_tensors = saved
+
+    def mark_dirty(self, *dirty: Any) -> None:
+        self.dirty = dirty
+
+    def mark_non_differentiable(self, *outputs: Any) -> None:
+        self.non_differentiable = outputs
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+
+def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
+    """Records Function.apply(*args) of a Function that is traced directly."""
+    single = False
+
+    def forward(*inputs: Any) -> Forward:
+        nonlocal single
+        ctx = Context(tuple(isinstance(each, TensorProxy) and _is_differentiable(each) for each in inputs))
+        with traced_directly():
+            if function.setup_context is torch.autograd.Function.setup_context:
+                output = function.forward(ctx, *inputs)
+            else:
+                output = function.forward(*inputs)
+                function.setup_context(ctx, inputs, output)
+        single = not isinstance(output, tuple)
+        outputs = (output,) if single else output
+        if not ctx.materialize_grads and sum(map(_is_differentiable, tensors(outputs))) > 1:
+            raise Unsupported(f"{function.__name__}: set_materialize_grads(False) with several outputs; use forge.jit")
+        memory = current_trace().memory
+        for name, value in vars(ctx).items():
+            read = tree_map(lambda leaf: memory.read(leaf) if isinstance(leaf, TensorProxy) else leaf, value)
+            setattr(ctx, name, read) if name not in ("dirty", "non_differentiable") else None
+        return Forward(outputs, ctx, _positions(outputs, ctx.dirty), _positions(outputs, ctx.non_differentiable))
+
+    def backward(ctx: Context, gradients: tuple) -> Sequence[Any]:
+        with traced_directly():
+            found = function.backward(ctx, *gradients)
+        problem = wrong_gradients(function.__name__, args, [needs_grad(each) for each in args], found)
+        check(problem is None, lambda: problem, RuntimeError)
+        return (found if isinstance(found, tuple) else (found,))[: len(args)]
+
+    once = getattr(function.backward, "__code__", None) is _ONCE
+    outputs = FunctionCall(forward, backward, once=once).record(args)
+    return outputs[0] if single else outputs
+
+
+def _positions(outputs: tuple, chosen: tuple) -> tuple[int, ...]:
+    return tuple(i for i, output in enumerate(outputs) if any(output is each for each in chosen))
+
+
+def _is_differentiable(proxy: TensorProxy) -> bool:
+    return proxy.dtype.is_floating_point or proxy.dtype.is_complex
+
+
+@classmethod
+def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    """What Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
+    if any(isinstance(each, TensorProxy) for each in args):
+        return from_class(function, args)
+    return super(_SingleLevelFunction, function).apply(*args, **kwargs)
+
+
+def _begin_apply(self: BackwardCFunction) -> None:
+    """An apply in C makes its ctx first, of this class, and calls then, with gradients off, the Function's forward, and
+    its setup_context where it has one."""
+    function: type[torch.autograd.Function] = type(self)._forward_cls
+    has_context = function.setup_context is not torch.autograd.Function.setup_context
+    differentiates = torch.is_grad_enabled()
+
+    def record(*given: Any) -> Any:
+        forward.__exit__()
+        args = given if has_context else given[1:]
+        if not any(isinstance(each, TensorProxy) for each in args):
+            return function.forward(*given)
+        with torch.set_grad_enabled(differentiates):
+            output = from_class(function, args)
+        if has_context:
+            context.__enter__()
+        return output
+
+    forward = Replaced(function, "forward", staticmethod(record))
+    context = Replaced(function, "setup_context", staticmethod(lambda *given: context.__exit__()))
+    forward.__enter__()
+
+
+_IN_C = vars(torch.autograd.Function).get("apply") is vars(torch._C._FunctionBase)["apply"]  # since torch 2.15
+_recorded = (
+    Replaced(BackwardCFunction, "__init__", _begin_apply)
+    if _IN_C
+    else Replaced(_SingleLevelFunction, "apply", _apply_or_record)
+)
+
+
+@contextmanager
+def traced_directly() -> Iterator[None]:
+    """Inside, torch code that runs on proxies is recorded as torchlang, Function.apply included."""
+    with speaking(torchlang.language), torchlang.RecordFactories(), _recorded:
+        yield

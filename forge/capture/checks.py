@@ -1,0 +1,269 @@
+"""Conditions on numbers that are known when the program runs: those that the program checks itself (torch._check and
+its kin, `assert`), and those under which Dynamo captured it.
+
+A graph calls a `Check` for each of the program's own, which raises what eager does. For a condition that Dynamo came to
+depend on (by torch.zeros(n), that n is not negative), it calls `_assert_scalar`. Where such an assumption does not
+hold, the graph runs in eager, where the call in question raises.
+"""
+
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo import symbolic_convert
+from torch._dynamo.exc import raise_observed_exception
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import BuiltinVariable, ConstantVariable, SymNodeVariable
+from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.lists import SizeVariable
+from torch._dynamo.variables.misc import StringFormatVariable
+from torch._subclasses.fake_tensor import is_fake
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols, statically_known_true
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from forge import prims
+from forge.ir.proxies import NUMBER_TYPES, SYMBOLIC_TYPES
+from forge.torch_internals.patch import Replaced
+
+ASSUMES = torch.ops.aten._assert_scalar.default
+_SIZE = torch.ops.aten.sym_size.int
+
+# the exception of each function; None where it is an argument
+CHECKS: dict[Callable, type[Exception] | None] = {
+    torch._assert: AssertionError,
+    torch._check: RuntimeError,
+    torch._check_index: IndexError,
+    torch._check_is_size: RuntimeError,
+    torch._check_not_implemented: NotImplementedError,
+    torch._check_tensor_all: RuntimeError,
+    torch._check_tensor_all_with: None,
+    torch._check_type: TypeError,
+    torch._check_value: ValueError,
+    torch._check_with: None,
+}
+_OF_TENSORS = frozenset({torch._check_tensor_all, torch._check_tensor_all_with})
+
+
+class Check:
+    """A check as graphs call it: raises `error` where the condition, a bool or a tensor of one, does not hold.
+
+    message: text, a function of the values that a call is given, or None for torch's own.
+    """
+
+    def __init__(self, error: type[Exception], message: str | Callable[..., str] | None) -> None:
+        self.error = error
+        self.message = message
+        self.__name__ = "check"
+
+    def __call__(self, condition: Any, *values: Any) -> None:
+        if isinstance(condition, torch.SymBool):
+            torch._check(condition)  # for what follows
+        elif not is_fake(condition) and not condition:
+            prims.fail(self.error, self.message, *values)
+
+
+# what Dynamo captures
+
+
+def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: Callable) -> Any:
+    """A call of one of CHECKS becomes one of a Check. `call` is Dynamo's own, for arguments that torch refuses."""
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        return call(args, kwargs)
+    error = CHECKS[function] or given["error_type"].as_python_constant()
+    message = given.get("message")
+    if function is torch._check_is_size:
+        _add_size_check(tx, error, message, given["i"], given.get("max"))
+        return call([given["i"]], {})  # Dynamo learns that it is a length
+    condition = given["condition" if function is torch._assert else "cond"]
+    if not _takes(function, condition):
+        return call(args, kwargs)
+    if function in _OF_TENSORS:
+        condition = condition.call_method(tx, "_is_all_true", [], {})
+    _add_check(tx, error, condition, message)
+    return ConstantVariable.create(None)
+
+
+def _takes(function: Callable, condition: Any) -> bool:
+    if condition.is_tensor():
+        return function in _OF_TENSORS or function is torch._assert
+    known = condition.as_python_constant() if condition.is_python_constant() else getattr(condition, "sym_num", None)
+    return isinstance(known, (bool, torch.SymBool)) and function not in _OF_TENSORS
+
+
+def _add_size_check(tx: Any, error: type[Exception], message: Any, size: Any, longest: Any) -> None:
+    for compare, bound in ((operator.ge, ConstantVariable.create(0)), (operator.le, longest)):
+        if bound is not None:
+            _add_check(tx, error, BuiltinVariable(compare).call_function(tx, [size, bound], {}), message)
+
+
+def _add_check(tx: Any, error: type[Exception], condition: Any, message: Any) -> None:
+    holds = _is_known(tx, condition)
+    if holds is True:
+        return
+    made = _captured_message(tx, message)
+    if holds is not None:
+        raise_observed_exception(error, tx, args=[] if made is None else [made])
+    text = None if made is None else made.as_python_constant() if made.is_python_constant() else _Message(made)
+    arguments = (condition.as_proxy(), *getattr(text, "proxies", ()))
+    wrap_fx_proxy(tx, tx.output.create_proxy("call_function", Check(error, text), arguments, {}))
+
+
+def _is_known(tx: Any, condition: Any) -> bool | None:
+    """Whether a condition holds, where that is known now, or guarded; else None."""
+    if condition.is_python_constant():
+        return condition.as_python_constant()
+    if not isinstance(condition, SymNodeVariable):
+        return None
+    if not free_unbacked_symbols(condition.sym_num):
+        return condition.evaluate_expr(tx.output)
+    return False if statically_known_true(torch.sym_not(condition.sym_num)) else None
+
+
+def _captured_message(tx: Any, message: Any) -> Any:
+    """The text of a message: a constant, a format, or None for torch's own."""
+    if message is None or (message.is_python_constant() and message.as_python_constant() is None):
+        return None
+    with _formats:
+        made = message if issubclass(message.python_type(), str) else message.call_function(tx, [], {})
+    if made.is_python_constant():
+        return ConstantVariable.create(str(made.as_python_constant()))
+    return made if isinstance(made, StringFormatVariable) else StringFormatVariable("{}", [made], {})
+
+
+class _Message:
+    """A format, some of whose values are known when the program runs: a function of these."""
+
+    def __init__(self, made: StringFormatVariable) -> None:
+        self.format = made.format_string
+        self.names = list(made.sym_kwargs)
+        self.proxies: list[Any] = []
+        self.parts: list[Callable[[Iterator], Any]] = []
+        for part in (*made.sym_args, *made.sym_kwargs.values()):
+            self._add(part)
+
+    def _add(self, part: Any) -> None:
+        if part.is_python_constant():
+            self.parts.append(partial(_constant, part.as_python_constant()))
+        elif isinstance(part, SizeVariable):
+            self.parts.append(lambda values: torch.Size(next(values)))
+            self.proxies.append(tuple(each.as_proxy() for each in part.items))
+        else:
+            self.parts.append(next)
+            self.proxies.append(part.as_proxy())
+
+    def __call__(self, *values: Any) -> str:
+        rest = iter(values)
+        parts = [part(rest) for part in self.parts]
+        count = len(parts) - len(self.names)
+        return self.format.format(*parts[:count], **dict(zip(self.names, parts[count:], strict=True)))
+
+
+def _constant(value: Any, values: Iterator) -> Any:
+    return value
+
+
+def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None:
+    """A value in an f-string: of a message, a number that is a symbol is read when the program runs."""
+    if not isinstance(self.stack[-1], SymNodeVariable):
+        _formats.original(self, spec, flags)
+        return
+    text = "{:" + spec.as_python_constant() + "}"
+    self.push(StringFormatVariable(text, [self.pop()], {}))
+
+
+_formats = Replaced(InstructionTranslatorBase, "_format_value", _format_value)
+
+
+def _is_assert(self: InstructionTranslatorBase, *how: Any) -> bool:
+    """Whether a jump is that of an `assert`. Of one on a number that is a symbol Dynamo keeps the condition alone, for
+    itself: it becomes a check."""
+    found = captured_asserts.original(self, *how)
+    condition = sys._getframe(1).f_locals["value"] if found else None
+    if isinstance(condition, SymNodeVariable) and isinstance(condition.sym_num, torch.SymBool):
+        message = self.stack[-1].as_python_constant()
+        message = "" if message == _NO_MESSAGE else message
+        _add_check(self, AssertionError, condition, ConstantVariable.create(message))
+    return found
+
+
+_NO_MESSAGE = "assertion error"  # Dynamo's, of an `assert` that has none
+
+
+captured_asserts = Replaced(symbolic_convert, "_detect_and_normalize_assert_statement", _is_assert)
+
+
+# what a program is made of
+
+
+def assumptions_last(graph: GraphModule) -> None:
+    """Moves what Dynamo assumes to the end of a graph, and of those inside of it: in eager, a call that needs it raises
+    first, or a check. A program makes sure of it as soon as the numbers are known (`checks_of`)."""
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" and isinstance(inner := operator.attrgetter(node.target)(graph), GraphModule):
+            assumptions_last(inner)
+    output, *others = reversed(graph.graph.nodes)
+    moved = {output}
+    place = output
+    for node in others:
+        if node.target is ASSUMES or (_computes_number(node) and node.users and moved.issuperset(node.users)):
+            place.prepend(node)
+            place = node
+            moved.add(node)
+    if place is not output:
+        graph.recompile()
+        _LazyGraphModule.force_recompile(graph)  # else torch prints the graph where it raises
+
+
+def _computes_number(node: Node) -> bool:
+    """Return whether a node is a call of numbers alone that gives no tensor, as `torch.rand(n)` does."""
+    if isinstance(node.meta.get("example_value"), torch.Tensor):
+        return False
+    of = [each.meta.get("example_value") for each in node.all_input_nodes]
+    return node.op == "call_function" and bool(of) and all(isinstance(each, NUMBER_TYPES) for each in of)
+
+
+def checks_of(graph: Graph) -> list[Node]:
+    """The program's own checks, then what Dynamo assumes: of two that do not hold, eager raises the program's."""
+    own = [node for node in graph.nodes if isinstance(node.target, Check)]
+    return own + list(graph.find_nodes(op="call_function", target=ASSUMES))
+
+
+class Asked:
+    """The numbers of a graph as it computes them. Dynamo's have what it has learnt of them since: that of `n == 4`,
+    where it assumes that, is True."""
+
+    def __init__(self) -> None:
+        self._environment = ShapeEnv()
+        self._numbers: dict[Node, Any] = {}
+
+    def number(self, node: Any) -> Any:
+        """The number of a node, of symbols of which nothing is known; anything but a number as it is."""
+        example = node.meta.get("example_value") if isinstance(node, Node) else None
+        if not isinstance(example, NUMBER_TYPES):
+            return node if example is None else example
+        if node not in self._numbers:
+            self._numbers[node] = self._compute(node, example)
+        return self._numbers[node]
+
+    def _compute(self, node: Node, example: Any) -> Any:
+        if _computes_number(node):
+            return node.target(*torch.fx.map_arg(node.args, self.number))
+        if node.target is _SIZE:  # before torch 2.13, its example is an integer where that is what Dynamo has learnt
+            tensor, dim = node.args
+            example = tensor.meta["example_value"].size(dim)
+        if not isinstance(example, SYMBOLIC_TYPES):
+            return example
+        kind, expression = example.node.pytype, example.node._expr
+        bounds = ValueRanges(-int_oo, int_oo) if kind is int else ValueRanges.unknown()
+        self._environment.var_to_range |= dict.fromkeys(expression.free_symbols, bounds)
+        return type(example)(SymNode(expression, self._environment, kind, None))

@@ -1,0 +1,127 @@
+"""The direct front end: a function is called with proxies, and torch calls on them are recorded."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge import torchlang
+from forge.capture import autograd_functions
+from forge.compiler.program import Program, finish
+from forge.ir import TensorProxy, Trace, recording, strides_of
+from forge.ir.pytree import tree_map
+from forge.torchlang import grad_mode
+
+
+def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "computation") -> Program:
+    """The program that `function(*args, **kwargs)` runs. Tensors among the arguments become inputs, in pytree order;
+    numbers and other arguments are part of the program, as are the tensors that the function closes over.
+
+    Raises TypeError for a branch on a tensor's value; NotImplementedError naming a torch function without a symbol.
+    """
+    trace = _started(name)
+    grad = torch.is_grad_enabled()
+    with recording(trace, torchlang.language), grad_mode.kept():
+        result = _run(trace, function, args, kwargs)
+        return finish(trace, result, grad=grad)
+
+
+class Recorded:
+    """One call of a function as a program that nothing else than its inputs decides.
+
+    `program` maps `inputs`, the tensors among the arguments and then those that the function closes over, to the
+    tensors of its result; `result` puts them where they were in it.
+    """
+
+    def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
+        trace = _started("computation")
+        grad = torch.is_grad_enabled()
+        tensors: list[TensorProxy] = []
+
+        def place(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorProxy):
+                return leaf
+            tensors.append(leaf)
+            return _Place(len(tensors) - 1)
+
+        with recording(trace, torchlang.language), grad_mode.kept():
+            self._tree = tree_map(place, _run(trace, function, args, kwargs))
+            captured = [_as_input(trace, name) for name in list(trace.constants)]
+            self.program = finish(trace, tuple(tensors), grad=grad)
+        self.inputs = [*input_tensors(args, kwargs), *captured]
+
+    def result(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """What the function returned, with the tensors that the program gave."""
+        return tree_map(lambda leaf: outputs[leaf.position] if isinstance(leaf, _Place) else leaf, self._tree)
+
+
+class _Place:
+    """Where a tensor stood in a result."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+def _started(name: str) -> Trace:
+    trace = Trace(name, stage="recorded")
+    trace.follows_grad_mode = True
+    return trace
+
+
+def _as_input(trace: Trace, name: str) -> torch.Tensor:
+    """Makes a tensor that the trace closed over an input, under its name, and returns it."""
+    value = trace.constants.pop(name)
+    trace.add_input(TensorProxy(name, tuple(value.shape), value.dtype, value.device, strides=strides_of(value)))
+    return value.detach()
+
+
+def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """What the function returns for proxies in the place of the tensors among its arguments, which become inputs."""
+    leaves, spec = _pytree.tree_flatten((args, kwargs))
+    names = _argument_names(function, args, kwargs)
+    stand_ins = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            proxy = trace.tensor(
+                leaf.shape,
+                leaf.dtype,
+                leaf.device,
+                name=names[i] if i < len(names) else f"x{i}",
+                requires_grad=leaf.requires_grad,
+                strides=strides_of(leaf),
+                offset=leaf.storage_offset(),
+            )
+            leaf = trace.add_input(proxy)
+        stand_ins.append(leaf)
+    proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
+    with autograd_functions.traced_directly():
+        try:
+            return function(*proxy_args, **proxy_kwargs)
+        except (TypeError, ValueError) as error:
+            if TensorProxy.__name__ in str(error):
+                error.add_note(
+                    f"TensorProxy stands for a tensor while forge records {torchlang.function_name(function)}. What "
+                    "takes tensors only, as the transforms of torch.func do, is compiled by forge.jit, not by "
+                    "forge.trace, forge.grad or forge.vjp."
+                )
+            raise
+
+
+def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:
+    """A name for each leaf: the parameter's, numbered where it holds several."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return []
+    names = []
+    for parameter, value in bound.arguments.items():
+        count = len(_pytree.tree_leaves(value))
+        names += [parameter] if count == 1 else [f"{parameter}{i}" for i in range(count)]
+    return names
+
+
+def input_tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that `record` makes inputs of, in order."""
+    return [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,479 @@
+"""Programs on DTensors become programs on the tensors inside: what this process has of each.
+
+Dynamo's graph says how each value is placed. Here it is written anew, before it is recorded: DTensor.from_local and
+to_local vanish, redistribute is `forge.redistribute`, whose collectives are calls of the program, and a torch function
+of DTensors is that function of the tensors inside, where both run the same operators. Where they do not, the call is an
+opaque one, which makes DTensors of what it is given and differentiates as torch does. At the program's boundary inputs
+are unwrapped and results wrapped by torch's own differentiable functions, outside of the autograd.Function.
+
+Gradients follow one rule: that of a value is placed as the value, that of a partial one is replicated. A function that
+makes a part of something of a value that every process has gives each process a part of that value's gradient:
+`forge.spread` sums them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._library.fake_class_registry import FakeScriptObject
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forge import torchlang
+from forge.capture.higher_order import writes
+from forge.compiler.program import Unsupported
+from forge.ir.source import Source
+from forge.torchlang.sharding import Place, of_gradient, redistribute, spread
+
+if torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+else:
+    DTensor = Partial = Replicate = Shard = ()
+
+
+class Localized(NamedTuple):
+    """A graph on local tensors. around(call): the call of DTensors that `call` is of local ones."""
+
+    graph: GraphModule
+    around: Callable[[Callable], Callable]
+
+
+def localized(graph: GraphModule) -> Localized | None:
+    """The graph on local tensors, None where it has no DTensors. Raises Unsupported for a placement that is not
+    known, and what draws random numbers or changes a DTensor in place."""
+    if not any(map(_has_dtensor, graph.graph.nodes)):
+        return None
+    return _Writer(graph).write()
+
+
+def _has_dtensor(node: Node) -> bool:
+    return any(isinstance(leaf, DTensor) for leaf in _pytree.tree_leaves(node.meta.get("example_value")))
+
+
+class _Spec(NamedTuple):
+    """How a DTensor is placed: a place for each dim of the mesh."""
+
+    mesh: Any
+    places: tuple[Place, ...]
+
+    def group(self, dim: int) -> tuple[int, int, str]:
+        """Size, this process's rank and name of the group along a dim of the mesh."""
+        return self.mesh.size(dim), self.mesh.get_local_rank(dim), self.mesh.get_group(dim).group_name
+
+    @property
+    def placements(self) -> list[Any]:
+        return [_placement(place) for place in self.places]
+
+    @property
+    def of_gradient(self) -> list[Any]:
+        return [_placement(of_gradient(place)) for place in self.places]
+
+
+def _placement(place: Place) -> Any:
+    return Shard(place) if isinstance(place, int) else Partial() if place == "partial" else Replicate()
+
+
+def _place(placement: Any) -> Place | None:
+    if type(placement) is Shard:
+        return placement.dim
+    if type(placement) is Replicate:
+        return "replicate"
+    return "partial" if type(placement) is Partial and placement.reduce_op == "sum" else None
+
+
+def _find_spec(value: Any) -> _Spec | str:
+    """How a DTensor is placed, or why that cannot be compiled."""
+    mesh = value._spec.mesh
+    mesh = mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh
+    places = tuple(map(_place, value._spec.placements))
+    if None in places:
+        return f"a DTensor is placed as {value._spec.placements[places.index(None)]}"
+    if mesh.get_coordinate() is None:
+        return "this process is no part of a DTensor's mesh"
+    cut = [place for place in places if isinstance(place, int)]
+    for dim, place in enumerate(places):
+        if isinstance(place, int) and (value.shape[place] % mesh.size(dim) or cut.count(place) > 1):
+            return f"a DTensor of shape {list(value.shape)} has uneven parts, or is cut twice along dim {place}"
+    return _Spec(mesh, places)
+
+
+def _spec(value: Any) -> _Spec:
+    found = _find_spec(value)
+    if isinstance(found, str):
+        raise Unsupported(found)
+    return found
+
+
+def _inside(value: Any) -> Any:
+    """The fake local tensor of a fake DTensor; what is none, as it is."""
+    if not isinstance(value, DTensor):
+        return value
+    local = value._local_tensor.detach()
+    return local.requires_grad_() if value.requires_grad and not value._local_tensor.is_inference() else local
+
+
+class _Writer:
+    def __init__(self, graph: GraphModule) -> None:
+        self.old = graph
+        self.new = Graph()
+        self.env: dict[Node, Any] = {}
+        self.waiting: dict[Node, Callable] = {}  # calls whose results have no place before they are redistributed
+        self.inputs: list[_Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
+        self.left_out: list[int] = []  # inputs that are no tensors
+        self.outputs: dict[int, _Spec] = {}
+        self.node: Node | None = None  # the one that is written anew
+
+    def write(self) -> Localized:
+        for node in self.old.graph.nodes:
+            self.node = node
+            try:
+                self.env[node] = self.write_node(node)
+            except Unsupported as reason:
+                reason.at(Source.of(node))
+                raise
+        return Localized(GraphModule(self.old, self.new), self.around)
+
+    def write_node(self, node: Node) -> Any:
+        given = [value for each in node.all_input_nodes for value in _pytree.tree_leaves(_example(each))]
+        if node.op == "placeholder":
+            return self.placeholder(node)
+        if node.op == "output":
+            return self.output(node)
+        name = _name(node)
+        if name in ("from_local", "prim_from_local", "prim from_local"):  # the last before torch 2.13
+            return self.from_local(node)
+        if not any(isinstance(value, DTensor) for value in given) and not _has_dtensor(node):
+            return self.copy(node)
+        if any(isinstance(value, FakeScriptObject) for value in given) or node.op not in _CALLS:
+            raise Unsupported(f"{name} is called with a DTensor")
+        if name in ("to_local", "prim_to_local"):
+            return self.to_local(node)
+        if name in ("redistribute", "prim_redistribute"):
+            return self.redistribute(node)
+        return self.call(node, name)
+
+    # the boundary
+
+    def placeholder(self, node: Node) -> Any:
+        value = _example(node)
+        if isinstance(value, FakeScriptObject):  # a mesh, which Dynamo guards
+            self.left_out.append(len(self.inputs))
+            self.inputs.append(None)
+            return None
+        self.inputs.append(_spec(value) if isinstance(value, DTensor) else None)
+        return self.copy(node, _inside(value))
+
+    def output(self, node: Node) -> Any:
+        (results,) = node.args
+        for i, each in enumerate(results):
+            if isinstance(each, Node) and isinstance(_example(each), DTensor):
+                self.outputs[i] = _spec(_example(each))
+        return self.copy(node)
+
+    def around(self, call: Callable) -> Callable:
+        """`call` for DTensors."""
+        specs = [(i, spec) for i, spec in enumerate(self.inputs) if spec is not None]
+        kept = [i for i in range(len(self.inputs)) if i not in self.left_out]
+        outputs = list(self.outputs.items())
+
+        def of_dtensors(*inputs: Any) -> Any:
+            local = list(inputs)
+            for i, spec in specs:
+                local[i] = inputs[i].to_local(grad_placements=spec.of_gradient)
+            results = call(*[local[i] for i in kept])
+            if not outputs:
+                return results
+            results = list(results)
+            for i, spec in outputs:
+                results[i] = DTensor.from_local(results[i], spec.mesh, spec.placements, run_check=False)
+            return tuple(results)
+
+        return of_dtensors
+
+    # calls
+
+    def copy(self, node: Node, example: Any = None) -> Node:
+        """The node on local tensors."""
+        if node.op == "get_attr" and isinstance(getattr(self.old, node.target, None), DTensor):
+            raise Unsupported("the graph holds a DTensor")
+        copied = self.new.node_copy(node, self.local)
+        if example is not None:
+            copied.meta = {**node.meta, "example_value": example}
+        return copied
+
+    def local(self, node: Node) -> Any:
+        """What a node of the graph has become."""
+        if node in self.waiting:
+            raise Unsupported(f"a result of {node.name} is used before it is redistributed")
+        return self.env[node]
+
+    def insert(self, target: Callable, x: Node, *args: Any) -> Node:
+        """A call of one of forge's own functions of a local tensor."""
+        value = _example(x)
+        with value.fake_mode, torch.no_grad():
+            made = target(value, *args)
+        if value.requires_grad:
+            made.requires_grad_()
+        node = self.new.call_function(target, (x, *args))
+        node.meta = {**self.node.meta, "example_value": made}
+        return node
+
+    def spread(self, x: Node, spec: _Spec, dims: Sequence[int]) -> Node:
+        """x, whose gradients are summed along these dims of the mesh."""
+        for dim in dims:
+            x = self.insert(spread, x, *spec.group(dim))
+        return x
+
+    def from_local(self, node: Node) -> Any:
+        value, *_ = node.args
+        known = {name: given for name, given in node.kwargs.items() if name not in ("device_mesh", "placements")}
+        if any(given not in (None, False) for given in known.values()) or not isinstance(value, Node):
+            raise Unsupported(f"DTensor.from_local is called with {', '.join(known)}")
+        _spec(_example(node))
+        return self.local(value)
+
+    def to_local(self, node: Node) -> Any:
+        (value,) = node.args
+        spec, local = _spec(_example(value)), self.local(value)
+        wanted = node.kwargs.get("grad_placements")
+        if wanted is None:
+            return local
+        places = [_place(each) for each in wanted]
+        summed = [dim for dim, place in enumerate(places) if place != of_gradient(spec.places[dim])]
+        if any(places[dim] != "partial" or spec.places[dim] != "replicate" for dim in summed):
+            raise Unsupported(f"to_local is called with grad_placements={wanted}")
+        return self.spread(local, spec, summed) if _example(value).requires_grad else local
+
+    def redistribute(self, node: Node) -> Any:
+        value, *_ = node.args
+        others = [name for name in node.kwargs if name not in ("placements", "async_op", "device_mesh")]
+        if any(node.kwargs[name] is not None for name in (*others, "device_mesh") if name in node.kwargs):
+            raise Unsupported(f"redistribute is called with {', '.join(node.kwargs)}")
+        after = _spec(_example(node))
+        if value in self.waiting:
+            return self.opaque(node, self.waiting[value], value.args, value.kwargs)
+        before, local = _spec(_example(value)), self.local(value)
+        if before.mesh != after.mesh:
+            raise Unsupported("a DTensor is redistributed to another mesh")
+        cut = [(dim, place) for spec in (before, after) for dim, place in enumerate(spec.places)]
+        if len({place for _, place in set(cut) if isinstance(place, int)}) < len(
+            {(dim, place) for dim, place in cut if isinstance(place, int)}
+        ):
+            raise Unsupported("a DTensor is redistributed between dims of the mesh")
+        for dim, (source, target) in enumerate(zip(before.places, after.places, strict=True)):
+            if source != target:
+                local = self.insert(redistribute, local, source, target, *after.group(dim))
+        return local
+
+    def call(self, node: Node, name: str) -> Any:
+        """A torch function: of the local tensors where that is the same, else opaque."""
+        example = _example(node)
+        if name == "getitem" and isinstance(_example(node.args[0]), (tuple, list)):
+            return self.copy(node, _inside(example))
+        if writes(node) or "out" in node.kwargs:
+            raise Unsupported(f"{name} changes a DTensor in place")
+        results = [leaf for leaf in _pytree.tree_leaves(example) if leaf is not None]
+        if not all(isinstance(leaf, DTensor) for leaf in results):
+            if all(isinstance(leaf, (int, float, str)) for leaf in results):
+                return example  # what is asked of a DTensor
+            raise Unsupported(f"{name} of a DTensor gives {', '.join(type(leaf).__name__ for leaf in results)}")
+        function = _callable(node)
+        if any(isinstance(_find_spec(leaf), str) for leaf in results):
+            if [_name(each) for each in node.users] in (["redistribute"], ["prim_redistribute"]):
+                self.waiting[node] = function  # no trial: torch keeps what it masks until it is redistributed
+                return None
+            raise Unsupported(next(each for each in map(_find_spec, results) if isinstance(each, str)))
+        specs = [_spec(leaf) for leaf in results]
+        trial = _Trial(function, node.args, node.kwargs)
+        prepared = self.as_local(node, trial, specs)
+        if prepared is None:
+            return self.opaque(node, function, node.args, node.kwargs)
+        args, kwargs = prepared
+        copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
+        copied.meta = {**node.meta, "example_value": _pytree.tree_map(_inside, example)}
+        return copied
+
+    def as_local(self, node: Node, trial: "_Trial", results: list[_Spec]) -> tuple[tuple, dict] | None:
+        """The arguments with which the function of local tensors is the call; None where there are none."""
+        nodes = [each for each in trial.leaves if isinstance(each, Node) and isinstance(_example(each), torch.Tensor)]
+        if not all(isinstance(_example(each), DTensor) for each in nodes):
+            return None
+        given = {each: _spec(_example(each)) for each in nodes}
+        mesh = results[0].mesh
+        if any(spec.mesh != mesh for spec in (*given.values(), *results)):
+            return None
+        if trial.of_dtensors is None:
+            return None
+        partial = [dim for dim in range(mesh.ndim) if all(spec.places[dim] == "partial" for spec in results)]
+        for divided in trial.divisions(given, partial):
+            sizes = trial.sizes_of(_inside(_example(node))) if len(results) == 1 else None
+            for replaced in filter(lambda each: each is not None, (trial.leaves, sizes)):
+                if trial.of_local(replaced, divided) == trial.of_dtensors:
+                    return self.arguments(trial, replaced, given, results, divided)
+        return None
+
+    def arguments(
+        self, trial: "_Trial", replaced: list[Any], given: dict[Node, _Spec], results: list[_Spec], divided: dict
+    ) -> tuple[tuple, dict] | None:
+        """The arguments on local tensors, divided and spread where that is to be."""
+        local: dict[Node, Node] = {}
+        for each, spec in given.items():
+            places = ["partial" if dim in divided.get(each, ()) else place for dim, place in enumerate(spec.places)]
+            spread_along = []
+            for dim, place in enumerate(places):
+                replicated = [result.places[dim] == "replicate" for result in results]
+                if any(replicated):
+                    if not all(replicated) or place != "replicate":
+                        return None
+                elif place == "replicate":
+                    spread_along.append(dim)
+            x = self.local(each)
+            for dim in divided.get(each, ()):
+                x = self.insert(redistribute, x, "replicate", "partial", *spec.group(dim))
+            local[each] = self.spread(x, spec, spread_along) if _example(each).requires_grad else x
+        leaves = [local.get(leaf, self.env.get(leaf)) if isinstance(leaf, Node) else leaf for leaf in replaced]
+        return _pytree.tree_unflatten(leaves, trial.structure)
+
+    def opaque(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Node:
+        """A call that makes DTensors of local tensors, and has local ones of what torch makes of them."""
+        leaves, structure = _pytree.tree_flatten((args, kwargs))
+        values = [_example(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        specs = {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)}
+        results = [_spec(leaf) for leaf in _pytree.tree_leaves(_example(node))]
+        called = OfDTensors(function, structure, specs, results)
+        made = self.new.call_function(called, tuple(self.local(x) if isinstance(x, Node) else x for x in leaves))
+        made.meta = {**node.meta, "example_value": _pytree.tree_map(_inside, _example(node))}
+        return made
+
+
+_CALLS = ("call_function", "call_method")
+
+
+def _example(node: Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _name(node: Node) -> str:
+    return torchlang.function_name(node.target).rpartition(".")[2]
+
+
+def _callable(node: Node) -> Callable:
+    if node.op == "call_function":
+        return node.target
+    return getattr(torch.Tensor, node.target)
+
+
+class OfDTensors:
+    """A torch function of DTensors as one of the tensors inside, by torch's own DTensors and their autograd.
+
+    specs: of the leaves of its arguments that are DTensors, by position; results: of what it returns.
+    """
+
+    communicates = True
+
+    def __init__(self, function: Callable, structure: Any, specs: dict[int, _Spec], results: list[_Spec]) -> None:
+        self.function = function
+        self.structure = structure
+        self.specs = specs
+        self.results = results
+        self.__name__ = f"{torchlang.function_name(function)} of DTensors"
+
+    def __call__(self, *leaves: Any) -> Any:
+        given = [
+            DTensor.from_local(leaf, spec.mesh, spec.placements, run_check=False) if spec is not None else leaf
+            for leaf, spec in ((leaf, self.specs.get(i)) for i, leaf in enumerate(leaves))
+        ]
+        found, structure = _pytree.tree_flatten(_run(self.function, given, self.structure))
+        local = [
+            each.redistribute(placements=spec.placements).to_local(grad_placements=spec.of_gradient)
+            for each, spec in zip(found, self.results, strict=True)
+        ]
+        return _pytree.tree_unflatten(local, structure)
+
+
+def _run(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
+    args, kwargs = _pytree.tree_unflatten(list(leaves), structure)
+    return function(*args, **kwargs)
+
+
+# which operators run
+
+
+class _Watching(TorchDispatchMode):
+    """The operators that run on local tensors. `labels`: of each tensor, by id, the expression that makes it."""
+
+    def __init__(self, given: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.random = False
+        self.alive = list(given)  # an id is an object's while it lives
+        self.labels: dict[int, Any] = {id(x): ("given", i) for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # DTensor calls it of the tensors inside
+        kwargs = kwargs or {}
+        self.random |= torch.Tag.nondeterministic_seeded in func.tags
+        result = func(*args, **kwargs)
+        read = tuple(map(self.label, _pytree.tree_leaves((args, kwargs))))
+        for i, each in enumerate(_pytree.tree_leaves(result)):
+            if isinstance(each, torch.Tensor) and id(each) not in self.labels:
+                self.alive.append(each)
+                self.labels[id(each)] = (str(func), i, read)
+        return result
+
+    def label(self, leaf: Any) -> Any:
+        return self.labels.get(id(leaf), "another") if isinstance(leaf, torch.Tensor) else repr(leaf)
+
+
+class _Trial:
+    """A torch function run on fake tensors, to see of which operators its results are made.
+
+    leaves, structure: of its arguments, as nodes. of_dtensors: what it makes of DTensors; None where it fails.
+    """
+
+    def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
+        self.function = function
+        self.leaves, self.structure = _pytree.tree_flatten((args, kwargs))
+        self.of_dtensors = self._made([_example(x) if isinstance(x, Node) else x for x in self.leaves], {})
+
+    def of_local(self, leaves: Sequence[Any], divided: dict[Node, Sequence[int]]) -> Any:
+        """What it makes of the local tensors of `leaves`, those in `divided` divided by the sizes of these groups."""
+        values = [_example(x) if isinstance(x, Node) else x for x in leaves]
+        sizes = {
+            i: [_spec(_example(x)).mesh.size(dim) for dim in divided[x]]
+            for i, x in enumerate(leaves)
+            if isinstance(x, Node) and x in divided
+        }
+        return self._made([x._local_tensor if isinstance(x, DTensor) else x for x in values], sizes)
+
+    def _made(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
+        inside = [x._local_tensor if isinstance(x, DTensor) else x for x in values]
+        fake = next(x.fake_mode for x in inside if isinstance(x, torch.Tensor))
+        with fake, torch.no_grad(), _Watching(inside) as seen:
+            try:
+                for i, dividers in sizes.items():
+                    for size in dividers:
+                        values[i] = values[i] / size
+                made = _run(self.function, values, self.structure)
+            except Exception:
+                return None
+        if seen.random:
+            raise Unsupported(f"{torchlang.function_name(self.function)} of a DTensor draws random numbers")
+        results = [x._local_tensor if isinstance(x, DTensor) else x for x in _pytree.tree_leaves(made)]
+        return [seen.label(each) for each in results]
+
+    def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
+        """Arguments that every process has, and of which each takes its share where the result is a sum (a bias)."""
+        yield {}
+        for each, spec in given.items():
+            if partial and all(spec.places[dim] == "replicate" for dim in partial):
+                yield {each: partial}
+
+    def sizes_of(self, result: Any) -> list[Any] | None:
+        """The leaves with the local shape where a shape is asked for; None where none is."""
+        numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, int)]
+        if getattr(self.function, "__name__", "") not in ("view", "reshape") or len(numbers) != result.ndim:
+            return None
+        shape = dict(zip(numbers, result.shape, strict=True))
+        return [shape.get(i, leaf) for i, leaf in enumerate(self.leaves)]

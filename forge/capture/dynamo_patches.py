@@ -1,0 +1,482 @@
+"""What Dynamo does not see, or sees wrong, while it captures one of forge's frames."""
+
+import inspect
+import linecache
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._dynamo import exc, utils
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    Source,
+    TypeDictSource,
+    TypeMROSource,
+    TypeSource,
+)
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslatorBase
+from torch._dynamo.variables import (
+    AutogradFunctionVariable,
+    ConstantVariable,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
+    UnspecializedNNModuleVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    UserMethodVariable,
+    functions,
+    lists,
+    script_object,
+)
+from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
+from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable, RandomVariable
+from torch.autograd.function import FunctionCtx
+from torch.utils._device import DeviceContext
+
+from forge.capture.attributes import GUARDED
+from forge.capture.autograd_functions import wrong_gradients
+from forge.capture.checks import CHECKS, capture_check, captured_asserts
+from forge.capture.fake_substitutes import STAND_INS
+from forge.capture.layers import captured_call, replacing
+from forge.capture.scopes import captured_globals
+from forge.executors.hubex.layers import LayerExecutor
+from forge.ir.versions import TORCH
+from forge.torch_internals.patch import Replaced
+
+# torch.autograd.Function
+
+
+def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
+    self.materialize_grads = value
+    if not value:
+        torch._dynamo.graph_break("the gradients of a torch.autograd.Function that may be None")
+
+
+def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
+    _marks_dirty.original(self, *tensors)
+    torch._dynamo.graph_break("an input that a torch.autograd.Function changes in place")
+
+
+def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
+    """A Function's call. In a torch.func transform, Dynamo would differentiate its forward and forget its backward."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        unimplemented(
+            gb_type="torch.autograd.Function in a transform of torch.func",
+            context=f"{self.fn_cls.__name__}.apply",
+            explanation="Its own backward would be forgotten.",
+            hints=[],
+        )
+    if _applying and not linecache.getlines(self.fn_cls.forward.__code__.co_filename):
+        unimplemented(
+            gb_type="torch.autograd.Function, without its source, in another one",
+            context=f"{self.fn_cls.__name__}.apply",
+            explanation="In a backward, its own would be forgotten; where it is called is told by its source.",
+            hints=[],
+        )
+    _applying.append(self.fn_cls)
+    try:
+        return _applies.original(self, tx, args, kwargs)
+    finally:
+        _applying.pop()
+
+
+def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
+    """What a backward gives is matched with the inputs of the forward. Dynamo would leave out what it has no input for,
+    and compare no shapes: a wrong backward runs in eager, where torch says so."""
+    *_, found, _, _, given = args
+    inputs = [_example(each) for each in given]
+    needs = [isinstance(each, torch.Tensor) and each.requires_grad for each in inputs]
+    gradients = tuple(map(_example, found.items)) if isinstance(found, lists.TupleVariable) else _example(found)
+    problem = wrong_gradients(_applying[-1].__name__, inputs, needs, gradients)
+    if problem is not None:
+        unimplemented(
+            gb_type=WRONG_BACKWARD,
+            context=f"{_applying[-1].__name__}.apply",
+            explanation=problem,
+            hints=[],
+            from_exc=RuntimeError(problem),
+        )
+    return _rewires.original(self, *args)
+
+
+def _example(variable: Any) -> Any:
+    """What Dynamo takes a variable for: a fake tensor, None, or anything else."""
+    if variable.is_tensor():
+        return variable.as_proxy().node.meta["example_value"]
+    return variable.as_python_constant() if variable.is_python_constant() else variable
+
+
+WRONG_BACKWARD = "wrong gradients of a torch.autograd.Function"
+_applying: list[type] = []  # the Functions whose bodies Dynamo captures now: one frame at a time
+_applies = Replaced(AutogradFunctionVariable, "call_apply", _call_apply)
+_REWIRE = "rewire_bwd_graph_outputs"
+_rewires = Replaced(AutogradFunctionApplyVariable, _REWIRE, _rewire)
+_materializes = Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
+_marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
+
+
+# tensors: what autograd knows of them, shapes that change in place
+
+
+_UNGUARDED = frozenset({"_base", "_version", "grad_fn", "is_leaf"})
+_OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
+
+
+def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    """A method of a tensor. Dynamo would not see that one of these changes the tensor's shape: what the program made
+    itself is a view of it from now on; for another, which others may see, the graph breaks."""
+    if name not in _OF_VIEWS:
+        return _calls_methods.original(self, tx, name, args, kwargs)
+    if not _is_own(self, tx):
+        unimplemented(
+            gb_type="a tensor's shape changes in place",
+            context=f"torch.Tensor.{name}",
+            explanation="Others than the program may see the tensor.",
+            hints=[],
+        )
+    view = _calls_methods.original(self, tx, name.removesuffix("_"), args, kwargs)
+    self.proxy = view.proxy
+    self.synchronize_attributes(tx)
+    return self
+
+
+def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
+    """An attribute of a tensor. Dynamo guards none of these, and forge has no versions of what a program made."""
+    if name in _UNGUARDED and (self.source is not None or name == "_version"):
+        unimplemented(
+            gb_type="what autograd knows of a tensor",
+            context=f"torch.Tensor.{name}",
+            explanation="It may be another one at the next call.",
+            hints=[],
+        )
+    return _gets_attributes.original(self, tx, name)
+
+
+def _has_number(value: Any) -> bool:
+    """Return whether a variable of Dynamo's is a number that it knows."""
+    return isinstance(value, ConstantVariable) and isinstance(value.value, (int, float))
+
+
+def _addcmul_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
+    """Tensor.addcmul_, which Dynamo writes as several calls, each of which rounds; for a number, it need not."""
+    return None if _has_number(value) else _multiplies.original(self, tx, *args, value=value)
+
+
+def _addcdiv_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
+    """Tensor.addcdiv_, as addcmul_."""
+    return None if _has_number(value) else _divides.original(self, tx, *args, value=value)
+
+
+def _is_own(tensor: TensorVariable, tx: Any) -> bool:
+    """Whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
+    fake = tensor.proxy.node.meta["example_value"]
+    nodes = [node for node in tx.output.graph.nodes if node.meta.get("example_value") is fake]
+    seen = torch.is_grad_enabled() or not fake.requires_grad
+    return tensor.source is None and nodes == [tensor.proxy.node] and seen
+
+
+_calls_methods = Replaced(TensorVariable, "call_method", _call_method)
+_multiplies = Replaced(TensorVariable, "method_addcmul_", _addcmul_)
+_divides = Replaced(TensorVariable, "method_addcdiv_", _addcdiv_)
+_GETATTR = "var_getattr" if "var_getattr" in vars(TensorVariable) else "tp_getattro_impl"  # since torch 2.14
+_gets_attributes = Replaced(TensorVariable, _GETATTR, _getattr)
+
+
+# settings of the process
+
+
+_SETTERS = frozenset(
+    {
+        torch.set_autocast_dtype,
+        torch.set_autocast_enabled,
+        torch.set_default_dtype,
+        torch.set_deterministic_debug_mode,
+        torch.use_deterministic_algorithms,
+    }
+)
+
+
+_OF_NUMBERS = frozenset({torch.as_tensor, torch.tensor})
+
+
+def _device(tx: Any) -> torch.device | None:
+    """Return the device of `torch.set_default_device`, or of `with torch.device(…)` around the program."""
+    modes = [mode.value for mode in tx.symbolic_torch_function_state.mode_stack]
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
+def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs.
+    Another looks at values: what stands for it does not. A check is one of when the program runs. Of a tensor of
+    numbers, Dynamo of torch 2.11 forgets torch's default device."""
+    if self.value in _SETTERS:
+        unimplemented(
+            gb_type="a setting of the process changes",
+            context=f"torch.{self.value.__name__}",
+            explanation="It holds for what follows the program.",
+            hints=[],
+        )
+    if self.value in STAND_INS:
+        self = TorchInGraphFunctionVariable(STAND_INS[self.value])
+    if self.value in CHECKS:
+        return capture_check(tx, self.value, args, kwargs, call=partial(_calls_torch.original, self, tx))
+    if self.value is torch.addcdiv and _has_number(kwargs.get("value")) and isinstance(args[0], TensorVariable):
+        return args[0].call_method(tx, "addcdiv", list(args[1:]), kwargs)  # Dynamo has no steps instead of the method
+    if self.value in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
+        kwargs = {**kwargs, "device": ConstantVariable.create(device)}
+    return _calls_torch.original(self, tx, args, kwargs)
+
+
+_calls_torch = Replaced(TorchInGraphFunctionVariable, "call_function", _call_torch)
+
+
+# numbers that are symbols
+
+
+def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -> Any:
+    """`search in items`: Dynamo takes a number that is a symbol (a length) for unequal to every constant."""
+    items = list(items)
+    if search.is_python_constant():
+        value = search.as_python_constant()
+        if any(_is_equal_symbol(each.realize(), value) for each in items):
+            return ConstantVariable.create(True)
+    return _finds.original(items, search, *others, **options)
+
+
+def _is_equal_symbol(item: Any, value: Any) -> bool:
+    """Whether a number that is a symbol, or a sequence with some in it, is equal to a constant, which is guarded."""
+    if hasattr(item, "sym_num"):
+        return bool(item.sym_num == value)
+    if not isinstance(item, lists.BaseListVariable) or not isinstance(value, (tuple, list)):
+        return False
+    if issubclass(item.python_type(), tuple) != isinstance(value, tuple) or len(item.items) != len(value):
+        return False
+    return all(
+        part.as_python_constant() == each if part.is_python_constant() else _is_equal_symbol(part, each)
+        for part, each in zip(item.items, value, strict=True)
+    )
+
+
+_finds = Replaced(utils, "iter_contains", _contains)
+_finds_in_lists = Replaced(lists, "iter_contains", _contains)
+
+
+# methods of classes
+
+
+def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
+    """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded. For one whose
+    object the program made, it does not look where the closure is."""
+    owner = self.im_self if _IS_COMPOSED else self.obj
+    called = self.im_func if _IS_COMPOSED else self
+    function = called.fn if isinstance(called, UserFunctionVariable) else None
+    if not isinstance(function, FunctionType) or function.__module__ == torch.nn.Module.__module__:
+        return _calls_functions.original(self, tx, *args, **options)
+    found = _guard_method(owner, partial(_name_in, function=function), tx)
+    before = {name: getattr(called, name) for name in _SOURCES}
+    if called.source is None:
+        vars(called).update(dict.fromkeys(_SOURCES, found))
+    try:
+        return _calls_functions.original(self, tx, *args, **options)
+    finally:
+        vars(called).update(before)
+
+
+def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
+    """A module's call, which is one of its class's `forward`."""
+    _guard_method(self, _forward_in, tx)
+    return captured_call(self, tx, *args, **options, call=partial(_calls_modules.original, self, tx, *args, **options))
+
+
+def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> Source | None:
+    """Guard, once a graph, that the class of `owner` which has the method still has this one, and no class before it
+    has another; where Dynamo finds the method's function."""
+    kind, source = _class_of(owner)
+    name = source and name_in(kind)
+    if name is None:
+        return None
+    guarded = vars(tx.output).setdefault("_forge_guarded_methods", set())  # (class, name) pairs
+    for position, each in enumerate(kind.__mro__):
+        is_there = name in each.__dict__
+        members = TypeDictSource(GetItemSource(TypeMROSource(source), position))
+        if (id(each), name) not in guarded:
+            guarded.add((id(each), name))
+            install_guard(_same_method(members, name, each.__dict__[name]) if is_there else _no_method(members, name))
+        if is_there:
+            return _function_source(members, name, each.__dict__[name])
+    return None
+
+
+def _name_in(kind: type, function: FunctionType) -> str | None:
+    """By which name a class has a function as its method; a method may bear another name than the function."""
+    members = (member for each in kind.__mro__ for member in each.__dict__.items())
+    names = (name for name, member in members if _function_of(member) is function)
+    return next((name for name in names if _function_of(inspect.getattr_static(kind, name)) is function), None)
+
+
+def _forward_in(kind: type) -> str | None:
+    return "forward" if isinstance(inspect.getattr_static(kind, "forward", None), FunctionType) else None
+
+
+def _function_of(member: Any) -> Any:
+    return member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+
+
+def _class_of(owner: Any) -> tuple[type, Source | None]:
+    """The class in which a method of `owner` is looked up, and where Dynamo finds it (None: the program made it)."""
+    if type(owner).__module__ == script_object.__name__:  # Dynamo's stand-in for a process group, say, and its class
+        return object, None
+    if isinstance(owner, UserDefinedClassVariable):  # a class method's
+        return owner.value, owner.source
+    if isinstance(owner, UserDefinedObjectVariable):
+        return type(owner.value), owner.cls_source or (owner.source and TypeSource(owner.source))
+    return object, None
+
+
+def _function_source(members: Source, name: str, member: Any) -> Source:
+    source: Source = DictGetItemSource(members, name)
+    return source if _function_of(member) is member else AttrSource(source, "__func__")
+
+
+def _same_method(members: Source, name: str, member: Any) -> Any:
+    """The method's code is the same; one with a closure or defaults, which make others of the same code, is itself."""
+    source, function = _function_source(members, name, member), _function_of(member)
+    varies = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+    return source.make_guard(GuardBuilder.FUNCTION_MATCH if varies else GuardBuilder.CLOSURE_MATCH)
+
+
+def _no_method(members: Source, name: str) -> Any:
+    if hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
+        return members.make_guard(partial(GuardBuilder.DICT_NOT_CONTAINS, key=name))
+    return members.make_guard(partial(GuardBuilder.DICT_CONTAINS, key=name, invert=True))  # before torch 2.12
+
+
+_IS_COMPOSED = "im_self" in inspect.signature(UserMethodVariable).parameters  # since torch 2.15
+_SOURCES = ("source",) if _IS_COMPOSED else ("source", "source_fn")
+_calls_functions = Replaced(UserMethodVariable, "call_function", _call_function)
+_calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_module)
+
+
+# what the program may catch: since torch 2.15, what Dynamo says of a call that fails, in other words than eager's
+
+
+def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
+    """An error that torch raises of fake tensors is no error of the program's: the frame runs in eager."""
+    if isinstance(raised, exc.FakeTensorObservedException):
+        raise exc.TorchRuntimeError(str(raised), raised.real_stack)
+    _handles.original(self, raised)
+
+
+def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
+    """A call of a function of the program's with arguments that it does not take: the graph breaks."""
+    try:
+        return _inlines.original(parent, function, args, kwargs, *others, **options)
+    except exc.ObservedTypeError as raised:
+        if not isinstance(raised.__context__, functions.BindArgsTypeError):
+            raise
+        unimplemented(
+            gb_type=WRONG_ARGUMENTS,
+            context=f"func='{function.get_name()}' {function.get_filename()}:{function.get_code().co_firstlineno};",
+            explanation=str(raised.__context__),
+            hints=[],
+            from_exc=TypeError(str(raised.__context__)),
+        )
+
+
+WRONG_ARGUMENTS = "failed to bind arguments when attempting to inline"  # Dynamo's own words before torch 2.15
+_handles = Replaced(InstructionTranslatorBase, "exception_handler", _handle)
+_inlines = Replaced(InliningInstructionTranslator, "build_inline_tracer", staticmethod(_inline))
+_CATCHABLE = (_handles, _inlines) if hasattr(exc, "FakeTensorObservedException") else ()
+
+
+# generators of random numbers
+
+
+def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    """A method of a random.Random, whose state Dynamo does not guard: every call would draw the numbers of the first.
+    The graph breaks, unless the program made the generator."""
+    if self.source is not None:
+        unimplemented(
+            gb_type="a random.Random of the caller's",
+            context=f"random.Random.{name}",
+            explanation="Its state is another one at the next call.",
+            hints=[],
+        )
+    return _draws.original(self, tx, name, args, kwargs)
+
+
+_draws = Replaced(RandomVariable, "call_method", _draw)
+
+
+# what is logged
+
+
+def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
+    """A method of a logging.Logger, at which Dynamo breaks the graph. With constants, which nothing changes until then,
+    it is called when the graph has run; all of them in their order."""
+    method = getattr(type(self.value), name, None)
+    is_loggers = name in _LOGGING and method is not None and method is getattr(logging.Logger, name, None)
+    constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
+    if self.source is None or not is_loggers or not constant:
+        return _logs.original(self, tx, name, args, kwargs)
+    called = DebuggingVariable(method, source=AttrSource(self.source, name))
+    tx.output.root_tx.debug_locals.append((called, list(args)))
+    return ConstantVariable.create(None)
+
+
+def _warn_once(message: str, *args: Any, **kwargs: Any) -> None:
+    """That Dynamo does not know a function ends a graph, of which forge.explain tells."""
+    if not message.startswith("Dynamo does not know how to trace"):
+        _warns.original(message, *args, **kwargs)
+
+
+_warns = Replaced(utils, "warn_once", _warn_once)
+# they return nothing; the last two are those that the transformers library adds to the class
+_LOGGING = frozenset("critical debug error info log warn warning info_once warning_once".split())
+_logs = Replaced(LoggingLoggerVariable, "call_method", _log)
+
+
+_EVERYWHERE = (
+    _draws,
+    _logs,
+    _materializes,
+    _applies,
+    _rewires,
+    _calls_methods,
+    *[each for each in (_multiplies, _divides) if each.original is not None],
+    _gets_attributes,
+    _calls_torch,
+    _calls_functions,
+    _calls_modules,
+    _finds,
+    _finds_in_lists,
+    *GUARDED,
+    *_CATCHABLE,
+    captured_asserts,
+    captured_globals,
+    _warns,
+)
+
+
+@contextmanager
+def captured(layers: LayerExecutor | None = None) -> Iterator[None]:
+    """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
+    before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs, as one in a
+    transform of torch.func does. A length that is looked for among numbers is compared, a shape that changes in place
+    is seen, methods are guarded, and what is logged breaks no graph. `layers` may replace the forward of modules."""
+    with ExitStack() as stack:
+        stack.enter_context(replacing(layers))
+        for each in _EVERYWHERE:
+            stack.enter_context(each)
+        if TORCH < (2, 13):
+            stack.enter_context(_marks_dirty)
+        yield

@@ -1,0 +1,100 @@
+"""What a function that torchlang does not have does besides returning tensors, and how it becomes a pure one.
+
+It runs once on tensors without values, and the operators that it calls say what they change (forge/torchlang/trial.py).
+Where that cannot be, its schema or its name must tell.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.compiler.program import Unsupported
+from forge.ir import Tag, TensorProxy
+from forge.ir.pytree import leaves, tree_map
+from forge.torchlang.trial import try_without_values
+
+# they change their tensor's shape, which a handle cannot
+_RESHAPERS = frozenset(
+    "as_strided_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
+)
+
+
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+# whose operators communicate with other processes
+_COLLECTIVES = frozenset("_c10d_functional _c10d_functional_autograd c10d symm_mem".split())
+
+# they run graphs that only compute, and torch differentiates them
+_HIGHER_ORDER = frozenset("associative_scan cond flex_attention map map_impl scan while_loop".split())
+
+
+class Effects(NamedTuple):
+    """The leaves of a call's arguments that it changes, by position, those of them that it changes without grad, and
+    the tags of the call."""
+
+    changed: list[int]
+    tags: frozenset[Tag]
+    silently: list[int]
+
+
+def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects:
+    """What a call does besides returning tensors. Raises Unsupported where it does what a program cannot hold."""
+    if isinstance(function, torch._ops.HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
+        raise Unsupported(f"the graph calls {function.name()}, which forge does not know")
+    if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's region
+        raise Unsupported(f"{name} differentiates what was computed before the graph")
+    if "out" in kwargs or name.rpartition(".")[2] in _RESHAPERS or "triton_kernel_wrapper" in name:
+        raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
+    if getattr(function, "communicates", False):
+        return Effects([], frozenset({Tag.EFFECT}), [])
+    if isinstance(function, _OPERATORS) and _qualified(function).partition("::")[0] in _COLLECTIVES:
+        return Effects(_by_schema(function, name, args, kwargs), frozenset({Tag.EFFECT}), [])
+    tried = try_without_values(function, args, kwargs)
+    if tried is None:
+        return Effects(_by_schema(function, name, args, kwargs), frozenset(), [])
+    if tried.reshapes:
+        raise Unsupported(f"{name} changes the shape or the memory of a tensor that it is given")
+    tags = {Tag.RANDOM: tried.random, Tag.EFFECT: tried.acts}
+    return Effects(tried.changed, frozenset(tag for tag, holds in tags.items() if holds), tried.silently)
+
+
+def _qualified(operator: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> str:
+    return operator.name() if isinstance(operator, torch._ops.OpOverload) else operator._qualified_op_name
+
+
+def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int]:
+    """The leaves that a function changes by its schema, or by torch's names for what works in place."""
+    flat = list(leaves((args, kwargs)))
+
+    def positions(chosen: list[Any]) -> list[int]:
+        if not all(isinstance(each, TensorProxy) for each in chosen):
+            raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
+        return [i for i, leaf in enumerate(flat) if any(leaf is each for each in chosen)]
+
+    schema = getattr(function, "_schema", None)
+    if schema is not None:
+        values = [*args, *[kwargs.get(each.name) for each in schema.arguments[len(args) :]]]
+        written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        found = [value for value, is_written in zip(values, written, strict=False) if is_written]
+        return positions([leaf for leaf in leaves(found) if leaf is not None])
+    in_place = name.endswith("_") and not name.endswith("__")
+    return positions(list(args[:1])) if in_place else []
+
+
+class Functional:
+    """A function that changes leaves of its arguments as a pure one: runs on clones of them, and returns (result, the
+    changed clones). A result that is one of the clones is None."""
+
+    def __init__(self, function: Callable, changed: list[int]) -> None:
+        self.function = function
+        self.changed = changed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple:
+        flat = list(leaves((args, kwargs)))
+        clones = {id(flat[i]): flat[i].clone() for i in self.changed}
+        args, kwargs = tree_map(lambda leaf: clones.get(id(leaf), leaf), (args, kwargs))
+        result = self.function(*args, **kwargs)
+        own = {id(clone) for clone in clones.values()}
+        result = tree_map(lambda leaf: None if id(leaf) in own else leaf, result)
+        return result, tuple(clones[id(flat[i])] for i in self.changed)

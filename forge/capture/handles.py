@@ -1,0 +1,166 @@
+"""What forge knows of each thing that it jitted: one record each, and how it is found from what a user holds."""
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.repro.after_dynamo import WrapBackendDebug
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from forge.capture.entry import History
+from forge.compiler.executable import Compiled
+from forge.ir import check
+
+_records: "weakref.WeakSet[Record]" = weakref.WeakSet()  # of this process
+_numbers = itertools.count()
+
+
+class Record:
+    """What one jitted function runs: a Compiled for each graph, in order; what runs in eager, and why.
+
+    `name` is the user's for it, `parameters` are the names that its positional arguments have. A graph is here for as
+    long as Dynamo keeps it: what a failed guard, a deleted module or torch._dynamo.reset() dropped is gone, but for
+    `latest`. by_torch: whether it is of what torch.compile(backend="forge") returned, of which forge sees the graphs
+    alone.
+    """
+
+    def __init__(self, name: str, parameters: Sequence[str] = (), *, by_torch: bool = False) -> None:
+        self.name = name
+        self.by_torch = by_torch
+        self.number = next(_numbers)
+        self.parameters = parameters
+        self.latest: Compiled | None = None
+        self.history = History(name, parameters)
+        self.numerics = "fast"
+        self.again: functools.partial | None = None  # forge.jit with what it was given, the target among it
+        self.warned = False  # that gradients keep it from being frozen
+        self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()
+        _records.add(self)
+
+    def add(self, call: Callable, graph: Compiled | str) -> None:
+        """Says what runs when Dynamo calls `call`: compiled, or the reason why it is eager."""
+        self._graphs[call] = graph
+        self.history.graphs += 1
+        if isinstance(graph, Compiled):
+            self.latest = graph
+
+    @property
+    def compiled(self) -> list[Compiled]:
+        return [graph for graph in self._graphs.values() if isinstance(graph, Compiled)]
+
+    @property
+    def eager(self) -> list[str]:
+        return [graph for graph in self._graphs.values() if isinstance(graph, str)]
+
+
+def name_of(target: Callable) -> str:
+    """What a user calls a function or module: its own name, or its class's."""
+    return getattr(target, "__name__", type(target).__name__)
+
+
+_by_backend: "weakref.WeakKeyDictionary[Any, Record]" = weakref.WeakKeyDictionary()
+
+
+def record_of_torch_compile() -> Record:
+    """The record of what torch.compile(backend="forge") returned whose frame Dynamo compiles: there is a backend object
+    for each of them."""
+    frame = InstructionTranslator.current_tx()
+    record = _by_backend.get(frame.output.compiler_fn)
+    if record is None:
+        name = name_of(frame.f_locals["self"]) if "self" in frame.f_locals else frame.f_code.co_name
+        record = _by_backend[frame.output.compiler_fn] = Record(name, by_torch=True)
+    return record
+
+
+def record_of(jitted: Any, caller: str = "forge") -> Record:
+    """What a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
+    else."""
+    found = _own_record(jitted)
+    check(found is not None, lambda: f"{caller}: {_described(jitted)} was not made by forge.jit", TypeError)
+    return found
+
+
+def _own_record(jitted: Any) -> Record | None:
+    return getattr(getattr(jitted, "_forge_compiled", jitted), "_forge_record", None)
+
+
+def _described(given: Any) -> str:
+    """A value in few words: what a module holds takes pages."""
+    return f"a {type(given).__name__}" if isinstance(given, torch.nn.Module) else repr(given)
+
+
+def records_of(target: Any) -> tuple[str, list[Record]]:
+    """A name for `target`, and the records of all that is jitted in it: what forge.jit returned, a module that holds
+    such modules, what torch.compile(backend="forge") returned, or, for None, this process.
+
+    Raises TypeError for another."""
+    if target is None:
+        return "this process", sorted(_records, key=lambda record: record.number)
+    own = _own_record(target) or _compiled_by_torch(target)
+    if own is not None:
+        return name_of(getattr(target, "_orig_mod", target)), [own]
+    modules = target.modules() if isinstance(target, torch.nn.Module) else ()
+    found = [_own_record(module) or _compiled_by_torch(module) for module in modules]
+    known = [record for record in dict.fromkeys(found) if record is not None]
+    check(
+        bool(known),
+        lambda: f"forge.explain: {_described(target)} was not made by forge.jit, and holds nothing that was",
+        TypeError,
+    )
+    return name_of(target), known
+
+
+def outside(target: Any) -> list[str]:
+    """What runs in eager around the jitted modules that a module holds: its other modules, those without a jitted one
+    inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
+    if not isinstance(target, torch.nn.Module) or _is_jitted(target):
+        return []
+    found: list[str] = []
+    _look_outside(target, "", found)
+    return found
+
+
+def _look_outside(module: torch.nn.Module, path: str, found: list[str]) -> None:
+    forward = type(module).forward
+    if not forward.__module__.startswith("torch."):
+        found.append(f"{f'{path}.' if path else ''}forward ({forward.__qualname__})")
+    for name, child in module.named_children():
+        place = f"{path}.{name}" if path else name
+        if any(map(_is_jitted, child.modules())):
+            if not _is_jitted(child):
+                _look_outside(child, place, found)
+        else:
+            found.append(f"{place} ({type(child).__name__})")
+
+
+def _is_jitted(target: Any) -> bool:
+    return _own_record(target) is not None or _compiled_by_torch(target) is not None
+
+
+def _compiled_by_torch(target: Any) -> Record | None:
+    """The record of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no graph."""
+    known = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", target)
+    if isinstance(target, torch.nn.Module):  # module.compile() leaves the function that it calls
+        target = getattr(target, "dynamo_ctx", None) or getattr(target, "_compiled_call_impl", None)
+    config = getattr(target, "get_compiler_config", None)  # the one function of it that knows its context
+    contexts = [target, *(cell.cell_contents for cell in getattr(config, "__closure__", None) or ())]
+    chain = next((found for each in contexts if (found := getattr(each, "callback", None)) is not None), None)
+    while chain is not None and not isinstance(chain, WrapBackendDebug):
+        chain = getattr(chain, "_torchdynamo_orig_backend", None)
+    if chain is None:
+        return None
+    own = _by_backend.get(chain)
+    if own is not None and own.history.graphs:
+        return own
+    like = innermost_backend(chain)  # Dynamo gives it the graphs of another that was compiled with the same options
+    names = name_of(known), name_of(getattr(known, "__self__", known))
+    others = [each for backend, each in _by_backend.items() if innermost_backend(backend) == like]
+    found = next((each for each in others if each.name in names and each.history.graphs), own)
+    if found is None and getattr(like, "compiler_fn", None) is lookup_backend("forge"):
+        found = _by_backend[chain] = Record(names[0], by_torch=True)
+    return found

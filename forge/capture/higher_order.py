@@ -1,0 +1,190 @@
+"""Parts of a Dynamo graph that are more than one call: regions between markers."""
+
+import operator
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+import torch._functorch.predispatch as predispatch
+from torch.fx import Graph, GraphModule, Node
+
+from forge.compiler.program import Unsupported
+from forge.ir.pytree import leaves
+from forge.ir.source import Source
+from forge.runtime.torch_state import Restoring
+
+try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
+    from torch._higher_order_ops.register_hook import register_hook_op as REGISTER_HOOK
+except ImportError:
+    REGISTER_HOOK = None
+
+
+def _markers(suffix: str) -> set[Callable]:
+    """What opens, or closes, a level of torch.func: its functions of that name, for every transform."""
+    found = [getattr(torch._C._functorch, f"_{kind}{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
+    found += [getattr(predispatch, f"_{kind}{suffix}", None) for kind in ("jvp", "vmap")]
+    return {each for each in found if each is not None}
+
+
+_OPENERS, _CLOSERS = _markers("_increment_nesting"), _markers("_decrement_nesting")
+_FORBID_HOOKS = torch._C._autograd._saved_tensors_hooks_disable
+_ALLOW_HOOKS = torch._C._autograd._saved_tensors_hooks_enable
+STARTS = frozenset({*_OPENERS, _FORBID_HOOKS})
+_INPLACE = frozenset(
+    getattr(operator, name)
+    for name in (
+        *"iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor".split(),
+        *"setitem delitem".split(),
+    )
+)
+
+
+def hooks_first(graph: Graph) -> None:
+    """Moves each hook on a value's gradient to where the value is made, and gives it to all that reads the value: a
+    hook sees the whole gradient, also what comes from calls before it was registered.
+
+    Raises Unsupported for a hook that reads other tensors, which may be made later.
+    """
+    for node in list(graph.nodes):
+        if REGISTER_HOOK is None or node.target is not REGISTER_HOOK:
+            continue
+        value, hook, *others = node.args
+        if not all(map(_is_size, others)):
+            raise Unsupported("a hook on a value's gradient reads other tensors")
+        last = next(each for each in reversed(graph.nodes) if each.op == "placeholder")
+        after = last if value.op == "placeholder" else value
+        after.append(hook)
+        hook.append(node)
+        value.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: user is not node)
+
+
+def _is_size(node: Node) -> bool:
+    """Return whether a node is a size that the graph is given: Dynamo hands it to hooks on values of that size."""
+    return node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)
+
+
+class Region:
+    """Neighbouring nodes as a function of their own: `function(*inputs)` returns the values of `outputs`, a tuple.
+
+    changed: the positions of the inputs that it changes in place.
+    """
+
+    changed: Sequence[int] = ()
+
+    def __init__(self, name: str, function: Callable, inputs: list[Node], outputs: list[Node]) -> None:
+        self.name = name
+        self.function = function
+        self.inputs = inputs
+        self.outputs = outputs
+
+    @property
+    def example(self) -> tuple[Any, ...]:
+        """Dynamo's fake values of the outputs."""
+        return tuple(node.meta["example_value"] for node in self.outputs)
+
+
+def transform_region(graph: GraphModule, start: Node, following: Iterator[Node]) -> Region:
+    """The nodes from the start of a torch.func transform to the end of all that are open then: inside, values are of a
+    level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the region goes on to its last
+    use.
+    """
+    inside: list[Node] = []
+    depth, forbidden = 0, False
+    for node in chain([start], following):
+        if node.op == "output":
+            break
+        inside.append(node)
+        depth += (node.target in _OPENERS) - (node.target in _CLOSERS)
+        forbidden = (forbidden or node.target is _FORBID_HOOKS) and node.target is not _ALLOW_HOOKS
+        if depth or forbidden:
+            continue
+        region = _extract(graph, inside)
+        if not any(_is_wrapped(leaf) for leaf in leaves(region.example)):
+            region.changed = _changed(region, inside)
+            return region
+    raise Unsupported("a torch.func transform, or a value of one, outlives the graph")
+
+
+def runnable(graph: GraphModule) -> Callable:
+    """The graph as torch runs it; where it fails, no level that it opened stays open, and the error has the user's line
+    as a note."""
+    opens = any(node.target in STARTS for node in graph.graph.nodes)
+    return Restoring(_Noting(graph)) if opens else _Noting(graph)
+
+
+class _Noting:
+    """A graph's forward, without the hooks around a module's call, and whose errors have the user's line as a note."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.function = graph
+
+    def __call__(self, *inputs: Any) -> Any:
+        _ = self.function.code  # which makes the forward of a class that has none yet
+        try:
+            return self.function.forward(*inputs)
+        except Exception as error:
+            _note_line(error, self.function)
+            raise
+
+
+def _note_line(error: Exception, graph: GraphModule) -> None:
+    code = graph.forward.__code__.co_filename
+    frame = next((each for each in traceback.extract_tb(error.__traceback__) if each.filename == code), None)
+    statement = (frame and frame.line) or ""
+    nodes = {node.name: node for node in graph.graph.nodes}
+    node = nodes.get(re.split(r"\W", statement, maxsplit=1)[0])
+    line = node and Source.of(node).line
+    if line:
+        error.add_note(f"at {line}, in {statement.partition(';')[0].removeprefix(f'{node.name} = ')}")
+
+
+def _is_wrapped(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _changed(region: Region, inside: list[Node]) -> list[int]:
+    written = _memory([_example((node.args[:1], node.kwargs.get("out"))) for node in inside if writes(node)])
+    examples = [node.meta.get("example_value") for node in region.inputs]
+    return [i for i, example in enumerate(examples) if not written.isdisjoint(_memory(example))]
+
+
+def _example(tree: Any) -> Any:
+    return [node.meta.get("example_value") for node in leaves(tree) if isinstance(node, Node)]
+
+
+def writes(node: Node) -> bool:
+    """Whether a node changes its first argument in place, or `out`."""
+    if node.target in _INPLACE or "out" in node.kwargs:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return schema.is_mutable
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _memory(tree: Any) -> set[int]:
+    """The storages of a nest's tensors, under all levels."""
+    found = set()
+    for leaf in leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            while _is_wrapped(leaf):
+                leaf = torch._C._functorch.get_unwrapped(leaf)
+            found.add(leaf.untyped_storage()._cdata)
+    return found
+
+
+def _extract(graph: GraphModule, inside: list[Node]) -> Region:
+    members = set(inside)
+    inputs = list(dict.fromkeys(n for node in inside for n in node.all_input_nodes if n not in members))
+    outputs = [node for node in inside if any(user not in members for user in node.users)]
+    part = Graph()
+    env = {node: part.placeholder(node.name) for node in inputs}
+    for node in inside:
+        env[node] = part.node_copy(node, env.__getitem__)
+    part.output(tuple(env[node] for node in outputs))
+    name = "torch.vmap" if inside[0].target is predispatch._vmap_increment_nesting else "torch.func"
+    return Region(name, runnable(GraphModule(graph, part)), inputs, outputs)

@@ -1,0 +1,423 @@
+"""Modules' calls that a layer may replace: found while Dynamo captures, decided before the graph is recorded.
+
+Dynamo captures a module's own forward as ever, which gives the guards and the metadata of what it returns; the end of
+it is marked by a node (`layer_call`), which returns what it is given. It holds its Site: the module's call as a
+function of tensors, by the layer and by the module's own forward. Once the graph is there, each layer is verified
+on the metadata of its call; where it is right, what the module's own forward would do is left out, and the layer is
+recorded: its torch code, or one call that the layers' executor runs.
+"""
+
+import dis
+import inspect
+import itertools
+import re
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo.variables import ConstantVariable, SymNodeVariable, TensorVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols, guard_scalar
+
+from forge import torchlang
+from forge.capture.autograd_functions import run_alone, traced_directly
+from forge.capture.higher_order import writes
+from forge.compiler.executable import LayerUse
+from forge.executors.executor import Declined
+from forge.executors.hubex.kernels import Kernel
+from forge.executors.hubex.layers import LayerExecutor
+from forge.executors.hubex.lent import Given, Lent, Template
+from forge.ir import SYMBOLIC_TYPES, TensorProxy, Trace, recording
+from forge.ir.checks import in_one_line
+from forge.ir.pytree import leaves, tensors
+from forge.ir.source import text_of
+from forge.torchlang import autocast_mode
+
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_KEEPING = frozenset("batch_norm instance_norm".split())  # they change buffers, which no schema says
+_HOOKS = "_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks".split()
+SITE, INSIDE = "forge_layer_site", "forge_layers_inside"  # in the meta of nodes
+
+
+_numbers = itertools.count()
+
+
+class _Kept(Exception):
+    """The module keeps its own forward, with the reason."""
+
+
+class Site:
+    """A module's call that a layer may replace. `take` is what records the layer, once it was decided to."""
+
+    def __init__(self, module: str, layer: str, kernel: Kernel) -> None:
+        self.number = next(_numbers)
+        self.module = module
+        self.layer = layer
+        self.kernel = kernel
+        self.take: Callable[..., Any] | None = None
+        self.how: str | None = None
+
+
+def layer_call(own: Any, *given: Any) -> Any:
+    """The end of a module's call on tensors: what its own forward gave."""
+    return own
+
+
+# while Dynamo captures
+
+
+class _Capturing:
+    """The layers of the frame that Dynamo captures now (one at a time), and why modules kept their own forward."""
+
+    executor: LayerExecutor | None = None
+    kept: dict[LayerUse, int]  # with the number of the call
+
+    def __init__(self) -> None:
+        self.kept = {}
+
+
+_capturing = _Capturing()
+
+
+@contextmanager
+def replacing(executor: LayerExecutor | None) -> Iterator[None]:
+    """While Dynamo captures a frame: calls of modules for which there are layers are marked."""
+    before = _capturing.executor, _capturing.kept
+    _capturing.executor, _capturing.kept = executor, {}
+    try:
+        yield
+    finally:
+        _capturing.executor, _capturing.kept = before
+
+
+def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
+    """`call()`, the call of a module, marked where a layer may replace it."""
+    executor = _capturing.executor
+    if executor is None:
+        return call()
+    executor.see(type(module.value))
+    if not executor.offered(module.value):
+        return call()
+    nodes = tx.output.current_tracer.graph.nodes
+    last = next(iter(reversed(nodes)), None)
+    result = call()
+    name = _name_of(module)
+    try:
+        return _marked(executor, module, tx, args, kwargs, result, _after(tx.output.current_tracer.graph, last))
+    except _Kept as kept:
+        reason = str(kept)
+    except Exception as error:  # of what Dynamo cannot do with a module's attributes
+        reason = in_one_line(error)
+    _capturing.kept.setdefault(LayerUse(name, "", None, reason), next(_numbers))
+    return result
+
+
+def _after(graph: Graph, last: Node | None) -> list[Node]:
+    found: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        found.append(node)
+    return [node for node in reversed(found) if node.op != "placeholder"]
+
+
+def _name_of(module: UnspecializedNNModuleVariable) -> str:
+    """The module's name in the model, where Dynamo knows it, and its class."""
+    kind, source = type(module.value).__name__, module.source
+    if source is None:
+        return kind
+    path = ".".join(re.findall(r"_modules\['([^']+)'\]", text_of(source)))
+    return f"{path} ({kind})" if path else kind
+
+
+def _marked(
+    executor: LayerExecutor,
+    module: UnspecializedNNModuleVariable,
+    tx: Any,
+    args: list,
+    kwargs: dict,
+    result: Any,
+    inside: list[Node],
+) -> Any:
+    value = module.value
+    _check_module(value)
+    template = Template(value)
+    given = [_attribute(tx, module, name) for name in template.names]
+    call, more = _arguments(value, args, kwargs)
+    given += more
+    fakes = [_fake(each) for each in given]
+    training = torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
+    device = next((fake.device for fake in fakes), None)
+    if device is None:
+        raise _Kept("no tensor is given to it")
+    layer = executor.find(value, device, training)
+    if isinstance(layer, Declined):
+        raise _Kept(layer.reason)
+    _check_reads(tx, module, layer.kind)
+    outputs = _outputs(result)
+    _check_results(outputs, fakes, inside)
+    _check_inputs(fakes, inside)
+    names = _names(template, value, call)
+    kernel = executor.kernel(layer, value, call, names, [fake.shape for fake in fakes], training=training)
+    own = tuple(each.as_proxy() for each in outputs) if isinstance(result, TupleVariable) else outputs[0].as_proxy()
+    proxy = tx.output.create_proxy("call_function", layer_call, (own, *[each.as_proxy() for each in given]), {})
+    site = proxy.node.meta[SITE] = Site(_name_of(module), layer.name, kernel)
+    if inside:
+        proxy.node.meta["stack_trace"] = inside[-1].meta.get("stack_trace")
+    for node in inside:
+        node.meta[INSIDE] = (*node.meta.get(INSIDE, ()), site.number)
+    return wrap_fx_proxy(tx, proxy)
+
+
+def _check_module(module: torch.nn.Module) -> None:
+    if "forward" in vars(module):
+        raise _Kept("the module's forward was replaced on the object")
+    if any(getattr(each, hooks) for each in module.modules() for hooks in _HOOKS):
+        raise _Kept("it has hooks")
+    if autocast_mode.is_enabled():
+        raise _Kept("it is called under torch.autocast")
+    held = Template(module).held()
+    if held:
+        raise _Kept(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
+
+
+def _attribute(tx: Any, module: Any, path: str) -> Any:
+    """What Dynamo finds, and guards, by a path of attributes."""
+    found, get = module, VariableTracker.build(tx, getattr)
+    for name in path.split("."):
+        found = get.call_function(tx, [found, ConstantVariable.create(name)], {})
+        found = found.realize() if hasattr(found, "realize") else found
+    return found
+
+
+def _fake(variable: Any) -> torch.Tensor:
+    if not isinstance(variable, TensorVariable):
+        raise _Kept(f"it has a tensor that Dynamo sees as {type(variable).__name__}")
+    return variable.as_proxy().node.meta["example_value"]
+
+
+def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple[tuple, dict], list]:
+    """The call as its own forward takes it, with a Given in the place of each tensor, and the tensors."""
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+    found: list[Any] = []
+
+    def described(variable: Any, name: str) -> Any:
+        variable = variable.realize() if hasattr(variable, "realize") else variable
+        if isinstance(variable, TensorVariable):
+            found.append(variable)
+            return Given(len(found) - 1)
+        if isinstance(variable, (TupleVariable, ListVariable)) and variable.python_type() in (tuple, list):
+            return variable.python_type()(described(each, name) for each in variable.items)
+        if variable.is_python_constant() and isinstance(variable.as_python_constant(), _PLAIN):
+            return variable.as_python_constant()
+        raise _Kept(f"its argument {name} is neither a tensor nor a constant")
+
+    names = list(bound.signature.parameters)
+    positional = [described(each, names[min(i + 1, len(names) - 1)]) for i, each in enumerate(bound.args[1:])]
+    return (tuple(positional), {name: described(each, name) for name, each in bound.kwargs.items()}), found
+
+
+def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[torch.nn.Module]) -> None:
+    """Guards the attributes that a layer's forward may read, of the module and of those inside it."""
+    names = reads_of_self(layer.forward.__code__)
+    for path, inside in module.value.named_modules():
+        for name, value in vars(inside).items():
+            if not (isinstance(value, _PLAIN) if names is None else name in names) or isinstance(value, dict):
+                continue
+            found = _attribute(tx, module, f"{path}.{name}" if path else name)
+            if isinstance(found, SymNodeVariable):
+                guard_scalar(found.sym_num)
+            elif not found.is_python_constant():
+                kind = type(value).__name__
+                raise _Kept(f"the layer reads its attribute {name}, a {kind} that is no constant of the program")
+
+
+def reads_of_self(code: types.CodeType) -> set[str] | None:
+    """The attributes that a method may read of its first argument, or of what it has; None where it gives it away, so
+    that others may read any."""
+    if not code.co_argcount or code.co_varnames[0] in code.co_cellvars:
+        return None
+    owner, calls = code.co_varnames[0], list(dis.get_instructions(code))
+    for each, following in zip(calls, [*calls[1:], None], strict=True):
+        loaded = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        if not each.opname.startswith("LOAD_FAST") or owner not in loaded:
+            continue
+        if owner in loaded[:-1] or following is None or following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            return None
+    return set(code.co_names)
+
+
+def _outputs(result: Any) -> list[TensorVariable]:
+    found = list(result.items) if isinstance(result, TupleVariable) else [result]
+    found = [each.realize() if hasattr(each, "realize") else each for each in found]
+    if not found or not all(isinstance(each, TensorVariable) for each in found):
+        raise _Kept("it returns something else than tensors")
+    return found
+
+
+def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
+    results = [_fake(each) for each in outputs]
+    memory = {_memory(fake) for fake in fakes}
+    found = [_memory(each) for each in results]
+    if not memory.isdisjoint(found) or len(set(found)) < len(found):
+        raise _Kept("what it returns shares memory with what it is given")
+    if not all(each.is_contiguous() for each in results):
+        raise _Kept("what it returns is not contiguous")
+    if any(name not in ("cpu", "cuda") for name in {each.device.type for each in results}):
+        raise _Kept("it runs on a device that forge has no verification for")
+    if any(getattr(node.target, "__name__", "") in _KEEPING for node in inside):
+        raise _Kept("its own forward may change its statistics")
+    own = set(inside)
+    made = {_memory(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
+    for node in inside:
+        written = node.args[0] if writes(node) and node.args else None
+        example = written.meta.get("example_value") if isinstance(written, Node) else None
+        if _is_tensor(example) and (written not in own or _memory(example) in memory or _memory(example) not in made):
+            raise _Kept("it changes a tensor that others see")
+
+
+def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
+    """A layer is given what the call is; what else its own forward reads would be a constant of the layer."""
+    own, given = set(inside), {id(fake) for fake in fakes}
+    lengths = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
+    for read in dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in own):
+        example = read.meta.get("example_value")
+        if id(example) in given:
+            continue
+        numbers = [example]
+        if _is_tensor(example) and example.ndim == 0:  # Dynamo gives a number that is a symbol as a tensor
+            numbers = [user.meta.get("example_value") for user in read.users if user in own]
+        for number in numbers:
+            if not isinstance(number, SYMBOLIC_TYPES):
+                raise _Kept("its own forward reads a value that is neither given to it nor a constant")
+            if not {*map(str, free_symbols(number))} <= lengths:
+                guard_scalar(number)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _names(template: Template, module: torch.nn.Module, call: tuple[tuple, dict]) -> list[str]:
+    """Of the tensors of a call, each once: the paths of the module's, the parameters of its forward."""
+    parameters = list(inspect.signature(type(module).forward).parameters)[1:]
+    args, kwargs = call
+    wanted = [name.replace(".", "_") for name in template.names]
+    named = [*((parameters[min(i, len(parameters) - 1)], each) for i, each in enumerate(args)), *kwargs.items()]
+    for name, each in named:
+        wanted += [name] * sum(isinstance(leaf, Given) for leaf in _walk(each))
+    taken: list[str] = []
+    for name in wanted:
+        free = (each for each in (name, *(f"{name}_{i}" for i in range(len(wanted)))) if each not in taken)
+        taken.append(next(free))
+    return taken
+
+
+def _walk(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, (tuple, list)):
+        for each in tree:
+            yield from _walk(each)
+    else:
+        yield tree
+
+
+# before a graph is recorded
+
+
+def decide(graph: GraphModule, executor: LayerExecutor | None) -> list[LayerUse]:
+    """Decides each site of a graph, those around others first, and says what became of all."""
+    if executor is None:
+        return []
+    uses = dict(_capturing.kept)
+    _capturing.kept.clear()
+    for part in (each for each in graph.modules() if isinstance(each, GraphModule)):
+        taken: set[int] = set()
+        for node in reversed(part.graph.nodes):
+            site = node.meta.get(SITE)
+            if site is not None and taken.isdisjoint(node.meta.get(INSIDE, ())):
+                use = _decided(site, node, executor)
+                uses[use] = site.number
+                if use.how is not None:
+                    taken.add(site.number)
+    return sorted(uses, key=uses.__getitem__)
+
+
+def _decided(site: Site, node: Node, executor: LayerExecutor) -> LayerUse:
+    given = [each.meta.get("example_value") for each in node.args[1:]]
+    if not all(map(_is_tensor, given)):
+        return LayerUse(site.module, site.layer, None, "the metadata of what it is given is not known")
+    decision = executor.verify(site.kernel, given)
+    if not decision:
+        return LayerUse(site.module, site.layer, None, decision.reason)
+    if _is_traceable(site.kernel.function, given, node.meta["example_value"]):
+        site.how, site.take = "traced", _Traced(site.kernel.function)
+    else:
+        site.how, site.take = "one call", executor.use(site.kernel)
+    return LayerUse(site.module, site.layer, site.how)
+
+
+class _Traced:
+    """Records a layer's torch code, with a memory of its own."""
+
+    def __init__(self, function: Lent) -> None:
+        self.function = function
+
+    def __call__(self, *given: TensorProxy) -> Any:
+        run = run_alone(self._body, given, lambda result: tuple(tensors(result)))
+        if run.written or any(place is not None for place in run.shared):
+            raise NotImplementedError("it changes what it is given, or returns it")
+        return run.result
+
+    def _body(self, *given: TensorProxy) -> Any:
+        with traced_directly():
+            return self.function(*given)
+
+
+def _is_traceable(function: Lent, given: Sequence[torch.Tensor], example: Any) -> bool:
+    """Whether a layer is torch code alone, which gives what the module's own forward does."""
+    trace = Trace("layer")
+    try:
+        with recording(trace, torchlang.language):
+            proxies = [trace.add_input(_proxy(trace, each)) for each in given]
+            made = tensors(_Traced(function)(*proxies))
+    except Exception:  # of the layer's own code, which meets no tensors here
+        return False
+    wanted = [leaf for leaf in leaves(example) if _is_tensor(leaf)]
+    return [_meta(each) for each in made] == [_meta(each) for each in wanted]
+
+
+def _proxy(trace: Trace, tensor: torch.Tensor) -> TensorProxy:
+    return trace.tensor(tuple(tensor.shape), tensor.dtype, tensor.device, strides=tuple(tensor.stride()))
+
+
+def _meta(value: Any) -> tuple:
+    return tuple(map(str, value.shape)), value.dtype, value.device
+
+
+def left_out(graph: Graph) -> set[Node]:
+    """The nodes of which nothing is left: of the own forwards of modules whose calls a layer takes."""
+    found: set[Node] = set()
+    taken: set[int] = set()
+    for node in reversed(graph.nodes):
+        site = node.meta.get(SITE)
+        is_inside = not taken.isdisjoint(node.meta.get(INSIDE, ()))
+        if is_inside and all(user in found or _is_taken(user) for user in node.users):
+            found.add(node)
+        elif site is not None and site.take is not None:
+            taken.add(site.number)
+    return found
+
+
+def _is_taken(node: Node) -> bool:
+    site = node.meta.get(SITE)
+    return site is not None and site.take is not None

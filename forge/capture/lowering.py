@@ -1,0 +1,166 @@
+"""A function of torch's own transforms (torch.vmap, torch.func) as a symbol: what it consists of are the operators that
+torch runs for it, and its gradient those that torch's autograd runs.
+
+What torch runs is found without values, by make_fx: functorch's batching rules and derivatives are torch's, and each
+operator is recorded as though the program had called it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge.capture import fake_substitutes
+from forge.capture.autograd_functions import run_alone
+from forge.compiler.program import Unsupported
+from forge.ir import NUMBER_TYPES, Symbol, TensorProxy, differentiable, get_grad, needs_grad, put_grad
+from forge.ir.checks import in_one_line
+from forge.ir.pytree import leaves, tensors, tree_map
+from forge.prims.library import quiet, without_values
+from forge.runtime.torch_state import transforms_restored
+from forge.torchlang.opaque import record_pullback, tracked
+
+aten = torch.ops.aten
+Inline = Callable[[GraphModule, tuple], Any]
+
+_COMPOSITE = (aten.native_layer_norm, aten.native_group_norm, aten._softmax, aten._log_softmax)
+
+
+def recorded(function: Callable, name: str, inline: Inline) -> Symbol:
+    """The symbol of a function of tensors and numbers that changes none of them; `inline` records a graph of operators.
+
+    Calling it raises Unsupported where torch cannot say without values what it runs, or where that is random.
+    """
+
+    def body(*args: Any) -> Any:
+        graph = _operators(function, args)
+        return run_alone(lambda *values: inline(graph, values), args, lambda result: ()).result
+
+    def rule(*args: Any) -> Any:
+        output = symbol(*args)
+        wanted = [i for i, argument in enumerate(args) if needs_grad(argument)]
+        incoming = [get_grad(each) for each in tensors(output) if differentiable(each)]
+        gradient = recorded(_Gradient(function, wanted, len(incoming)), f"gradient of {name}", inline)
+        try:
+            gradients = gradient(*incoming, *args)
+        except Unsupported:
+            record_pullback(function, name, args, {}, output, {args[i].name: args[i] for i in wanted})
+        else:
+            for i, found in zip(wanted, gradients, strict=True):
+                put_grad(args[i], found)
+        return output
+
+    symbol = Symbol(name.rpartition(".")[2].replace(" ", "_"), name, body=body, rule=rule)
+    return symbol
+
+
+class _Gradient:
+    """The gradients of the arguments at `wanted` of a function: of the gradients of its `count` differentiable outputs
+    and of its arguments. None for an argument that no output depends on."""
+
+    def __init__(self, function: Callable, wanted: Sequence[int], count: int) -> None:
+        self.function = function
+        self.wanted = wanted
+        self.count = count
+
+    def __call__(self, *given: Any) -> tuple:
+        incoming, args = given[: self.count], list(given[self.count :])
+        again = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
+        with torch.enable_grad():
+            for i in self.wanted:
+                args[i] = tracked(args[i])
+            made = self.function(*args)
+        outputs = [leaf for leaf in leaves(made) if differentiable(leaf)]
+        pairs = [(output, gradient) for output, gradient in zip(outputs, incoming, strict=True) if output.requires_grad]
+        if not pairs:
+            return (None,) * len(self.wanted)
+        flowing, gradients = zip(*pairs, strict=True)
+        inputs = [args[i] for i in self.wanted]
+        return torch.autograd.grad(flowing, inputs, gradients, allow_unused=True, create_graph=again)
+
+
+def _zeros(size: Sequence[int], *, dtype: Any = None, device: Any = None, **how: Any) -> torch.Tensor:
+    """In the place of zeros that have no memory."""
+    return torch.zeros(size, dtype=dtype, device=device)
+
+
+def _zeros_of_tangent(self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
+    """As forward-mode differentiation begins a tangent: contiguous, whatever self is."""
+    return other.new_zeros((*self.shape[:self_num_batch_dims], *other.shape))
+
+
+@cache
+def _decompositions() -> dict:
+    """Of what torch runs for gradients into what its functions run; what remains is in torchlang."""
+    own = {
+        aten._efficientzerotensor.default: _zeros,
+        aten._new_zeros_with_same_feature_meta.default: _zeros_of_tangent,
+    }
+    return {**core_aten_decompositions(), **get_decompositions(_COMPOSITE), **own}
+
+
+def _operators(function: Callable, args: tuple) -> GraphModule:
+    """The operators that a function runs, each with what it gives of tensors without values. Raises Unsupported."""
+    try:
+        with (
+            fake_substitutes.absent(),
+            transforms_restored(),
+            quiet(),
+            _disable_current_modes(),
+            torch._C.DisableTorchFunction(),
+            without_values(args, allow_non_fake_inputs=True),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
+            graph = make_fx(function, decomposition_table=_decompositions())(*tree_map(_stand_in, args))
+    except Exception as error:
+        raise Unsupported(f"torch does not say without values what it runs: {in_one_line(error)}") from error
+    _without_changed_shapes(graph)
+    graph.graph.eliminate_dead_code(is_impure_node=_acts)
+    if {aten._linalg_det.default, aten._linalg_svd.default} <= {node.target for node in graph.graph.nodes}:
+        raise Unsupported("torch's derivative of a determinant depends on whether it is 0")
+    for node in graph.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise Unsupported(f"{node.target} draws random numbers")
+        if node.target is aten.lift_fresh_copy.default:  # of a tensor that the graph holds
+            node.target = aten.clone.default
+        if node.target is aten._to_copy.default and isinstance(node.args[0], NUMBER_TYPES):  # as vmap promotes numbers
+            node.target = aten.scalar_tensor.default
+            node.kwargs = {name: node.kwargs[name] for name in ("dtype", "device") if name in node.kwargs}
+        if node.op == "get_attr" and isinstance(getattr(graph, node.target), FakeTensor):
+            raise Unsupported("it makes a tensor of numbers that are not known without values")
+        node.meta["example_value"] = node.meta.get("val")
+    return graph
+
+
+def _acts(node: Node) -> bool:
+    """Return whether a node does something beside its results, as `_linalg_check_errors` does, which has none. Before
+    torch 2.13, Node.is_impure is not true of that."""
+    return node.is_impure() or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns)
+
+
+def _without_changed_shapes(graph: GraphModule) -> None:
+    """What changes a tensor's shape in place (squeeze_) gives another one of its memory, which is read from then on."""
+    for node in graph.graph.nodes:
+        if torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
+            continue
+        packet = getattr(aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"))
+        wanted = [str(each.type) for each in node.target._schema.arguments]
+        overloads = (getattr(packet, name) for name in packet.overloads())
+        node.target = next(each for each in overloads if [str(each.type) for each in each._schema.arguments] == wanted)
+        later = {each for each in graph.graph.nodes if node < each}
+        node.args[0].replace_all_uses_with(node, delete_user_cb=later.__contains__)
+
+
+def _stand_in(leaf: Any) -> Any:
+    if not isinstance(leaf, TensorProxy):
+        return leaf
+    if leaf.strides is None:
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+    return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)

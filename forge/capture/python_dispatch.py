@@ -1,0 +1,57 @@
+"""Tensors and modes whose operators are not their kernels: subclasses with __torch_dispatch__, fake and functional
+tensors, dispatch modes.
+
+A region's code and a kernel read memory by its address, which such a tensor does not have, and no mode sees what they
+do. A program that is given such a tensor runs by torch's own functions, and a call under a mode runs in eager.
+"""
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _get_dispatch_stack_at, is_traceable_wrapper_subclass
+
+from forge.capture.dtensors import DTensor
+from forge.ir.pytree import leaves
+
+_KEYS = (torch._C.DispatchKey.Python, torch._C.DispatchKey.Functionalize)
+_TRACES = torch._C._TorchDispatchModeKey.PROXY
+count_modes = torch._C._len_torch_dispatch_stack
+
+
+def is_dispatched(x: Any) -> bool:
+    """Whether a tensor's operators are more than its kernels."""
+    if not isinstance(x, torch.Tensor):
+        return False
+    keys = torch._C._dispatch_keys(x)
+    return any(map(keys.has, _KEYS))
+
+
+def dispatched(graph: GraphModule) -> tuple[Node, str] | None:
+    """Return the first value of a Dynamo graph whose operators are more than its kernels, and what it is."""
+    for node in graph.graph.nodes:
+        is_one = is_dispatched if node.op == "placeholder" else is_traceable_wrapper_subclass
+        for value in leaves(_example(node)):
+            if is_one(value):
+                return node, "functional tensor" if type(value) is torch.Tensor else type(value).__name__
+    return None
+
+
+def _example(node: Node) -> Any:
+    """Return what an input was when it was captured, of a DTensor the tensor inside (forge/capture/dtensors.py); of
+    another node, Dynamo's fake tensors."""
+    if node.op != "placeholder":
+        return node.meta.get("example_value")
+    given = node.meta.get("grapharg")
+    example = given and given.example
+    return example._local_tensor if isinstance(example, DTensor) else example
+
+
+def mode_around() -> str | None:
+    """Return the class of an active dispatch mode that is to see the operators of compiled programs, too. None where
+    there is none, and while make_fx traces: the calls are part of its graph."""
+    if torch._C._get_dispatch_mode(_TRACES) is not None:
+        return None
+    modes = map(_get_dispatch_stack_at, range(count_modes()))
+    found = (mode for mode in modes if mode.is_infra_mode() or not mode.ignore_compile_internals())
+    return next((type(mode).__name__ for mode in found), None)

@@ -1,0 +1,450 @@
+"""forge.jit(select="measured"): who runs a call is decided by what each candidate takes on tensors like the call's.
+
+Candidates are the implementations that accept a call (of Hub kernels all that do), and the fusion executors that would
+take it. A call is measured where one of them is neither a fusion executor's nor torch's own: between those two, what a
+call costs alone says little, since a region is worth what it saves together with the calls around it. Each candidate
+runs as a program of that one call, compiled as though it had been chosen: with its gradient, where one flows through
+the call; a fusion executor's as one region, whether or not one call is worth a region. The others lose the call,
+with the times as the reason.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge import clang
+from forge.compiler import autotune_store
+from forge.compiler.autotune_store import Timed
+from forge.compiler.claim import Candidate, Claim, Lost, Selection, fusible
+from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, operators_of
+from forge.executors.hubex.calls import Meta, Undescribed, call_of, with_strides
+from forge.executors.hubex.kernels import HubExecutor
+from forge.executors.hubex.verification.fingerprint import fingerprint, fingerprint_of
+from forge.executors.hubex.verification.owners import here
+from forge.executors.torchex.core import torch_prims, torchex
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir.checks import in_one_line
+from forge.ir.locks import new_lock
+from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.ir.pytree import proxies, tensors
+from forge.ir.structure import key_of, settings
+from forge.support import progress, timing
+from forge.support.dtypes import dtype_name
+from forge.support.machine import device_name, processor
+
+PARTS = "its parts"  # the candidate that nobody takes: the calls of its decomposition, each by who takes that
+_PATIENCE = 60.0  # seconds that one thread's measuring waits for another's
+_UNMEASURED = {
+    Tag.RANDOM: "it draws random numbers",
+    Tag.EFFECT: "it has an effect",
+    Tag.OPAQUE: "it is an opaque call",
+    Tag.SYNCHRONIZING: "it reads values back to Python",
+    Tag.UNINITIALIZED: "it gives memory that others write to",
+}
+_torchs = (torchex, torch_prims)
+_measuring = new_lock()
+
+
+class Alone(NamedTuple):
+    """A compiled program of one call. forward: gives the outputs; with a backward (outputs, saved tensors, saved
+    numbers). backward: of one list, the saved values and a gradient of each output that is `usual`."""
+
+    forward: Callable
+    backward: Callable | None
+    usual: Sequence[bool]
+    claims: Sequence[Claim]
+
+
+Build = Callable[[Trace, Sequence[Executor], Selection], Alone]
+
+
+@dataclass
+class Measured:
+    """Calls that are alike, and what each candidate for them takes.
+
+    operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it. kept: the
+    candidate that runs them. calls: how many they are. why_not: why nothing was measured, and the order decided.
+    """
+
+    operation: str
+    arguments: str
+    gradients: bool
+    candidates: list[Timed]
+    kept: str
+    calls: int = 1
+    why_not: str | None = None
+
+    def __post_init__(self) -> None:
+        self.candidates = [Timed(*each) for each in self.candidates]  # JSON has lists
+
+    def __str__(self) -> str:
+        count = f"{self.calls} calls of {self.operation}" if self.calls > 1 else self.operation
+        what = f"{count}({self.arguments}){', forward and backward' if self.gradients else ''}"
+        if self.why_not is not None:
+            return f"{what}: {self.kept} by order, since {self.why_not}"
+        return f"{what}: {', '.join(map(self._told, self.candidates))}"
+
+    def _told(self, timed: Timed) -> str:
+        took = timed.reason or (microseconds(timed.seconds) if timed.seconds is not None else "alone")
+        return f"{timed.name} {took}{' (kept)' if timed.name == self.kept else ''}"
+
+
+def microseconds(seconds: float) -> str:
+    """'41.2 µs'."""
+    return f"{1e6 * seconds:.1f} µs"
+
+
+class _Unmeasured(Exception):
+    """A call of which nothing can be measured, with the reason."""
+
+
+class _Option(NamedTuple):
+    """One of those that would take a call. candidate: None for its parts."""
+
+    name: str
+    executor: Executor | None
+    candidate: Candidate | None
+
+
+class _Decision(NamedTuple):
+    """Who lost a call. fusers: why all fusion executors did, whichever stands in their place later."""
+
+    lost: Lost
+    fusers: str | None = None
+
+    def of(self, executors: Sequence[Executor]) -> Lost:
+        if self.fusers is None:
+            return self.lost
+        return {**self.lost, **{each: self.fusers for each in executors if isinstance(each, FusionExecutor)}}
+
+
+class Measuring:
+    """The selection of one program. build: compiles a program of one call. about: what of the options decides times.
+    found: is told what was measured. on_disk: whether times are kept for other processes."""
+
+    def __init__(self, build: Build, about: str, found: list[Measured], *, on_disk: bool) -> None:
+        self._found = found
+        self._build = build
+        self._about = about
+        self._on_disk = on_disk
+        self._decided: dict[tuple, _Decision] = {}
+        self._alike: dict[str, Measured] = {}
+
+    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
+        """Who lost a call; decided when it is first asked for, which is before it is differentiated."""
+        if bound.symbol.op is not None or not _has_kernels(bound, executors):
+            return {}
+        known = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
+        key = (bound.symbol.id, *bound.outputs, *known)
+        if key not in self._decided:
+            self._decided[key] = self._decide(bound, executors, [name for name in bound.inputs if name in active])
+        return self._decided[key].of(executors)
+
+    def _decide(self, bound: BoundSymbol, executors: Sequence[Executor], active: list[str]) -> _Decision:
+        options = _options(bound, executors)
+        if len(options) < 2:
+            return _Decision({})
+        try:
+            about, timed, arguments = self._timed(bound, executors, options, active)
+        except _Unmeasured as reason:
+            self._found.append(Measured(bound.symbol.id, "", bool(active), [], options[0].name, why_not=str(reason)))
+            return _Decision({})
+        kept = _fastest(timed)
+        if about in self._alike:
+            self._alike[about].calls += 1
+        else:
+            told = Measured(bound.symbol.id, arguments, bool(active), timed, options[kept].name)
+            self._alike[about] = told
+            self._found.append(told)
+        hint = f" at {arguments}" if _is_symbolic(bound) else ""
+        reasons = [_reason(each, timed[kept], hint) for each in timed[:kept]]
+        return _decision(options, kept, reasons)
+
+    def _timed(
+        self, bound: BoundSymbol, executors: Sequence[Executor], options: list[_Option], active: list[str]
+    ) -> tuple[str, list[Timed], str]:
+        for tag in bound.all_tags:
+            if tag in _UNMEASURED:
+                raise _Unmeasured(_UNMEASURED[tag])
+        program = _Program(bound, active)
+        about, lasting = self._key(program, executors, options)
+        on_disk = self._on_disk and lasting
+        waited = _measuring.acquire(timeout=_PATIENCE)  # one at a time: who is measured alone is measured right
+        try:
+            timed = autotune_store.read(about, on_disk=on_disk)
+            if timed is None or [each.name for each in timed] != [each.name for each in options]:
+                timed = self._measure(program, executors, options)
+                autotune_store.write(about, timed, on_disk=on_disk)
+        finally:
+            if waited:
+                _measuring.release()
+        return about, timed, program.arguments
+
+    def _key(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> tuple[str, bool]:
+        """All that decides the times, and whether another process that finds the same would measure the same."""
+        said = [_identity(program.symbol.id, each) for each in options]
+        fusers = [_identity_of(each) for each in executors if isinstance(each, FusionExecutor)]  # for what is inside
+        where = [processor(), torch.get_num_threads(), *sorted({device_name(m.device) for m in program.metas})]
+        parts = (*here(), *where, *settings(), self._about, *program.words, said, fusers)
+        return repr(parts), all(lasting for _, lasting in [*said, *fusers])
+
+    def _measure(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> list[Timed]:
+        """The times; a candidate that fails is dropped. Raises _Unmeasured where memory runs out, or timing fails."""
+        progress.expect(1)
+        runs: dict[str, Callable[[], Any]] = {}
+        dropped: dict[str, str] = {}
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                inputs = program.inputs()
+                for place, option in enumerate(options):
+                    try:
+                        runs[option.name] = self._run_of(program, executors, options, place, inputs)
+                    except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
+                        raise
+                    except Exception as error:  # of the candidate's own code
+                        dropped[option.name] = str(error) if isinstance(error, _Unmeasured) else in_one_line(error)
+                seconds = timing.time_candidates(runs, inputs[0].device) if len(runs) > 1 else {}
+        except Exception as error:
+            raise _Unmeasured(f"measuring failed: {in_one_line(error)}") from error
+        finally:
+            progress.advance()
+        return [Timed(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
+
+    def _run_of(
+        self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list
+    ) -> Callable[[], Any]:
+        """The candidate as it would run, once it has run right. Raises _Unmeasured where it does not."""
+        option = options[place]
+        others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
+        given = [Forced(each) if each is option.candidate else each for each in executors]
+        symbol = program.symbol
+        alone = self._build(
+            program.trace, given, lambda bound, executors, active=(): others if bound.symbol is symbol else {}
+        )
+        _check_claims(alone.claims, option)
+        if alone.backward is None:
+            run = partial(_forward, alone.forward, inputs)
+            program.check(run(), None)
+            return run
+        outputs = [each for each, usual in zip(alone.forward(*inputs)[0], alone.usual, strict=True) if usual]
+        run = partial(_forward_and_backward, alone, inputs, [torch.rand_like(each) for each in outputs])
+        program.check(*run())
+        return run
+
+
+def _forward(forward: Callable, inputs: list[torch.Tensor]) -> Any:
+    return forward(*inputs)
+
+
+def _forward_and_backward(alone: Alone, inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> tuple[Any, Any]:
+    outputs, saved, numbers = alone.forward(*inputs)
+    return outputs, alone.backward([*saved, *numbers, *gradients])
+
+
+class _Program:
+    """A program that is one call like one of a trace's: a symbolic length is what it is in this run.
+
+    Raises _Unmeasured for a call that cannot be made alone.
+    """
+
+    def __init__(self, bound: BoundSymbol, active: Collection[str]) -> None:
+        self.symbol = bound.symbol
+        self.trace = Trace("measured")
+        try:
+            call = call_of(bound.args, bound.kwargs)
+        except Undescribed as reason:
+            raise _Unmeasured(str(reason)) from reason
+        self.metas: list[Meta] = []
+        leaves, spec = _pytree.tree_flatten((bound.args, bound.kwargs))
+        described = _pytree.tree_leaves((call.args, call.kwargs))
+        known: dict[str, TensorProxy] = {}
+        with recording(self.trace, clang.language), self.trace.tagged(bound.tags - {Tag.DIFFERENTIATED}):
+            pairs = zip(leaves, described, strict=True)
+            given = [self._input(leaf, meta, known, active) if isinstance(meta, Meta) else meta for leaf, meta in pairs]
+            args, kwargs = _pytree.tree_unflatten(given, spec)
+            self.trace.output = tuple(tensors(self._record(args, kwargs)))
+        names = {each.name: place for place, each in enumerate(known.values())}
+        places = [names[each.name] if isinstance(each, TensorProxy) else each for each in given]
+        wanted = [each.requires_grad for each in self.trace.inputs]
+        self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_named(bound.tags))
+        if not self.metas or not self.trace.output:
+            raise _Unmeasured("it takes or gives no tensor")
+
+    def _input(self, leaf: Any, meta: Meta, known: dict[str, TensorProxy], active: Collection[str]) -> TensorProxy:
+        if leaf.name not in known:
+            made = self.trace.tensor(meta.shape, meta.dtype, meta.device, name=leaf.name, strides=meta.strides)
+            made.requires_grad = leaf.name in active
+            known[leaf.name] = self.trace.add_input(made)
+            self.metas.append(meta)
+        return known[leaf.name]
+
+    def _record(self, args: tuple, kwargs: dict) -> Any:
+        try:
+            output = self.symbol(*args, **kwargs)
+        except Exception as error:  # a body that asks for what is around the call
+            raise _Unmeasured(f"it cannot be made alone: {in_one_line(error)}") from error
+        if [bound.symbol for bound in self.trace.bound_symbols] != [self.symbol]:
+            raise _Unmeasured("it has nothing to do")
+        return output
+
+    @property
+    def arguments(self) -> str:
+        """'float32[2, 8], float32[8]'."""
+        return ", ".join(map(_shown, self.metas))
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Tensors like the call's: random floats, and zeros where they may be an index."""
+        return [with_strides(random_values(meta), meta.strides) for meta in self.metas]
+
+    def check(self, outputs: Any, gradients: Any) -> None:
+        """Raises _Unmeasured unless these are what the call promises, and gradients are what gradients are."""
+        wanted = [proxy for proxy in self.trace.inputs if proxy.requires_grad]
+        if gradients is not None:
+            gradients = [each for each, proxy in zip(gradients, self.trace.inputs, strict=True) if proxy.requires_grad]
+        for what, made, promised in (("result", outputs, self.trace.output), ("gradient", gradients or (), wanted)):
+            for value, proxy in zip(made, promised, strict=what == "result"):
+                if value is not None and (value.shape, value.dtype) != (torch.Size(proxy.shape), proxy.dtype):
+                    raise _Unmeasured(f"its {what} is {_shown(value)}, but must be {_shown(proxy)}")
+
+
+class Forced(FusionExecutor):
+    """A fusion executor that makes a region of whatever it takes: alone, a call is worth none."""
+
+    def __init__(self, fuser: FusionExecutor) -> None:
+        super().__init__(fuser.name)
+        self.strided, self.boxed, self.by_parts = fuser.strided, fuser.boxed, fuser.by_parts
+        self.can_fuse, self.fuse, self.finish = fuser.can_fuse, fuser.fuse, fuser.finish
+
+    def pays(self, calls: Sequence[BoundSymbol]) -> bool:
+        return True
+
+
+def _shown(value: Any) -> str:
+    return f"{dtype_name(value.dtype)}{list(value.shape)}"
+
+
+def random_values(meta: Meta) -> torch.Tensor:
+    """Random floats, and zeros where they may be an index."""
+    if meta.dtype.is_floating_point or meta.dtype.is_complex:
+        values = torch.rand(meta.shape, device=meta.device)
+        return values.to(meta.dtype)
+    return torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device)
+
+
+def _named(tags: Collection[Tag]) -> list[str]:
+    return sorted(tag.name for tag in tags)
+
+
+def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
+    """Whether somebody else than torch and the fusion executors may take a call."""
+    others = [each for each in operators_of(executors) if each not in _torchs]
+    return any(each.candidates(bound.symbol) for each in others)
+
+
+def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]:
+    """Those that would take a call, in order; none where no kernel would."""
+    found: list[_Option] = []
+    for executor in executors:
+        if isinstance(executor, FusionExecutor):
+            if fusible(bound, executor, []):
+                found.append(_Option(executor.name, executor, executor))
+        else:
+            accepting = [each for each in executor.candidates(bound.symbol) if each.decide(bound)]
+            found += [_Option(each.name or executor.name, executor, each) for each in accepting]
+    owned = [each for each in found if isinstance(each.executor, FusionExecutor) or each.executor in _torchs]
+    if len(owned) == len(found):
+        return []
+    if not owned and bound.subsymbols:
+        found.append(_Option(PARTS, None, None))
+    return _numbered(found)
+
+
+def _numbered(options: list[_Option]) -> list[_Option]:
+    """With names that differ: two repositories may have kernels of one name."""
+    seen: dict[str, int] = {}
+    for option in options:
+        seen[option.name] = seen.get(option.name, 0) + 1
+    counts = dict.fromkeys(seen, 0)
+    named = []
+    for option in options:
+        counts[option.name] += 1
+        suffix = f" ({counts[option.name]})" if seen[option.name] > 1 else ""
+        named.append(option._replace(name=f"{option.name}{suffix}"))
+    return named
+
+
+def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
+    """Raises _Unmeasured where somebody else runs the call, with the reason."""
+    name = getattr(option.candidate, "name", None) or getattr(option.executor, "name", PARTS)
+    if any(claim.executor == name for claim in claims):
+        return
+    for claim in claims:
+        for who, reason in claim.declined:
+            if who == name:
+                raise _Unmeasured(reason)
+
+
+def _fastest(timed: list[Timed]) -> int:
+    """Its place; where nothing was timed, that of the first that was not dropped."""
+    if any(each.seconds is not None for each in timed):
+        return min((each.seconds, place) for place, each in enumerate(timed) if each.seconds is not None)[1]
+    return next((place for place, each in enumerate(timed) if each.reason is None), 0)
+
+
+def _reason(timed: Timed, kept: Timed, hint: str) -> str:
+    if timed.seconds is None or kept.seconds is None:
+        return f"measured{hint}: {timed.reason}"
+    return f"measured{hint}: {microseconds(timed.seconds)} against {microseconds(kept.seconds)} of {kept.name}"
+
+
+def _decision(options: list[_Option], kept: int, reasons: list[str]) -> _Decision:
+    before = list(zip(options, reasons, strict=False))
+    lost = {option.candidate: reason for option, reason in before}
+    fusers = [reason for option, reason in before if isinstance(option.candidate, FusionExecutor)]
+    is_fuser = isinstance(options[kept].candidate, FusionExecutor)
+    return _Decision(lost, fusers[0] if fusers and not is_fuser else None)
+
+
+def _is_symbolic(bound: BoundSymbol) -> bool:
+    lengths = [length for each in tensors((bound.args, bound.kwargs)) for length in each.shape]
+    numbers = [each for each in proxies((bound.args, bound.kwargs)) if not isinstance(each, TensorProxy)]
+    return bool(numbers) or any(isinstance(length, SYMBOLIC_TYPES) for length in lengths)
+
+
+# what a candidate is
+
+
+def _identity(operation: str, option: _Option) -> tuple[str, bool]:
+    """What decides how long a candidate takes, and whether another process would find the same."""
+    executor, candidate = option.executor, option.candidate
+    if executor is None:
+        return PARTS, True
+    if isinstance(candidate, FusionExecutor):
+        return _identity_of(candidate)
+    if isinstance(executor, HubExecutor):
+        (kernel,) = [each for each in executor.kernels if _implements(each, operation, candidate)]
+        found = fingerprint(kernel)
+    else:
+        found = fingerprint_of(*_functions(candidate), about=(executor.name, operation, candidate.grad))
+    return repr((executor.name, option.name, found)), found.is_lasting
+
+
+def _implements(kernel: Any, operation: str, candidate: Implementation) -> bool:
+    return kernel.target.symbol.id == operation and kernel.name == candidate.name
+
+
+def _functions(candidate: Implementation) -> list[Any]:
+    made = [candidate.op and candidate.op.op, candidate.checker, candidate.execution_transform]
+    return [each for each in (*made, candidate.grad_transform) if each is not None]
+
+
+def _identity_of(fuser: FusionExecutor) -> tuple[str, bool]:
+    said = fuser.identity()
+    if isinstance(said, Declined):
+        return f"{fuser.name} {id(fuser)}", False
+    return f"{fuser.name} {said}", True

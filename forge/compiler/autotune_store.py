@@ -1,0 +1,86 @@
+"""What candidates for a call were measured to take, kept in memory and on disk by what decides it."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from forge.ir.bounded import Bounded
+from forge.support import owner_only_store
+from forge.support.owner_only_store import user_cache
+
+FORMAT = b"forge times 1\n"
+SIZE = 1 << 24  # bytes of all files
+_known: Bounded = Bounded(10_000)
+_noticed: set[str] = set()
+_log = logging.getLogger("forge.select")
+
+
+class Timed(NamedTuple):
+    """A candidate. seconds: of one call; None where it was dropped, for `reason`."""
+
+    name: str
+    seconds: float | None
+    reason: str | None = None
+
+
+def folder() -> Path:
+    """Where times are kept."""
+    return user_cache() / "times"
+
+
+def read(about: str, *, on_disk: bool) -> list[Timed] | None:
+    """What was measured of candidates, in their order; None where nothing was. about: all that decides it."""
+    found = _known.get(about)
+    if found is None and on_disk:
+        found = _read(_path(about), about)
+        if found is not None:
+            _known[about] = found
+    return found
+
+
+def write(about: str, timed: list[Timed], *, on_disk: bool) -> None:
+    """Keeps what was measured; a place that cannot be written to costs a notice."""
+    _known[about] = timed
+    if not on_disk:
+        return
+    path = _path(about)
+    try:
+        owner_only_store.write(path, FORMAT, json.dumps({"about": about, "timed": timed}).encode(), SIZE)
+    except (owner_only_store.UntrustedFile, OSError) as reason:
+        _notice(f"measured times are not kept in {path.parent}: {reason}")
+
+
+def _path(about: str) -> Path:
+    return folder() / f"{hashlib.sha256(about.encode()).hexdigest()}.times"
+
+
+def _read(path: Path, about: str) -> list[Timed] | None:
+    try:
+        return _parsed(owner_only_store.read(path, FORMAT), about)
+    except FileNotFoundError:
+        return None
+    except (owner_only_store.UntrustedFile, OSError) as reason:
+        _notice(f"{path} is ignored: {reason}")
+        return None
+
+
+def _parsed(body: bytes, about: str) -> list[Timed]:
+    """Raises Refused for anything but what was written for this."""
+    try:
+        data = json.loads(body)
+        timed = [Timed(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
+        known = data["about"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise owner_only_store.UntrustedFile(f"it cannot be read: {error}") from error
+    if known != about or not all(isinstance(each.seconds, (float, type(None))) for each in timed):
+        raise owner_only_store.UntrustedFile("it holds something else's times")
+    return timed
+
+
+def _notice(text: str) -> None:
+    """Says a thing once in a process."""
+    if text not in _noticed:
+        _noticed.add(text)
+        _log.warning("forge: %s", text)

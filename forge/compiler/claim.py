@@ -1,0 +1,446 @@
+"""The claim pass: every call of a trace is given to an executor, at the highest level first."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from forge import clang
+from forge.compiler.fallback import Fallback
+from forge.compiler.fusion import Fused, fuse_regions, settled
+from forge.compiler.layout import Layout, Layouts, Ran
+from forge.compiler.regions import Node
+from forge.executors.contracts import call_in_words, check_arguments, check_metadata
+from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, is_own, operators_of
+from forge.executors.torchex.core import torchex
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, check, recording
+from forge.ir.printing import in_words
+from forge.ir.proxies import Dim
+from forge.ir.pytree import proxies, rename
+from forge.ir.source import Source
+from forge.ir.symbol import substitute
+from forge.torchlang.opaque import opaque_rule
+from forge.transforms.dce import live_calls
+from forge.transforms.grad import Choice, Choose
+
+_FIXED = (type(None), bool, int, float, tuple)  # what may be a constant of a region
+
+Reasons = list[tuple[str, str]]
+Candidate = Implementation | FusionExecutor
+Lost = Mapping[Candidate, str]
+_NOBODY: Lost = MappingProxyType({})
+
+
+class Selection(Protocol):
+    """Which of those that would take a call are not to get it, and why: because others were measured to be faster."""
+
+    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
+        """active: the arguments that a gradient flows to, where the call is to be differentiated."""
+
+
+def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
+    """The selection in which the first executor that takes a call gets it."""
+    return _NOBODY
+
+
+class Claim:
+    """Who runs one call, and who declined it and why. It says which call that is and does not hold it: a program's
+    claims are kept as long as the program.
+
+    results: the metadata of `outputs`, in words. region: the call of the final trace that runs it with others.
+    fallback: what runs it where that fails.
+    """
+
+    __slots__ = ("declined", "executor", "fallback", "level", "operation", "outputs", "region", "results", "source")
+
+    def __init__(
+        self,
+        operation: str,
+        outputs: Iterable[str],
+        results: Iterable[str],
+        source: Source | None,
+        executor: str,
+        declined: Iterable[tuple[str, str]],
+        level: int,
+        region: str | None = None,
+        fallback: Fallback | None = None,
+    ) -> None:
+        self.operation = operation
+        self.outputs = tuple(outputs)
+        self.results = tuple(results)
+        self.source = source
+        self.executor = executor
+        self.declined = list(dict.fromkeys(declined))
+        self.level = level
+        self.region = region
+        self.fallback = fallback
+
+    @classmethod
+    def of(
+        cls,
+        bound: BoundSymbol,
+        executor: str,
+        declined: Reasons,
+        level: int,
+        region: str | None = None,
+        fallback: Fallback | None = None,
+    ) -> "Claim":
+        """Of a call."""
+        made = {proxy.name: proxy for proxy in proxies(bound.output)}
+        results = [in_words(made[name]) for name in bound.outputs]
+        return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region, fallback)
+
+
+class _Placed:
+    """A call of the program and the executors' calls that run it; `fuser` takes it into a region, where one pays."""
+
+    __slots__ = ("bound", "calls", "claims", "declined", "fuser", "level")
+
+    def __init__(
+        self,
+        bound: BoundSymbol,
+        fuser: FusionExecutor | None,
+        declined: Reasons,
+        level: int,
+        calls: list[BoundSymbol],
+        claims: list[Claim],
+    ) -> None:
+        self.bound = bound
+        self.fuser = fuser
+        self.declined = declined
+        self.level = level
+        self.calls = calls
+        self.claims = claims
+
+
+def claim(
+    trace: Trace,
+    executors: Sequence[Executor],
+    earlier: Mapping[str, Reasons] = MappingProxyType({}),
+    layouts: Layouts | None = None,
+    select: Selection = in_order,
+    *,
+    strict: bool = False,
+) -> tuple[Trace, list[Claim]]:
+    """The trace with every call an executor's, and who claimed what.
+
+    Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
+    to is claimed by the executors after it as well, and runs there where no region of it pays. `earlier` holds, by
+    output name, why calls that were taken apart before this pass had been declined. `layouts` knows the strides of the
+    inputs, and is told those of every value. `select` says who does not get a call that it would take. strict: a region
+    that fails is an error. Raises NotImplementedError naming a prim that nobody claims, with the reasons.
+    """
+    return settled(lambda: _claim(trace, executors, earlier, layouts, select, strict=strict))
+
+
+def _claim(
+    trace: Trace,
+    executors: Sequence[Executor],
+    earlier: Mapping[str, Reasons],
+    layouts: Layouts | None,
+    select: Selection,
+    *,
+    strict: bool,
+) -> tuple[Trace, list[Claim]]:
+    new = trace.derive("claim")
+    walker = _Claiming(executors, new, select)
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            known = [reason for name in bound.outputs for reason in earlier.get(name, ())]
+            walker.visit(bound, executors, known, 0)
+    placed = walker.placed
+    fuses = any(isinstance(each, FusionExecutor) for each in executors)
+    if not fuses or (layouts is None and not any(each.fuser for each in placed)):
+        new.bound_symbols.extend(call for each in placed for call in each.calls)
+        return new, [made for each in placed for made in each.claims]
+    return _with_regions(new, placed, Layouts(trace.inputs) if layouts is None else layouts, strict=strict)
+
+
+def _with_regions(trace: Trace, placed: list[_Placed], layouts: Layouts, *, strict: bool) -> tuple[Trace, list[Claim]]:
+    layouts.add_constants(trace.constants)
+    nodes: list[Node] = []
+    for each in placed:
+        nodes += _nodes(each, layouts)
+    fused = fuse_regions(trace, nodes, layouts, strict=strict)
+    trace.bound_symbols.extend(fused.calls)
+    trace.output = rename(trace.output, fused.fixed)
+    return trace, [made for each in placed for made in _claims(each, fused)]
+
+
+def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
+    """What a call is to the search for regions; no longer a fusion executor's where its strides cannot be known."""
+    ran = [layouts.run(call) for call in placed.calls]
+    if placed.fuser is not None and placed.fuser.strided:
+        reason = _unforeseen(placed, ran, layouts)
+        if reason is not None:
+            _decline(placed, reason)
+            placed.fuser = None
+    if placed.fuser is None:
+        return [Node(call, [call], None) for call in placed.calls]
+    node = Node(placed.bound, placed.calls, placed.fuser)
+    pairs = zip(placed.calls, ran, strict=True)
+    node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in pairs)
+    return [node]
+
+
+def _unforeseen(placed: _Placed, ran: list[Ran], layouts: Layouts) -> str | None:
+    """What code that is made now cannot know of a call."""
+    if not all(each.known for each in ran):
+        return "the strides of what it gives are not known"
+    others = [each for each in proxies(placed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
+    if not all(proxy.name in layouts.fixed for proxy in others):
+        return "what it reads is decided when the program runs"
+    kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
+    return "what it keeps is made when the program runs" if kept else None
+
+
+def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
+    """Whose memory each tensor of a call's output is."""
+    return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
+
+
+def _claims(placed: _Placed, fused: Fused) -> list[Claim]:
+    if placed.fuser is None:
+        return placed.claims
+    name = placed.bound.outputs[0]
+    reason = fused.unfused.get(name)
+    if reason is None:
+        region = fused.regions.get(name)
+        fallback = fused.fallbacks.get(region)
+        return [Claim.of(placed.bound, placed.fuser.name, placed.declined, placed.level, region, fallback)]
+    _decline(placed, reason)
+    return placed.claims
+
+
+def _decline(placed: _Placed, reason: str) -> None:
+    """The fusion executor that took a call leaves it to those that are asked after it."""
+    for made in placed.claims:
+        made.declined.append((placed.fuser.name, reason))
+
+
+def choose(
+    bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons, lost: Lost = _NOBODY
+) -> tuple[Executor, Implementation] | None:
+    """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
+    for executor in operators_of(executors):
+        implementation = _accepting(bound, executor, declined, lost)
+        if implementation is not None:
+            return executor, implementation
+    return None
+
+
+def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
+    """Whether the torch executor is the first that accepts a call, or what it calls where nobody does; one that gives
+    way, as torch does, is not counted."""
+    chosen = choose(bound, executors, [])
+    if chosen is None:
+        return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
+    return chosen[0] is torchex or chosen[1].yields
+
+
+def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
+    """The strides that torch's own functions give the values of a trace, by name."""
+    layouts = Layouts(trace.inputs)
+    layouts.add_constants(trace.constants)
+    for call in claim(trace, [torchex])[0].bound_symbols:
+        layouts.run(call)
+    return {name: value.strides for name, value in layouts.values.items() if isinstance(value, Layout)}
+
+
+def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:
+    """How the executor that will claim a call wants it differentiated; an opaque call has its own rule.
+
+    Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
+    """
+    any_by_parts = any(isinstance(each, FusionExecutor) and each.by_parts for each in executors)
+
+    def choice(bound: BoundSymbol, active: Collection[str]) -> Choice:
+        lost = select(bound, executors, active)
+        if any_by_parts and getattr(first_fuser(bound, executors, lost), "by_parts", False):
+            return Choice()
+        reasons: Reasons = []
+        chosen = choose(bound, executors, reasons, lost)
+        declined.update((name, reasons) for name in bound.outputs if reasons)
+        if chosen is None:
+            return Choice(opaque_rule(bound))
+        executor, implementation = chosen
+        rule, name = implementation.grad_transform, implementation.name or executor.name
+        blame = None if rule is None or is_own(rule) else lambda error: _blame(error, name, "grad_transform", bound)
+        return Choice(rule, recompute=implementation.grad == "recompute", blame=blame)
+
+    return choice
+
+
+class _Claiming:
+    """One walk over a trace: who runs each call."""
+
+    def __init__(self, executors: Sequence[Executor], new: Trace, select: Selection) -> None:
+        self.executors = executors
+        self.new = new
+        self.select = select
+        self.placed: list[_Placed] = []
+
+    def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
+        """Asks the executors for a call, and for its parts where none takes it."""
+        declined = list(inherited)
+        if Tag.SINGLE in bound.tags:
+            executors = operators_of(executors)
+        if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
+            fuser = _fuser_before(bound.symbol.executor, executors)
+            made = Claim.of(bound, _runner(bound), declined, level)
+            if fuser is not None and fusible(bound, fuser, declined):
+                self.placed.append(_Placed(bound, fuser, declined, level, [bound], [made]))
+            else:
+                self._put(bound, [bound], made)
+            return
+        lost = _NOBODY if Tag.SINGLE in bound.tags else self.select(bound, executors)
+        for position, executor in enumerate(executors):
+            if isinstance(executor, FusionExecutor):
+                parts = fusible(bound, executor, declined, lost)
+                for part in parts:
+                    self._mark(part, executor, executors[position + 1 :], declined, level + (part is not bound))
+                if parts:
+                    return
+            elif (implementation := _accepting(bound, executor, declined, lost)) is not None:
+                name = implementation.name or executor.name
+                calls = asked(_calls_of, bound, implementation, name, self.new)
+                if not isinstance(calls, Declined):
+                    self._put(bound, calls, Claim.of(bound, name, declined, level))
+                    return
+                declined.append((name, calls.reason))
+        if not bound.subsymbols:
+            raise NotImplementedError(_unclaimed(bound, self.executors, declined))
+        for sub in live_calls(bound.subsymbols, bound.outputs):
+            self.visit(sub, executors, declined, level + 1)
+
+    def _put(self, bound: BoundSymbol, calls: list[BoundSymbol], made: Claim) -> None:
+        self.placed.append(_Placed(bound, None, [], made.level, calls, [made]))
+
+    def _mark(
+        self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
+    ) -> None:
+        """A fusion executor takes the call; the `others` run it where no region does."""
+        fallback = _Claiming(operators_of(others), self.new, self.select)
+        fallback.visit(bound, fallback.executors, declined, level)
+        calls = [call for each in fallback.placed for call in each.calls]
+        claims = [made for each in fallback.placed for made in each.claims]
+        self.placed.append(_Placed(bound, fuser, list(declined), level, calls, claims))
+
+
+def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> FusionExecutor | None:
+    """The fusion executor that is asked before the one whose operator a call is."""
+    if executor not in executors:
+        return None
+    before = executors[: executors.index(executor)]
+    return next((each for each in before if isinstance(each, FusionExecutor)), None)
+
+
+def fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, lost: Lost = _NOBODY) -> list[BoundSymbol]:
+    """The call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
+    if executor in lost:
+        declined.append((executor.name, lost[executor]))
+        return []
+    if Tag.SINGLE in bound.all_tags:
+        return []
+    try:
+        decision = asked(executor.can_fuse, bound)
+    except Exception as error:
+        _blame(error, executor.name, "can_fuse", bound)
+        raise
+    if decision:
+        return [bound]
+    declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))
+    if isinstance(decision, Declined) and not decision.parts:
+        return []
+    parts: list[BoundSymbol] = []
+    for sub in live_calls(bound.subsymbols, bound.outputs):
+        found = fusible(sub, executor, [])
+        if not found:
+            return []
+        parts += found
+    return parts
+
+
+def is_fused(bound: BoundSymbol, executors: Sequence[Executor], select: Selection = in_order) -> bool:
+    """Whether a fusion executor is the first to take a call."""
+    return first_fuser(bound, executors, select(bound, executors)) is not None
+
+
+def first_fuser(bound: BoundSymbol, executors: Sequence[Executor], lost: Lost = _NOBODY) -> FusionExecutor | None:
+    """The fusion executor that takes a call, or all parts of it, before another executor does."""
+    for executor in executors:
+        if isinstance(executor, FusionExecutor):
+            if fusible(bound, executor, [], lost):
+                return executor
+        elif _accepting(bound, executor, [], lost) is not None:
+            return None
+    return None
+
+
+def _accepting(
+    bound: BoundSymbol, executor: Executor, declined: Reasons, lost: Lost = _NOBODY
+) -> Implementation | None:
+    for implementation in executor.candidates(bound.symbol):
+        if implementation in lost:
+            declined.append((implementation.name or executor.name, lost[implementation]))
+            continue
+        try:
+            decision = implementation.decide(bound)
+        except Exception as error:
+            _blame(error, implementation.name or executor.name, "checker", bound)
+            raise
+        if decision:
+            return implementation
+        declined.append((implementation.name or executor.name, decision.reason))
+    return None
+
+
+def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> None:
+    """Adds a note that says whose function raised, and for which call."""
+    error.add_note(f"raised by executor {executor}: its {what}, for {call_in_words(bound)}")
+
+
+def _unclaimed(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
+    names = ", ".join(executor.name for executor in executors) or "nobody"
+    advice = '; add "torch" to executors, which runs all that torch has' if torchex not in executors else ""
+    return f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}{advice}"
+
+
+def _runner(bound: BoundSymbol) -> str:
+    """Who runs a call that is no longer to be claimed."""
+    symbol = bound.symbol
+    if symbol.executor is not None:
+        return symbol.executor.name
+    return "opaque" if Tag.OPAQUE in symbol.tags else symbol.id.partition(".")[0]
+
+
+def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new: Trace) -> list[BoundSymbol]:
+    """The executor's calls that run a call by an implementation. Raises ValueError or TypeError where it cannot."""
+    if implementation.execution_transform is None:
+        check_arguments(name, implementation.op.op, bound)
+        return [bound.replace(symbol=implementation.op, subsymbols=(bound,))]
+    what = f"executor {name}: its execution_transform"
+    try:
+        with new.collecting() as recorded, new.tagged(bound.tags, bound.source):
+            output = implementation.execution_transform(*bound.args, **bound.kwargs)
+    except Exception as error:
+        _blame(error, name, "execution_transform", bound)
+        raise
+    check_metadata(what, output, bound)
+    renamed: dict[str, Proxy] = {}
+    for made, kept in zip(proxies(output), proxies(bound.output), strict=True):
+        check(
+            made.name not in bound.inputs,
+            lambda made=made: f"{what} of {call_in_words(bound)} returns its input {made}, but must return new values",
+        )
+        renamed[made.name] = kept
+    calls = [substitute(call, renamed) for call in recorded]
+    for call in calls:
+        check(
+            call.symbol.op is not None,
+            lambda call=call: (
+                f"{what} of {call_in_words(bound)} calls {call.symbol.id}, but may call the executor's operators alone"
+            ),
+            TypeError,
+        )
+    return calls

@@ -1,0 +1,71 @@
+"""Weights folded ahead of time (forge.jit(freeze=True)): which are constants, and what depends on them alone."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from forge.compiler.claim import claim
+from forge.compiler.layout import Layouts
+from forge.compiler.program import Program
+from forge.executors.executor import Executor
+from forge.ir import Tag, TensorProxy, Trace
+from forge.ir.printing import counted
+from forge.ir.pytree import tensors
+from forge.runtime.frozen import Folded
+from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
+
+
+def freezing_of(program: Program) -> Freezing:
+    """What is known of a program's weights: no constants where gradients may be needed, or where the program changes
+    them."""
+    inputs = program.trace.inputs
+    name = _differentiable_input(program.trace)
+    if name is not None:
+        return Freezing((), left=[f"all weights: gradients are needed (grad mode is on, and {name} requires grad)"])
+    still = [inputs[i] for i in program.weights if i not in program.mutated]
+    freezing = Freezing({x.name for x in still if all(isinstance(length, int) for length in x.shape)})
+    changed = [inputs[i].name for i in program.weights if i in program.mutated]
+    freezing.left += [f"{name}: the program changes it" for name in changed]
+    freezing.left += [f"{inputs[i].name}: no version tells when it changes" for i in program.unversioned]
+    return freezing
+
+
+def _differentiable_input(trace: Trace) -> str | None:
+    """An input that requires a gradient, where an output may have one."""
+    wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
+    flowing = set(wanted)
+    for bound in trace.bound_symbols:
+        if Tag.NO_GRAD not in bound.tags and not flowing.isdisjoint(bound.inputs):
+            flowing.update(x.name for x in tensors(bound.output) if x.is_floating_point() or x.is_complex())
+    return wanted[0] if not flowing.isdisjoint(trace.output_names) else None
+
+
+def fold_weights(
+    trace: Trace,
+    freezing: Freezing,
+    executors: Sequence[Executor],
+    run: Callable[[Trace], tuple[torch.Tensor, ...]],
+    stages: list[Trace],
+) -> tuple[Trace, Folded | None]:
+    """The trace, whose last inputs are what depends on weights alone, and what computes that with `executors`; `run`
+    computes what depends on nothing."""
+    parted = hoist_weights(trace, freezing.weights)
+    if not parted.kept:
+        return trace, None
+    ahead = hoist(parted.ahead, run)
+    claimed, _ = claim(ahead, executors)
+    layouts = Layouts(ahead.inputs)
+    layouts.add_constants(ahead.constants)
+    for call in claimed.bound_symbols:
+        layouts.run(call)
+    values = [_with_strides(proxy, layouts.values[proxy.name].strides) for proxy in parted.kept]
+    reads = [trace.input_names.index(name) for name in ahead.input_names]
+    final = delete_last_used(claimed)
+    new = trace.derive("weights folded", parted.rest, inputs=[*trace.inputs, *values])
+    stages += [final, new]
+    freezing.done.append(f"{counted(len(values), 'value')} of {counted(len(reads), 'weight')} computed ahead")
+    return new, Folded(final.python_callable(), reads, [proxy.strides for proxy in values])
+
+
+def _with_strides(proxy: TensorProxy, strides: tuple[int, ...]) -> TensorProxy:
+    return TensorProxy(proxy.name, proxy.shape, proxy.dtype, proxy.device, strides=strides)

@@ -1,0 +1,432 @@
+"""Regions for fusion executors: what they said yes to is cut by level and made one call each.
+
+Identical regions (the layers of a model) are one artifact: a region's key is its calls with names by position, and the
+metadata of what it reads, strides included.
+"""
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from forge.compiler.fallback import Fallback, fallback_for, runners, tell
+from forge.compiler.layout import RESTRIDED, Layout, Layouts
+from forge.compiler.regions import Node, Region, find_regions
+from forge.compiler.unspecified_strides import with_unspecified
+from forge.executors.errors import CheckError, RegionError
+from forge.executors.executor import Declined, FusionExecutor, asked, decline
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
+from forge.ir.bounded import Bounded
+from forge.ir.checks import in_one_line, without_frames
+from forge.ir.pytree import names, proxies
+from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
+from forge.ir.structure import key_of, settings
+from forge.ir.symbol import substitute
+from forge.ir.undecided import Undecided
+from forge.support import progress
+
+ARTIFACTS = 4096  # the regions of one executor that are kept
+
+REASONS = 1024  # for which regions could not be compiled, that are remembered
+
+_artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
+_told: Bounded = Bounded(REASONS)  # many regions fail at once where a disk is full
+
+T = TypeVar("T")
+_log = logging.getLogger("forge.claim")
+
+
+class _Compiling(threading.local):
+    """What the program that this thread compiles calls: functions and who made them; None where it compiles none."""
+
+    used: list[tuple[FusionExecutor, Callable]] | None = None
+
+
+_compiling = _Compiling()
+
+REINTERPRETED = Symbol(
+    "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted
+)
+CONTIGUOUS = Symbol("contiguous", "forge.contiguous", meta=lambda x: x, op=in_row_major)
+
+
+def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
+    """Return what a fusion executor makes of a region, Declined with the error where it fails. Raises TypeError for
+    what is neither a function nor a reason, and CheckError."""
+
+    @functools.wraps(fuser.fuse)
+    def fuse(region: Trace) -> Any:
+        try:
+            return fuser.fuse(region)
+        except (Undecided, CheckError):
+            raise
+        except Exception as error:
+            _log.debug("%s failed at\n%s", fuser.name, region)
+            return decline(f"it failed at a region: {in_one_line(error)}", error=error)
+
+    made = asked(fuse, region)
+    check(
+        callable(made) or isinstance(made, Declined),
+        lambda: f"{fuser.name}: fuse returned {made!r}, but must return a function, or decline with the reason",
+        TypeError,
+    )
+    return made
+
+
+class Fused:
+    """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
+    them, `regions` what the region's call is named that runs one, both by the first name that the call makes. `fixed`
+    are the values of a region that are no tensors, by name. `fallbacks` are those of regions, by what their calls are
+    named."""
+
+    def __init__(
+        self,
+        calls: list[BoundSymbol],
+        unfused: dict[str, str],
+        regions: dict[str, str],
+        fixed: dict[str, Any],
+        fallbacks: dict[str, Fallback],
+    ) -> None:
+        self.calls = calls
+        self.unfused = unfused
+        self.regions = regions
+        self.fixed = fixed
+        self.fallbacks = fallbacks
+
+
+def settled(compile: Callable[[], T]) -> T:
+    """What `compile` gives, once all that fusion executors have started for it is complete.
+
+    Where a region cannot be called after all, it is declined and the program is compiled again.
+    """
+    if _compiling.used is not None:  # who compiles around this one waits
+        return compile()
+    with progress.shown():
+        while True:
+            _compiling.used = used = []
+            try:
+                result = compile()
+            finally:
+                _compiling.used = None
+            if not [fuser for fuser in {fuser for fuser, _ in used} if _fails(fuser, used)]:
+                return result
+
+
+def apart(compile: Callable[[], T]) -> T:
+    """What `compile` gives, settled before the program goes on that this thread compiles: it is to be called now."""
+    around, _compiling.used = _compiling.used, None
+    try:
+        return settled(compile)
+    finally:
+        _compiling.used = around
+
+
+def _fails(fuser: FusionExecutor, used: list[tuple[FusionExecutor, Callable]]) -> bool:
+    """Whether one of these functions of regions cannot be called; none such is found again."""
+    failed = fuser.finish()
+    if not failed or not any(made is fuser and function in failed for made, function in used):
+        return False
+    known = _artifacts[fuser]
+    known.update((key, failed[function]) for key, function in list(known.items()) if function in failed)
+    return True
+
+
+def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> Fused:
+    """The calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region that
+    fails is an error."""
+    writer = _Writer(trace, nodes, layouts, strict=strict)
+    plan = find_regions(nodes, trace.output_names)
+    progress.expect(sum(isinstance(item, Region) for item in plan))
+    for item in plan:
+        if isinstance(item, Region):
+            writer.region(item)
+            progress.advance()
+        else:
+            writer.single(item)
+    writer.ready(trace.output_names)
+    fixed = {name: layouts.values[name] for name in writer.fixed}
+    layouts.fixed.update(fixed)
+    calls = [substitute(call, fixed) for call in writer.calls]
+    fallbacks = {name: each for each in writer.fallbacks.values() if each is not None for name in each.regions}
+    return Fused(calls, writer.unfused, writer.regions, fixed, fallbacks)
+
+
+class _Writer:
+    def __init__(self, trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool) -> None:
+        self.trace = trace
+        self.strict = strict
+        self.layouts = layouts
+        self.calls: list[BoundSymbol] = []
+        self.unfused: dict[str, str] = {}
+        self.regions: dict[str, str] = {}
+        self.there = {*trace.input_names, *trace.constants}
+        self.makers = {name: node for node in nodes for name in node.makes}
+        self.order = {id(node): position for position, node in enumerate(nodes)}
+        self.outputs = set(trace.output_names)
+        known = [*trace.inputs, *(proxy for node in nodes for proxy in proxies([node.bound.args, node.bound.kwargs]))]
+        known += [proxy for node in nodes for proxy in proxies(node.bound.output)]
+        self.proxies = {proxy.name: proxy for proxy in known}
+        self.numbers = {name: proxy for name, proxy in self.proxies.items() if isinstance(proxy, NumberProxy)}
+        self.checks = any(node.fuser is not None and node.fuser.checks for node in nodes)
+        self.visible = self._visible(nodes) if self.checks else set()
+        self.restrided: dict[str, TensorProxy] = {}
+        self.fixed: set[str] = set()
+        self.fallbacks: dict[Any, Fallback | None] = {}  # of identical regions there is one
+        self.count = 0
+
+    def _visible(self, nodes: Sequence[Node]) -> set[str]:
+        """Return the values whose strides decide those of the program's results."""
+        visible = set(map(self._memory, self.outputs))
+        for call in (call for node in reversed(nodes) for call in reversed(node.calls)):
+            if not visible.isdisjoint(map(self._memory, call.outputs)):
+                given = [name for name in call.inputs if isinstance(self.layouts.values.get(name), Layout)]
+                visible.update(self._memory(name) for name in given if self.layouts.follows(call, [name]))
+        return visible
+
+    def _memory(self, name: str) -> str:
+        """Return the value whose memory a value is."""
+        return self.layouts.shown.get(name, (name, 0))[0]
+
+    def single(self, node: Node) -> None:
+        """The call as it is."""
+        self.ready(node.reads)
+        if node.view:
+            self.unfused[node.makes[0]] = "a view is read outside of its regions"
+        calls = node.calls
+        if self.checks:
+            calls = [with_unspecified(call, self.layouts, self.visible) for call in calls]
+        self.calls.extend(calls)
+        self.there.update(node.makes)
+        for call in node.calls:
+            self.layouts.settle(call)
+
+    def ready(self, wanted: Iterable[str]) -> None:
+        """The views that stand for these names are made, where they are not yet."""
+        for name in wanted:
+            node = self.makers.get(name)
+            if node is not None and node.view and name not in self.there and not self._reinterpreted(name, node):
+                self.single(node)
+
+    def _reinterpreted(self, name: str, node: Node) -> bool:
+        """One call for a chain of views of memory whose strides are known, where nobody but this program sees it."""
+        base, offset = self.layouts.shown.get(name, (None, 0))
+        if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
+            return False
+        memory, layout = self.layouts.values[base], self.layouts.values[name]
+        if not isinstance(layout, Layout) or memory.dtype != layout.dtype or not (memory.is_plain and layout.is_plain):
+            return False
+        self.unfused[node.makes[0]] = "a view is read outside of its regions"
+        args = (self._proxy(base), layout.shape, layout.strides, offset)
+        self.calls.append(BoundSymbol(REINTERPRETED, args, {}, self.proxies[name], source=node.bound.source))
+        self.there.add(name)
+        return True
+
+    def region(self, region: Region) -> None:
+        """One call for all of it, or its calls where the executor declines."""
+        escaping = list(self._escaping(region))
+        if not escaping:
+            return
+        outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
+        body, inputs = self._body(region)
+        self.ready(inputs)
+        key, function = None, decline("it gives no tensor")
+        if outputs:
+            key, function = self._artifact(region, body, inputs, outputs)
+        if isinstance(function, Declined):
+            if function.error is not None:
+                self._failed(region, function.error)
+            self.unfused.update((node.makes[0], function.reason) for node in region.nodes)
+            for node in region.nodes:
+                self.single(node)
+            return
+        _compiling.used.append((region.fuser, function))
+        name = self._name()
+        given = [self._given(region.fuser, each) for each in inputs]
+        made = tuple(self.proxies[each] for each in outputs)
+        symbol = Symbol(
+            name,
+            f"{region.fuser.name}.{name}",
+            meta=lambda *args: made,
+            executor=region.fuser,
+            op=function,
+            fallback=self._fallback(region, (region.fuser, key or name), body, inputs, made),
+        )
+        if symbol.fallback is not None:
+            symbol.fallback.regions.append(symbol.id)
+        args = (given,) if region.fuser.boxed else tuple(given)
+        inside = [node.bound for node in body]
+        self.regions.update((node.makes[0], symbol.id) for node in body)
+        self.calls.append(BoundSymbol(symbol, args, {}, made, inside, source=region.nodes[0].bound.source))
+        self.there.update(escaping)
+        self.fixed.update(name for name in escaping if name not in outputs)
+        if region.fuser.strided:
+            made = {each for node in body for each in node.makes}
+            self.layouts.uncertain -= {each for each in self.layouts.uncertain if self._memory(each) in made}
+        else:
+            self.layouts.uncertain.update(outputs)
+
+    def _name(self) -> str:
+        self.count += 1
+        return f"fusion{self.count - 1}"
+
+    def _failed(self, region: Region, error: Exception) -> None:
+        """Warn, once in a process for each reason, of a region that could not be compiled. Raises RegionError under
+        `strict`."""
+        sources = [node.bound.source for node in region.nodes]
+        source = next((each for each in sources if each is not None and each.place is not None), None)
+        what = f"{region.fuser.name}.{self._name()} cannot be compiled"
+        reason = in_one_line(error)
+        if self.strict:
+            at = "" if source is None else f"{source.line}: "
+            raise RegionError(f"forge: {what}: {at}{reason}") from error
+        if (region.fuser.name, reason) not in _told:
+            _told[region.fuser.name, reason] = True
+            tell(what, runners(call for node in region.nodes for call in node.calls), error, source)
+        without_frames(error)
+
+    def _escaping(self, region: Region) -> Iterator[str]:
+        """The names that something outside reads, through views too."""
+        inside = set(map(id, region.nodes))
+        for node in region.nodes:
+            for name in node.makes:
+                if self._escapes(name, node, inside, region.fuser):
+                    yield name
+
+    def _escapes(self, name: str, node: Node, inside: set[int], fuser: FusionExecutor) -> bool:
+        if name in self.outputs:
+            return True
+        for reader in node.readers:
+            if name not in reader.reads or id(reader) in inside:
+                continue
+            if not reader.view or reader.fuser is not fuser:
+                return True
+            if any(self._escapes(view, reader, inside, fuser) for view in reader.makes):
+                return True
+        return False
+
+    def _body(self, region: Region) -> tuple[list[Node], list[str]]:
+        """The region's calls with the views that it reads, in order, and the names that it is given."""
+        made = {name for node in region.nodes for name in node.makes}
+        body = list(region.nodes)
+        given: dict[str, None] = {}
+        waiting = [name for node in reversed(region.nodes) for name in reversed(self._reads(node))]
+        while waiting:
+            name = waiting.pop()
+            if name in made or name in given:
+                continue
+            maker = self.makers.get(name)
+            if maker is not None and maker.view and maker.fuser is region.fuser:
+                body.append(maker)
+                made.update(maker.makes)
+                waiting += self._reads(maker)
+            else:
+                given[name] = None
+        given = {name: None for name in given if name not in self.layouts.fixed}
+        body.sort(key=lambda node: self.order[id(node)])
+        lengths = [each for name in given for each in names(self.layouts.values[name]) if each in self.numbers]
+        return body, list(dict.fromkeys([*given, *(each for each in lengths if each in self.there)]))
+
+    def _reads(self, node: Node) -> list[str]:
+        return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
+
+    def _given(self, fuser: FusionExecutor, name: str) -> Proxy:
+        """What a region is given: of the strides that its code is made for, in memory that holds the values."""
+        proxy = self._proxy(name)
+        if not isinstance(proxy, TensorProxy):
+            return proxy
+        layout = self.layouts.values[name]
+        uncertain = fuser.strided and name in self.layouts.uncertain
+        if not uncertain and layout.is_plain:
+            return proxy
+        if name not in self.restrided:
+            new = self.trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{name}_restrided")
+            if _is_contiguous(layout):  # whatever its lengths are
+                self.calls.append(BoundSymbol(CONTIGUOUS, (proxy,), {}, new))
+            else:
+                self.calls.append(BoundSymbol(RESTRIDED, (proxy, layout.strides), {}, new))
+            self.restrided[name] = new
+        return self.restrided[name]
+
+    def _can_be_restrided(self, name: str) -> bool:
+        layout = self.layouts.values[name]
+        if name not in self.layouts.uncertain or not isinstance(layout, Layout) or _is_contiguous(layout):
+            return True
+        return self.there.issuperset(names(layout.strides))
+
+    def _proxy(self, name: str) -> Proxy:
+        return self.proxies[name] if name in self.proxies else self.trace.constant_proxy(name)
+
+    def _artifact(
+        self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
+    ) -> tuple[tuple | None, Callable | Declined]:
+        """A key that identical regions have in common, where there is one, and what runs them."""
+        pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
+        if not pays:
+            here = f"a region of {len(region.nodes)} here does not pay"
+            return None, pays if isinstance(pays, Declined) else decline(here)
+        if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
+            return None, decline("the strides of what it reads are not known here")
+        calls = self._without_fixed(node.bound for node in body)
+        key = _key(calls, inputs, outputs, self.layouts)
+        known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))
+        make = lambda: _fuse(region.fuser, self._region_trace(region, calls, inputs, outputs))
+        try:
+            found = known.get(key)
+        except TypeError:  # a call's argument is not hashable
+            return None, make()
+        if found is None:
+            found = make()
+            if not (self.strict and isinstance(found, Declined) and found.error is not None):  # it is to be raised
+                known[key] = found
+        return key, found
+
+    def _fallback(
+        self, region: Region, key: Any, body: list[Node], inputs: list[str], outputs: tuple[Proxy, ...]
+    ) -> Fallback | None:
+        """What runs the region's calls where its function fails. `key` is that of identical regions."""
+        if key not in self.fallbacks:
+            calls = self._without_fixed(call for node in body for call in node.calls)
+            how = {"boxed": region.fuser.boxed, "strict": self.strict}
+            self.fallbacks[key] = fallback_for(calls, list(map(self._proxy, inputs)), outputs, **how)
+        return self.fallbacks[key]
+
+    def _without_fixed(self, calls: Iterable[BoundSymbol]) -> list[BoundSymbol]:
+        """The calls with values that were decided when the program was compiled in the place of their names."""
+        fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
+        return [substitute(call, fixed) for call in calls]
+
+    def _region_trace(self, region: Region, calls: list[BoundSymbol], inputs: list[str], outputs: list[str]) -> Trace:
+        trace = self.trace.derive(
+            f"region of {region.fuser.name}",
+            calls,
+            name="region",
+            inputs=[self._with_strides(name) for name in inputs],
+            output=tuple(map(self._with_strides, outputs)),
+        )
+        trace.boxed = False
+        trace.constants.clear()
+        return trace
+
+    def _with_strides(self, name: str) -> Proxy:
+        layout = self.layouts.values[name]
+        if not isinstance(layout, Layout):
+            return self.proxies[name]
+        return TensorProxy(name, layout.shape, layout.dtype, layout.device, strides=layout.strides)
+
+
+def _is_contiguous(layout: Layout) -> bool:
+    return same(layout.strides, contiguous(layout.shape))
+
+
+def _key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:
+    """What a region is, wherever it stands, under torch's settings: names are positions."""
+    position = {name: place for place, name in enumerate(inputs)}
+    lines: list[Any] = [settings(), tuple([key_of(layouts.values[name]) for name in inputs])]
+    for bound in calls:
+        given = [key_of(each, lambda proxy: (position[proxy.name],)) for each in (bound.args, bound.kwargs)]
+        for name in bound.outputs:
+            position[name] = len(position)
+        lines.append((bound.symbol, bound.tags, *given, *[position[each.name] for each in proxies(bound.output)]))
+    return (*lines, tuple([position[name] for name in outputs]))

@@ -1,0 +1,697 @@
+"""Strides of every value of a claimed trace, and whose memory it is: its calls are run on tensors without values.
+
+A trace promises shapes and dtypes; strides come from what runs. A fusion executor's code is made for the strides of a
+region's inputs, so they must be known: what a torch function gives is found by running it under a FakeTensorMode, once
+for each metadata of its arguments. What cannot be run so (a Hub kernel or another function that is not torch's or
+forge's, which may read memory by its address; an opaque call) is promised to be contiguous, and so is a gradient that
+comes from outside; `restrided` keeps such a promise when the program runs.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry
+
+from forge.executors.executor import is_own
+from forge.ir import BoundSymbol, Number, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.bounded import Bounded
+from forge.ir.locks import new_lock
+from forge.ir.proxies import SYMBOLIC_TYPES, Dim
+from forge.ir.pytree import leaves, names, tensors, tree_map
+from forge.ir.strides import contiguous, has_expanded_dim, restrided, same
+from forge.ir.structure import key_of, settings
+from forge.ir.undecided import Undecided, decided, for_all_sizes
+from forge.ir.versions import TORCH
+from forge.prims.library import quiet, symbolic_dispatch
+from forge.transforms.dce import live_calls
+
+UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
+
+
+class Layout(NamedTuple):
+    """A tensor's metadata. conjugated, negated: what torch does to it where it is read (x.conj(), x.conj().imag)."""
+
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    dtype: torch.dtype
+    device: torch.device
+    conjugated: bool = False
+    negated: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Layout":
+        """A tensor's own."""
+        shape, strides = (tuple(map(_settled, each)) for each in (tensor.shape, tensor.stride()))
+        return cls(shape, strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the memory holds the values themselves."""
+        return not self.conjugated and not self.negated
+
+    @classmethod
+    def promised(cls, proxy: TensorProxy) -> "Layout":
+        """What is promised of a value whose strides are not known: those that its meta function names, else that it is
+        contiguous."""
+        shape, strides = tuple(proxy.shape), proxy.strides
+        if strides is None or has_expanded_dim(strides):
+            strides = contiguous(shape)
+        return cls(shape, tuple(strides), proxy.dtype, proxy.device)
+
+
+UNKNOWN = object()  # stands for a value that is no tensor and is made when the program runs
+
+
+def _settled(length: Dim) -> Dim:
+    """A symbolic length that can only be one number as that number."""
+    known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
+    return length if known is None else known
+
+
+class Ran(NamedTuple):
+    """What one call gives.
+
+    outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
+    memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
+    further on in it the tensor begins. operators: the aten operators that ran. known: whether it ran (else it is taken
+    to give contiguous tensors). chosen: for each output, whether its strides may be others when the program runs,
+    because the kernel is chosen then, or because tensors are laid out so that torch's kernels differ from what torch
+    says of them. flops: what its matrix products, convolutions and attention multiply and add.
+    """
+
+    outputs: tuple[Any, ...]
+    shares: tuple[int | None, ...]
+    offsets: tuple[Dim, ...]
+    operators: tuple[Any, ...]
+    known: bool
+    chosen: tuple[bool, ...]
+    flops: int = 0
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The layouts of the tensors among the outputs."""
+        return [each for each in self.outputs if isinstance(each, Layout)]
+
+
+aten = torch.ops.aten
+ATTENTION = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_backward,
+        aten._scaled_dot_product_efficient_attention,
+        aten._scaled_dot_product_efficient_attention_backward,
+        aten._scaled_dot_product_cudnn_attention,
+        aten._scaled_dot_product_cudnn_attention_backward,
+    }
+)
+_LENGTHS_AS_INTEGERS = frozenset({aten.size.default, aten.stride.default})  # which would be guarded
+_CHOSEN_LATER = ATTENTION | {
+    aten.channel_shuffle,
+    aten.convolution,
+    aten.convolution_backward,
+    aten.max_unpool2d,
+    aten.native_channel_shuffle,
+}
+if TORCH < (2, 13):  # where transforms without values are laid out otherwise than those of MKL
+    _CHOSEN_LATER |= {aten._fft_c2c, aten._fft_c2r, aten._fft_r2c}
+_IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
+    {aten.addmm, aten.baddbmm, aten.bmm, aten.clone, aten.copy_, aten.empty_strided, aten.mm, aten._unsafe_view}
+)
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self.flops = 0
+        self.counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.seen.append(func)
+        if func in _LENGTHS_AS_INTEGERS and not self.counts:
+            raise Undecided(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
+        with symbolic_dispatch(not self.counts):
+            result = func(*args, **(kwargs or {}))
+        result = with_kernel_strides(func, args, result)
+        count = flop_registry.get(func.overloadpacket) if self.counts else None
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+_ALWAYS_IN_ROW_MAJOR = frozenset(
+    {
+        aten._log_softmax_backward_data.default,
+        aten.isin.Tensor_Scalar,
+        aten.isin.Tensor_Tensor,
+        aten.rrelu_with_noise.default,
+        aten.poisson.default,
+        aten._standard_gamma.default,
+        aten.normal.Tensor_Tensor,
+        aten.normal.float_Tensor,
+    }
+)  # whatever the strides of what they are given
+_BY_A_DECOMPOSITION = frozenset(
+    {
+        aten.binary_cross_entropy.default,
+        aten.copysign.Tensor,
+        aten.div.Tensor_mode,
+        aten.floor_divide.default,
+        aten.hardsigmoid_backward.default,
+        aten.hardswish_backward.default,
+        aten.hardtanh_backward.default,
+        aten.heaviside.default,
+        aten.logaddexp.default,
+        aten.softplus_backward.default,
+        aten.special_xlog1py.default,
+        aten.xlogy.Tensor,
+    }
+)  # which has strides of its own where operands are laid out differently
+
+
+_BATCH_NORMS = frozenset(
+    {
+        aten.native_batch_norm,
+        aten._native_batch_norm_legit,
+        aten._native_batch_norm_legit_no_training,
+        aten._batch_norm_with_update,
+        aten.batch_norm_backward,
+        aten.native_batch_norm_backward,
+    }
+)
+
+
+def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
+    """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
+    if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
+        strides = _viewed(args[0], result.shape)
+        if result.stride() == strides:
+            return result
+        return result.as_strided(result.shape, strides, result.storage_offset())
+    if func is aten.constant_pad_nd.default and _is_cut(*args[:2]):
+        return _laid_out(result, _in_order(tuple(result.shape), [args[0].stride()]))
+    if func is aten.log_sigmoid_forward.default and args[0].device.type == "cpu":
+        return tuple([_laid_out(each, contiguous(tuple(each.shape))) for each in result])
+    if func.overloadpacket in _BATCH_NORMS and args[0].device.type == "cpu":
+        first, *rest = result
+        return first if first is None else _in_suggested_order(first), *rest
+    if func in _ALWAYS_IN_ROW_MAJOR:
+        strides = contiguous(tuple(result.shape))
+    elif func.overloadpacket is aten.native_dropout_backward:
+        strides = torch.mul(*args[:2]).stride()
+    elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
+        try:
+            strides = _iterated(tuple(result.shape), _operands(func, args))
+        except Undecided:
+            return result
+    elif func is aten.index.Tensor and _is_indexed_by_numbers(*args, result):
+        strides = _in_order(tuple(result.shape), _strides_of_indexed(*args))
+    else:
+        return result
+    return _laid_out(result, strides)
+
+
+def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
+    if result.stride() == strides:
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+
+
+def in_row_major_order(x: torch.Tensor) -> bool:
+    """Return whether a tensor has the strides of row-major order, of dims of one element too; nothing is guarded."""
+    return same(x.stride(), contiguous(tuple(x.shape)))
+
+
+def _in_suggested_order(x: torch.Tensor) -> torch.Tensor:
+    return _laid_out(x, contiguous(tuple(x.shape))) if in_no_suggested_order(x) else x
+
+
+def in_no_suggested_order(x: torch.Tensor) -> bool:
+    """Return whether a tensor is neither in row-major order nor an image whose channels lie beside each other: a kernel
+    that makes its result with `suggest_memory_format` gives it in row-major order."""
+    if in_row_major_order(x):
+        return False
+    return x.ndim < 4 or (_is_static(x) and suggest_memory_format(x) is torch.contiguous_format)
+
+
+def _is_static(x: torch.Tensor) -> bool:
+    return all(isinstance(each, int) for each in (*x.shape, *x.stride()))
+
+
+def _viewed(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a view, those of dims of one element as torch's kernel has them: whether an image counts as
+    one whose channels lie beside each other is decided by them, too."""
+    with _disable_current_modes():
+        return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
+
+
+def _operands(func: Any, args: tuple) -> list[torch.Tensor | Number]:
+    return [x for x, each in zip(args, func._schema.arguments, strict=False) if str(each.type) == "Tensor"]
+
+
+def _is_iterated(func: Any, args: tuple, result: torch.Tensor) -> bool:
+    """Return whether torch gives a pointwise result without values otherwise than TensorIterator does: by a
+    decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
+    where one of them is expanded."""
+    shape = tuple(result.shape)
+    if len(shape) < 2 or _has(shape, 0):
+        return False
+    operands = _operands(func, args)
+    wide = [x for x in operands if isinstance(x, torch.Tensor) and x.ndim]
+    if func in _BY_A_DECOMPOSITION:
+        return len({key_of(x.stride()) for x in wide}) > 1 or len(wide) < len(operands)
+    if torch.Tag.pointwise not in func.tags:
+        return False
+    if len(wide) < len(operands):
+        return _has(shape, 1) and all(same(tuple(x.shape), shape) for x in wide)
+    return len(wide) > 1 and any(has_expanded_dim(x.stride()) for x in wide)
+
+
+def _has(lengths: Iterable[Dim], number: int) -> bool:
+    return any(isinstance(each, int) and each == number for each in lengths)
+
+
+def _is_contiguous(x: torch.Tensor) -> bool:
+    return x.is_contiguous() if _is_static(x) else in_row_major_order(x)
+
+
+def _iterated(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
+    """Return the strides of a pointwise result: its dims are in the order in which they lie in the operands.
+
+    Raises Undecided where the order differs from size to size.
+
+    Source: TensorIteratorBase::reorder_dimensions and fast_set_up (aten/src/ATen/TensorIterator.cpp).
+    """
+    if all(isinstance(x, torch.Tensor) and same(tuple(x.shape), shape) and _is_contiguous(x) for x in operands):
+        return contiguous(shape)
+    return _in_order(shape, [_broadcast_strides(x, shape) for x in operands if isinstance(x, torch.Tensor)])
+
+
+def _is_indexed_by_numbers(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: torch.Tensor) -> bool:
+    given = [each for each in indices if each is not None]
+    if 0 in result.shape or not all(map(_is_static, (x, result, *given))):
+        return False
+    return all(each.dtype in (torch.int32, torch.int64) for each in given)
+
+
+def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]]:
+    """Return the strides of what TensorIterator is given for x[indices]: of x, which stands still in the dims of the
+    indices, and of each index, which does so in the others.
+
+    Source: AdvancedIndex (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+    """
+    dims = [dim for dim, each in enumerate(indices) if each is not None]
+    given = [indices[dim] for dim in dims]
+    shape = tuple(torch.broadcast_shapes(*(each.shape for each in given)))
+    others = [dim for dim in range(x.ndim) if dim not in dims]
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    before = [dim for dim in others if adjacent and dim < dims[0]]
+    after = others[len(before) :]
+    stepped = [_broadcast_strides(each, shape) for each in given]
+    if x.device.type == "cuda" and len(set(stepped)) > 1:
+        stepped = [contiguous(shape)] * len(stepped)
+    own = (*[x.stride(dim) for dim in before], *[0] * len(shape), *[x.stride(dim) for dim in after])
+    wide = (*[1] * len(before), *shape, *[1] * len(after))
+    whole = (*[x.shape[dim] for dim in before], *shape, *[x.shape[dim] for dim in after])
+    with _disable_current_modes():
+        placed = [torch.empty_strided(shape, strides, device="meta").reshape(wide) for strides in stepped]
+        return [own, *[_broadcast_strides(each, whole) for each in placed]]
+
+
+def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
+    """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides.
+
+    Raises Undecided where the order differs from size to size.
+    """
+
+    def slower(one: int, other: int) -> int:
+        for strides in stepped:
+            if has_expanded_dim((strides[one], strides[other])):
+                continue
+            if not same(strides[one], strides[other]):
+                return 1 if decided(strides[one] > strides[other]) else -1
+            if decided(shape[one] > shape[other]):
+                return 1
+        return 0
+
+    order = list(range(len(shape)))[::-1]  # the fastest first
+    for i in range(1, len(order)):
+        place = i
+        for before in range(i - 1, -1, -1):
+            verdict = slower(order[before], order[place])
+            if verdict < 0:
+                break
+            if verdict > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+    strides: list[Dim] = [0] * len(shape)
+    step: Dim = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)
+
+
+def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
+    """Return whether a pad of or by symbolic lengths adds nothing: torch then clones what is left, in the order of
+    x's strides, and else lays out in x's memory format.
+
+    Raises Undecided where that differs from size to size, and where the format follows strides of dims of one element,
+    which a view of symbolic lengths does not tell.
+    """
+    if in_row_major_order(x) or (_is_static(x) and all(isinstance(pad, int) for pad in pads)):
+        return False
+    if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
+        raise Undecided("the memory format of a padded tensor follows strides that are not known")
+    return not any(statically_known_true(pad > 0) for pad in pads) and all(decided(pad <= 0) for pad in pads)
+
+
+def _broadcast_strides(x: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    missing = len(shape) - x.ndim
+    dims = zip(x.shape, shape[missing:], x.stride(), strict=True)
+    steps = [0 if _has((mine,), 1) and not _has((length,), 1) else step for mine, length, step in dims]
+    return (*[0] * missing, *steps)
+
+
+def _fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+_shared = _fake_mode()
+_known: Bounded = Bounded(20_000)
+_lock = new_lock()
+
+
+class Layouts:
+    """The layouts of a program's values by name; other values of the program (a number, what a kernel keeps) too.
+
+    `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
+    compiled (which kernel attends). `fake` is the mode in which their stand-ins live. `flops` counts those of all
+    calls, where no length is symbolic. `shown` tells, of each value that is another one's memory, of which one's it
+    is, and how many elements further on it begins.
+    """
+
+    def __init__(self, inputs: Iterable[Proxy] = (), *, shared: bool = True) -> None:
+        """shared: where no length is symbolic, the mode is one that all share; a mode is entered by one thread at a
+        time, so whoever does so outside of `run` wants one of its own."""
+        self.values: dict[str, Any] = {}
+        self.uncertain: set[str] = set()
+        self.fixed: set[str] = set()
+        self._static = self.fake = _shared if shared else _fake_mode()
+        self.flops = 0
+        self.shown: dict[str, tuple[str, Dim]] = {}
+        self._memo: dict[Any, Ran] = _known
+        for proxy in inputs:
+            self.add(proxy)
+
+    def copy(self) -> "Layouts":
+        """The same knowledge, to which more is added elsewhere: a backward's, of a forward."""
+        new = Layouts()
+        new.values, new.uncertain, new.fixed = dict(self.values), set(self.uncertain), set(self.fixed)
+        new._static, new.fake, new._memo = self._static, self.fake, self._memo
+        return new
+
+    def replace(self, proxy: TensorProxy, by: str) -> None:
+        """Say that a value has the layout of the value `by`, which is handed over in its place: a promise, where no
+        call was looked at."""
+        if by not in self.values:
+            self.promise(proxy)
+            return
+        self.values[proxy.name] = self.values[by]
+        self.uncertain.discard(proxy.name)
+        if by in self.uncertain:
+            self.uncertain.add(proxy.name)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether some lengths are."""
+        return self.fake is not self._static
+
+    def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
+        """An input; `like` names a value whose strides it is promised to have."""
+        if isinstance(proxy, NumberProxy):
+            self.values[proxy.name] = proxy.value
+            self._see([proxy.value])
+        elif isinstance(proxy, TensorProxy):
+            self._see(proxy.shape)
+            known = self.values.get(like.name) if like is not None else None
+            if isinstance(known, Layout) and not has_expanded_dim(known.strides):
+                self.values[proxy.name] = known
+                self.uncertain.add(proxy.name)
+            elif proxy.strides is None:
+                self.promise(proxy)
+            else:
+                self.values[proxy.name] = Layout(tuple(proxy.shape), tuple(proxy.strides), proxy.dtype, proxy.device)
+
+    def add_constants(self, constants: dict[str, torch.Tensor]) -> None:
+        for name, value in constants.items():
+            self.values[name] = Layout.of(value)
+
+    def promise(self, proxy: TensorProxy) -> None:
+        """The value is contiguous, which is seen to when the program runs."""
+        self.values[proxy.name] = Layout.promised(proxy)
+        self.uncertain.add(proxy.name)
+
+    def run(self, call: BoundSymbol) -> Ran:
+        """What a claimed call gives; its outputs are known from now on."""
+        for proxy in tensors(call.output):
+            self._see(proxy.shape)
+        predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)
+        ran = self._known(call) if predictable else self._promised(call)
+        self.flops += ran.flops
+        given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
+        outputs = zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, ran.chosen, strict=True)
+        for leaf, value, share, offset, chosen in outputs:
+            if isinstance(leaf, Proxy):
+                self.values[leaf.name] = value
+                if share is not None:
+                    base, further = self.shown.get(given[share], (given[share], 0))
+                    self.shown[leaf.name] = (base, further + offset)
+                if chosen or not ran.known or (share is not None and given[share] in self.uncertain):
+                    self.uncertain.add(leaf.name)
+        return ran
+
+    def settle(self, call: BoundSymbol) -> None:
+        """Note that the strides of what a call gives are a promise, where they follow those of arguments whose strides
+        are one; to be called for a call that runs by itself: a region is given the strides that were promised."""
+        given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
+        doubtful = [name for name in given if name in self.uncertain and isinstance(self.values[name], Layout)]
+        made = [leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy)]
+        if doubtful and not self.uncertain.issuperset(made) and self.follows(call, doubtful):
+            self.uncertain.update(made)
+
+    def follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
+        """Return whether a call gives other strides where these of its arguments have others."""
+        if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
+            return False
+        ran, before = self._known(call), {name: self.values[name] for name in arguments}
+        for other in (_turned, _with_gaps, _with_channels_last):
+            self.values.update((name, other(layout)) for name, layout in before.items())
+            try:
+                turned = self._known(call)
+            finally:
+                self.values.update(before)
+            if not turned.known or key_of(ran.layouts) != key_of(turned.layouts):
+                return True
+        return False
+
+    def _known(self, call: BoundSymbol) -> Ran:
+        key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
+        try:
+            ran = self._memo.get(key)
+        except TypeError:  # an argument that is not hashable
+            return for_all_sizes(self._run, call)
+        if ran is None:
+            ran = self._memo[key] = for_all_sizes(self._run, call)
+        return ran
+
+    def stand_in(self, leaf: Any) -> Any:
+        """A tensor without values for a proxy, the value itself for another; to be called under `fake`."""
+        value = self.values[leaf.name] if isinstance(leaf, Proxy) else leaf
+        if not isinstance(value, Layout):
+            return value
+        made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
+        made = torch._neg_view(made) if value.negated else made
+        return torch.conj(made) if value.conjugated else made
+
+    def _key(self, proxy: Proxy) -> Any:
+        value = self.values[proxy.name]
+        if not self.is_symbolic and isinstance(value, Layout):
+            return value
+        return key_of(value)
+
+    def _see(self, lengths: Iterable[Any]) -> None:
+        """Symbolic lengths, those too that values decide, live in an environment of their own, which is the program's:
+        another program may know other things of a symbol of the same name."""
+        for length in lengths:
+            if isinstance(length, SYMBOLIC_TYPES) and not self.is_symbolic:
+                self.fake = FakeTensorMode(shape_env=length.node.shape_env, allow_non_fake_inputs=True)
+                self._memo = {}
+
+    def _run(self, call: BoundSymbol) -> Ran:
+        given: dict[str, Any] = {}
+
+        def stand_in(leaf: Any) -> Any:
+            if not isinstance(leaf, Proxy):
+                return leaf
+            return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
+
+        try:
+            with _lock, quiet(), _disable_current_modes(), torch.no_grad(), self.fake, self._values_unknown():
+                args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
+                with _Operators(counts=not self.is_symbolic) as operators:
+                    result = call.symbol.op(*args, **kwargs)
+                if call.symbol.out:
+                    places = call.symbol.out
+                    result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
+                return _ran(call, result, given, operators)
+        except Exception:  # it needs values, or knows nothing of tensors without them
+            return self._promised(call)
+
+    def _values_unknown(self) -> AbstractContextManager:
+        """Numbers that a call reads of tensors (an index without dims) are not looked for in what is traced next."""
+        return self.fake.shape_env.ignore_fresh_unbacked_symbols()
+
+    def _promised(self, call: BoundSymbol) -> Ran:
+        outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
+        return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False, (False,) * len(outputs))
+
+
+def _turned(layout: Layout) -> Layout:
+    """Another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did so."""
+    opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
+    alike = key_of(opposite) == key_of(layout.strides)
+    return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
+
+
+def _with_gaps(layout: Layout) -> Layout:
+    """The turned layout with gaps between the elements, so that a dim of one element, too, has a stride that tells.
+    (Some functions give row-major order then, and follow what has no gaps.)"""
+    return layout._replace(strides=tuple(2 * step for step in _turned(layout).strides))
+
+
+def _with_channels_last(layout: Layout) -> Layout:
+    """An image's layout with its channels beside each other, a signal's too; another tensor's as it is."""
+    if len(layout.shape) not in (3, 4, 5):
+        return layout
+    images, channels, *sides = layout.shape
+    outer, *inner, step = contiguous((images, *sides, channels))
+    return layout._replace(strides=(outer, step, *inner))
+
+
+def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Operators) -> Ran:
+    bases = [value for value in given.values() if isinstance(value, torch.Tensor)]
+    memory = {value.untyped_storage()._cdata: place for place, value in enumerate(bases)}
+    outputs: list[Any] = []
+    shares: list[int | None] = []
+    offsets: list[Dim] = []
+    for leaf, value in paired(call.output, result):
+        if isinstance(value, torch.Tensor):
+            place = memory.get(value.untyped_storage()._cdata)
+            outputs.append(Layout.of(value))
+            shares.append(place)
+            offsets.append(0 if place is None else value.storage_offset() - bases[place].storage_offset())
+            if isinstance(leaf, TensorProxy) and (value.dtype != leaf.dtype or value.ndim != leaf.ndim):
+                raise TypeError(f"{call.symbol.id} gives {value.dtype}, {value.ndim} dims for {leaf}")
+        else:
+            outputs.append(value)
+            shares.append(None)
+            offsets.append(0)
+    later = any(each.overloadpacket in _CHOSEN_LATER for each in operators.seen)
+    kernels = [each for each in operators.seen if each.namespace != "prim"]
+    copies = bool(kernels) and not any(each.is_view for each in kernels)
+    sure = all(each.is_view or each.overloadpacket in _IN_ROW_MAJOR for each in kernels)
+    arguments = [] if sure else list(map(Layout.of, bases))
+
+    def is_chosen(made: Any, share: int | None) -> bool:
+        if later or not isinstance(made, Layout):
+            return later
+        return _has_channels_last(made) or ((share is None or copies) and _may_differ(made, arguments))
+
+    chosen = tuple(map(is_chosen, outputs, shares))
+    return Ran(tuple(outputs), tuple(shares), tuple(offsets), tuple(operators.seen), True, chosen, operators.flops)
+
+
+def _may_differ(made: Layout, given: list[Layout]) -> bool:
+    """Return whether torch's kernel may lay out a tensor otherwise than torch says of tensors without values: it, or
+    an argument of its shape, is not in row-major order, or an argument is an image whose channels lie beside each
+    other.
+
+    Kernels and what is said of them keep different ones of the layouts that they are given: those of a batch norm, of
+    dropout, of pooling or of random numbers give row-major order for a transposed argument whose order is kept without
+    values; with floor_divide it is the other way round.
+    """
+    alike = [each for each in given if same(each.shape, made.shape)]
+    return not all(map(_is_row_major, (made, *alike))) or any(map(_has_channels_last, given))
+
+
+def _is_row_major(layout: Layout) -> bool:
+    """Return whether strides are those of row-major order, but for dims of one element."""
+    steps = zip(layout.shape, layout.strides, contiguous(layout.shape), strict=True)
+    told = [(step, wanted) for length, step, wanted in steps if not isinstance(length, int) or length != 1]
+    return all(same((step,), (wanted,)) for step, wanted in told)
+
+
+def _has_channels_last(layout: Layout) -> bool:
+    """Whether it is an image whose channels lie beside each other. Where a kernel of torch's gives one, what torch says
+    of its strides without values is not relied on."""
+    if len(layout.shape) not in (4, 5) or not all(isinstance(each, int) for each in (*layout.shape, *layout.strides)):
+        return False
+    (_, channels, *_), (_, step, *inner) = layout.shape, layout.strides
+    return step == 1 and channels > 1 and all(each >= channels for each in inner)
+
+
+def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
+    """The leaves of a call's output with what stands there in its result: one proxy may stand for a tuple."""
+    if isinstance(output, (tuple, list)):
+        return [pair for one, other in zip(output, result, strict=True) for pair in paired(one, other)]
+    return [(output, result)]
+
+
+RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op=restrided)
+
+
+def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:
+    """A claimed trace whose outputs `wanted` have the strides that were noted of them when the program was recorded.
+
+    `layouts` learns them: what a backward reads of these names has the same strides."""
+    given = set(trace.input_names)
+    outputs = {x.name: x for x in tensors(trace.output)}.values()
+    noted = [x for x in outputs if x.name in wanted and x.strides is not None]
+    noted = [x for x in noted if given.issuperset(names(x.strides))]
+    if not noted:
+        return trace
+    found = _found(trace, [x.name for x in noted], layouts)
+    calls, made = [], {}
+    for proxy in noted:
+        there = found.values.get(proxy.name)
+        if not isinstance(there, Layout) or not there.is_plain:  # torch conjugates it when it is read
+            continue
+        if same(there.strides, proxy.strides) and proxy.name not in found.uncertain:
+            continue
+        made[proxy.name] = new = trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{proxy.name}_restrided")
+        calls.append(BoundSymbol(RESTRIDED, (proxy, proxy.strides), {}, new))
+        found.run(calls[-1])
+        found.replace(proxy, new.name)
+    output = tree_map(lambda leaf: made.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, trace.output)
+    return trace.derive(trace.stage, [*trace.bound_symbols, *calls], output=output) if calls else trace
+
+
+def _found(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
+    """The layouts of a claimed trace's values: those found while its regions were, or else found now."""
+    if layouts is not None and layouts.values.keys() >= set(wanted):
+        return layouts
+    layouts = Layouts(trace.inputs)
+    layouts.add_constants(trace.constants)
+    for call in live_calls(trace.bound_symbols, wanted):
+        layouts.run(call)
+        layouts.settle(call)
+    return layouts

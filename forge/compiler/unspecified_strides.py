@@ -1,0 +1,76 @@
+"""Calls that differ in all that nobody has promised, for forge.jit(check="regions").
+
+The strides of a value may be decided by the kernel that torch chooses when a program runs, and memory that was
+allocated holds what was there before. Chance gives what a program expects; code that relies on it is wrong elsewhere.
+"""
+
+import random
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+
+from forge.compiler.layout import Layouts
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy
+from forge.ir.pytree import tree_map
+
+_UNCHANGED = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.VIEW, Tag.MAY_WRITE})
+_random = random.Random(0)
+
+
+def with_unspecified(call: BoundSymbol, layouts: Layouts, visible: Collection[str]) -> BoundSymbol:
+    """Return a claimed call that gives random strides where they are a promise, and NaN in memory that it allocates.
+
+    visible: the names of values whose strides the caller of the program sees.
+    """
+    if call.symbol.out or not _UNCHANGED.isdisjoint(call.all_tags):
+        return call
+    if Tag.UNINITIALIZED in call.all_tags:
+        return _with_op(call, partial(_poisoning, call.symbol.op))
+    outputs = call.output if isinstance(call.output, tuple) else (call.output,)
+    free = layouts.uncertain - layouts.shown.keys() - set(visible)
+    places = [place for place, leaf in enumerate(outputs) if isinstance(leaf, TensorProxy) and leaf.name in free]
+    return _with_op(call, partial(_with_random_strides, call.symbol.op, places)) if places else call
+
+
+def _with_op(call: BoundSymbol, op: Callable) -> BoundSymbol:
+    symbol = call.symbol
+    tags, executor = symbol.tags, symbol.executor
+    return call.replace(symbol=Symbol(symbol.name, symbol.id, meta=_meta, tags=tags, executor=executor, op=op))
+
+
+def _meta(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a claimed call is not recorded again")
+
+
+def _poisoning(op: Callable, *args: Any, **kwargs: Any) -> Any:
+    return tree_map(lambda leaf: poisoned(leaf) if isinstance(leaf, torch.Tensor) else leaf, op(*args, **kwargs))
+
+
+def _with_random_strides(op: Callable, places: Collection[int], *args: Any, **kwargs: Any) -> Any:
+    result = op(*args, **kwargs)
+    if isinstance(result, torch.Tensor):
+        return randomly_strided(result)
+    return tuple([randomly_strided(each) if place in places else each for place, each in enumerate(result)])
+
+
+def randomly_strided(x: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a copy of a tensor whose dims lie in memory in random order, with gaps that hold NaN; None for None."""
+    if x is None or x.numel() < 2:
+        return x
+    order = _random.sample(range(x.ndim), x.ndim)
+    step = _random.choice((1, 2))
+    strides = [0] * x.ndim
+    for dim in order:
+        strides[dim] = step
+        step *= x.shape[dim]
+    memory = torch.empty(step, dtype=x.dtype, device=x.device)
+    return poisoned(memory).as_strided(x.shape, strides).copy_(x)
+
+
+def poisoned(x: torch.Tensor) -> torch.Tensor:
+    """Fill memory that was never written with NaN, the lowest integer or True, and return the tensor."""
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return x.fill_(float("nan"))
+    return x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min)

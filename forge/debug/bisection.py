@@ -1,0 +1,127 @@
+"""forge.bisect: which transform, executor or kernel makes the difference between a jitted function and eager."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge.capture.handles import record_of
+from forge.debug.eager_check import copied, differs, largest, same_random_numbers, tolerance
+from forge.executors.errors import CheckError
+from forge.executors.executor import resolve_executors
+from forge.ir.checks import in_one_line
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What forge.bisect found.
+
+    kind: "none" (the results are eager's), "transform", "executor", "executors" (only together), or "forge" (what is
+    left: capture, a decomposition, a pass of forge's own). name: of the transform or the executor. how: the first value
+    that differs, or what is raised where eager raises nothing. call: the first call that gave something else than
+    eager, as check="eager" tells it, where it does.
+    """
+
+    kind: str
+    name: str | None = None
+    how: str | None = None
+    call: str | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "none":
+            return "forge.bisect: results and gradients are eager's"
+        who = f"the {self.kind} {self.name} makes" if self.name else f"{self.kind} make"
+        who = "forge's own capture, decompositions or passes make" if self.kind == "forge" else who
+        return f"forge.bisect: {who} the difference: {self.how}{f'{chr(10)}  {self.call}' if self.call else ''}"
+
+
+def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
+    """Which part of what forge.jit was given makes results or gradients for these inputs differ from eager's. It is
+    jitted again with less and less: first by torch alone, then with each transform more, then with each executor.
+
+    Gradients are those of the sum of all results, of inputs and of a module's parameters that require them. A module is
+    copied for each run. Raises TypeError for what was not made by forge.jit.
+    """
+    again = record_of(jitted, "forge.bisect").again
+    target, options = again.args[0], again.keywords
+    bisected = _Bisected(target, args, kwargs)
+    executors = list(resolve_executors(options["executors"]))
+    others = {"cache": False, "check": None}
+
+    def variant(transforms: Sequence[Any], executors: Sequence[Any] | None, **more: Any) -> Callable[[Any], Any]:
+        chosen = {**options, **others, "transforms": transforms, "executors": executors, **more}
+        chosen = chosen if executors != ["torch"] else {**chosen, "kernels": (), "layers": ()}
+        return lambda target: again.func(target, **chosen)
+
+    every = list(options["transforms"])
+    how = bisected.differs(variant(every, options["executors"]))
+    if how is None:
+        return Difference("none")
+    plain = bisected.differs(variant((), ["torch"]))
+    if plain is not None:
+        return Difference("forge", None, plain, bisected.call(variant((), ["torch"], check="eager")))
+    for count in range(1, len(every) + 1):
+        found = bisected.differs(variant(every[:count], ["torch"]))
+        if found is not None:
+            told = bisected.call(variant(every[:count], ["torch"], check="eager"))
+            return Difference("transform", getattr(every[count - 1], "__name__", repr(every[count - 1])), found, told)
+    for executor in [each for each in executors if each.name != "torch"]:
+        found = bisected.differs(variant(every, [executor, "torch"]))
+        if found is not None:
+            told = bisected.call(variant(every, [executor, "torch"], check="eager"))
+            return Difference("executor", executor.name, found, told)
+    return Difference("executors", None, how, bisected.call(variant(every, options["executors"], check="eager")))
+
+
+class _Bisected:
+    """A target with inputs, and what eager gives for them."""
+
+    def __init__(self, target: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._target = target
+        self._given = args, kwargs
+        self._expected = self._run(lambda target: target)
+
+    def differs(self, jit: Callable[[Any], Any]) -> str | None:
+        """How what `jit` makes of the target differs from eager, in words; None where it does not. An error is a
+        difference: eager raised none."""
+        try:
+            actual = self._run(jit)
+        except Exception as error:
+            return f"it raises {in_one_line(error)}"
+        around = largest(self._expected.values())
+        within = tolerance(each.dtype for each in self._expected.values())
+        for name, expected in self._expected.items():
+            reason = "missing" if name not in actual else differs(actual[name], expected, within, around)
+            if reason is not None:
+                return f"{name} is {reason}"
+        return None
+
+    def call(self, jit: Callable[[Any], Any]) -> str | None:
+        """The first call that differs, where comparing each call finds one."""
+        try:
+            self._run(jit)
+        except CheckError as error:
+            return str(error)
+        except Exception:  # `differs` told of it
+            return None
+        return None
+
+    def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
+        """Results and gradients by name."""
+        target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, copied, self._given)
+        with same_random_numbers():
+            leaves = _pytree.tree_leaves(jit(target)(*args, **kwargs))
+        results = [each for each in leaves if isinstance(each, torch.Tensor)]
+        found = {f"result {place}": each.detach() for place, each in enumerate(results)}
+        wanted = {f"of input {i}": each for i, each in enumerate(_pytree.tree_leaves((args, kwargs)))}
+        wanted |= dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
+        wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}
+        flowing = [each.sum() for each in results if each.requires_grad]
+        if wanted and flowing:
+            grads = torch.autograd.grad(sum(flowing), list(wanted.values()), allow_unused=True)
+            found |= {f"gradient {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
+        return found

@@ -1,0 +1,290 @@
+"""forge.jit(check="eager"): each value that a program computes beside the one that torch's own functions give for it.
+
+The recorded program runs first, call by call by torch alone; then the one that forge made of it, in which the result of
+every call is compared with the value of that name. So a transform, a pass, an executor or a kernel that changes a value
+is found at the first call whose result differs, fused or not. What a call was given is compared with what it was before
+the call: an implementation that overwrites it is found, too.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from forge.compiler.claim import Claim, claim
+from forge.debug.instrument import Note, noted
+from forge.executors.errors import CheckError
+from forge.executors.torchex.core import torchex
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
+from forge.ir.printing import in_words
+from forge.ir.pytree import names, tensors
+from forge.transforms.dce import dce
+
+# How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
+# the order in which numbers are added differs, and differences add up from call to call.
+_WITHIN = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 1e-2}
+_COARSEST = 5e-2
+_CANCELLED = 1e-2
+_WRITES = frozenset({Tag.EFFECT, Tag.MAY_WRITE})
+
+
+class Checked:
+    """A claimed trace that is compared with a reference as it runs."""
+
+    def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None:
+        """reference: a trace of the same inputs, whose values of the same names are what is wanted."""
+        self._claims = _by_output(claims)
+        self._phase = phase
+        self._within = tolerance_of(reference)
+        self._expected: dict[str, torch.Tensor] = {}
+        self._given: list[torch.Tensor | None] = []  # copies of what the call that runs was given
+        by_torch, made = claim(dce(reference), [torchex])
+        self._claims_by_torch = _by_output(made)
+        self._reference = _noting(by_torch, self._keep, self._before_opaque).python_callable()
+        self._boxed = by_torch.boxed
+        self._to_write_to = {
+            name for bound in claimed.bound_symbols if Tag.UNINITIALIZED in bound.all_tags for name in bound.outputs
+        }
+        self.trace = _noting(claimed, self._compare, self._before)
+
+    def around(self, function: Callable) -> Callable:
+        """`function`, which runs `trace`, after the reference."""
+
+        def run(*inputs: Any) -> Any:
+            with same_random_numbers(), torch.no_grad():
+                self._reference(*([list(inputs[0])] if self._boxed else inputs))
+            try:
+                return function(*inputs)
+            finally:
+                self._expected.clear()
+                self._given.clear()
+
+        return run
+
+    def _before_opaque(self, bound: BoundSymbol) -> Note | None:
+        """Of the reference's calls, those of functions that may be the user's are not known to leave what they are
+        given: all that reads it later would be compared with something else than eager gives."""
+        return self._before(bound) if Tag.OPAQUE in bound.all_tags else None
+
+    def _keep(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
+        if self._given:
+            self._check_given(bound, values[outputs:], self._claims_by_torch)
+        for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
+            if value is not None:
+                self._expected[proxy.name] = value.detach()
+
+    def _before(self, bound: BoundSymbol) -> Note | None:
+        """Keeps copies of what a call is given."""
+        if not _WRITES.isdisjoint(bound.all_tags):
+            return None
+
+        def keep(*values: torch.Tensor | None) -> None:
+            self._given[:] = [None if value is None else value.detach().clone() for value in values]
+
+        return keep, _tensors((bound.args, bound.kwargs))
+
+    def _check_given(
+        self, bound: BoundSymbol, values: Sequence[torch.Tensor | None], claims: Mapping[str, Claim]
+    ) -> None:
+        """Raises CheckError where a call has overwritten what it was given."""
+        given, self._given = self._given, []
+        for proxy, value, before in zip(_tensors((bound.args, bound.kwargs)), values, given, strict=False):
+            if value is None or before is None or proxy.name in self._to_write_to:
+                continue
+            reason = differs(value, before, within=0, around=0)
+            if reason is not None:
+                made = next((claims[name] for name in bound.outputs if name in claims), None)
+                raise self._overwritten(_Told(bound, made), bound, proxy, reason, given, value, before)
+
+    def _overwritten(
+        self,
+        call: "_Told",
+        bound: BoundSymbol,
+        proxy: TensorProxy,
+        reason: str,
+        given: Sequence[torch.Tensor | None],
+        actual: torch.Tensor,
+        before: torch.Tensor,
+    ) -> CheckError:
+        return CheckError(
+            f"{self._phase}: {call} overwrites its argument {_parameter(bound, proxy.name)}, {proxy.name}: {reason}; "
+            f"an implementation may not change what it is given: {_advice(bound)}",
+            operation=call.operation,
+            executor=call.executor,
+            inputs=_by_name(bound, given),
+            actual=actual,
+            expected=before,
+        )
+
+    def _compare(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
+        self._check_given(bound, values[outputs:], self._claims)
+        for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
+            if value is None:  # attention's own notes, which this kernel of it does not make
+                continue
+            expected = self._expected.get(proxy.name)
+            reason = _metadata_differs(proxy, value)
+            if reason is None and expected is not None and Tag.UNINITIALIZED in bound.all_tags:
+                value.copy_(expected)  # whatever was there: what is left of it is compared later
+            elif reason is None and expected is not None:
+                reason = differs(value, expected, self._within, largest(values[outputs:]))
+            if reason is not None:
+                raise self._error(bound, proxy, reason, values[outputs:], value, expected)
+
+    def _error(
+        self,
+        bound: BoundSymbol,
+        proxy: TensorProxy,
+        reason: str,
+        given: Sequence[torch.Tensor],
+        actual: torch.Tensor,
+        expected: torch.Tensor | None,
+    ) -> CheckError:
+        call, inputs = _Told(bound, self._claims.get(proxy.name)), _by_name(bound, given)
+        told = ", ".join(f"{name}: {in_words_of(tensor)}" for name, tensor in inputs.items())
+        return CheckError(
+            f"{self._phase}: {proxy.name} = {call} is not what eager gives: {reason}; "
+            f"it was given {told or 'no tensor'}",
+            operation=call.operation,
+            executor=call.executor,
+            inputs=inputs,
+            actual=actual,
+            expected=expected,
+        )
+
+
+class _Told:
+    """A call in words: what it computes, who runs it, and where it stands."""
+
+    def __init__(self, bound: BoundSymbol, made: Claim | None) -> None:
+        self.executor = made.executor if made else bound.symbol.id.partition(".")[0]
+        self.operation = made.operation if made else bound.symbol.id
+        self._region = f", in {bound.symbol.id}" if made and made.region else ""
+        self._place = f" ({made.source})" if made and made.source and str(made.source) else ""
+
+    def __str__(self) -> str:
+        return f"{self.operation} by {self.executor}{self._region}{self._place}"
+
+
+def _by_output(claims: Iterable[Claim]) -> dict[str, Claim]:
+    return {name: made for made in claims for name in made.outputs}
+
+
+def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    """What a call was given, by the names in the program."""
+    proxies = _tensors((bound.args, bound.kwargs))
+    return {proxy.name: tensor for proxy, tensor in zip(proxies, given, strict=True) if tensor is not None}
+
+
+def _parameter(bound: BoundSymbol, name: str) -> str:
+    """What the function that runs a call names the argument in which it gets the value `name`."""
+    op = bound.symbol.op
+    try:
+        if isinstance(op, torch._ops.OpOverload):
+            known = [argument.name for argument in op._schema.arguments]
+            named = {**dict(zip(known, bound.args, strict=False)), **bound.kwargs}
+        else:
+            named = inspect.signature(op).bind(*bound.args, **bound.kwargs).arguments
+    except (TypeError, ValueError):  # a function without a signature
+        named = {**{str(place): value for place, value in enumerate(bound.args)}, **bound.kwargs}
+    return next((each for each, value in named.items() if name in names([value])), name)
+
+
+def _advice(bound: BoundSymbol) -> str:
+    if isinstance(bound.symbol.op, torch._ops.OpOverload):
+        return "declare it in the operator's mutates_args (or schema), or let it copy that first"
+    return "let it copy that first"
+
+
+def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
+    """The trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives, these,
+    and the tensors that it was given. before: gives what is noted before such a call."""
+
+    def first(number: int, bound: BoundSymbol) -> Note | None:
+        return before(bound) if before is not None and _tensors(bound.output) else None
+
+    def note(number: int, bound: BoundSymbol) -> Note | None:
+        made = _tensors(bound.output)
+        return (partial(see, bound, len(made)), [*made, *_tensors((bound.args, bound.kwargs))]) if made else None
+
+    return noted(trace, "checked", note, first)
+
+
+def _tensors(tree: Any) -> list[TensorProxy]:
+    return list({proxy.name: proxy for proxy in tensors(tree)}.values())
+
+
+def in_words_of(tensor: torch.Tensor) -> str:
+    """A tensor's metadata, as a proxy's."""
+    return in_words(TensorProxy("t", tuple(tensor.shape), tensor.dtype, tensor.device))
+
+
+def _metadata_differs(proxy: TensorProxy, value: Any) -> str | None:
+    if not isinstance(value, torch.Tensor):
+        return f"it gave a {type(value).__name__}, its meta function says {in_words(proxy)}"
+    lengths = zip(proxy.shape, value.shape, strict=False)
+    fits = len(proxy.shape) == value.dim() and all(not isinstance(one, int) or one == other for one, other in lengths)
+    if fits and proxy.dtype == value.dtype:
+        return None
+    return f"it gave {in_words_of(value)}, its meta function says {in_words(proxy)}"
+
+
+def largest(values: Iterable[torch.Tensor | None]) -> float:
+    """The largest finite magnitude in these tensors."""
+    found = 0.0
+    for tensor in values:
+        if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            finite = tensor.detach().abs()[tensor.isfinite()]
+            found = max(found, finite.max().item() if finite.numel() else 0.0)
+    return found
+
+
+def tolerance_of(trace: Trace) -> float:
+    """How far values of a program may be from eager's: by the coarsest dtype that it computes in."""
+    made = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
+    return tolerance(proxy.dtype for proxy in (*made, *_tensors(trace.inputs)))
+
+
+def tolerance(dtypes: Iterable[torch.dtype]) -> float:
+    """That of the coarsest of these dtypes."""
+    floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    return max([_WITHIN.get(dtype, _COARSEST) for dtype in floats], default=0.0)
+
+
+def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around: float) -> str | None:
+    """How a value differs from eager's, in words; None where they are near: within a part of the largest value. NaN is
+    as NaN. around: how large the numbers are that it was made of: what cancels out is zero but for their rounding."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return f"{in_words_of(actual)} where eager gives {in_words_of(expected)}"
+    if actual.numel() == 0:
+        return None
+    if not (actual.dtype.is_floating_point or actual.dtype.is_complex):
+        return None if torch.equal(actual, expected) else "values differ"
+    wide = torch.complex128 if actual.dtype.is_complex else torch.float64
+    one, other = actual.detach().to(wide), expected.to(wide)
+    same = (one == other) | (one.isnan() & other.isnan())
+    far = torch.where(same, 0.0, (one - other).abs())
+    most = far.nan_to_num(nan=torch.inf).max().item()
+    if most <= within * max(largest([other]), around * _CANCELLED):
+        return None
+    place = tuple(int(each) for each in torch.unravel_index(far.nan_to_num(nan=torch.inf).argmax(), far.shape))
+    return f"{one[place].item():.6g} where eager gives {other[place].item():.6g}, at {list(place)}"
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
+    shares = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+    if shares:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Afterwards, torch's generators are where they were before."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        yield

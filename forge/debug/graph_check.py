@@ -1,0 +1,123 @@
+"""A program's results and gradients beside those of the captured graph in eager: what comparing its calls with torch's
+functions cannot find is a call that was recorded, decomposed or differentiated wrongly."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from forge.compiler.program import Program
+from forge.debug.eager_check import copied, differs, largest, same_random_numbers, tolerance_of
+from forge.executors.errors import CheckError
+
+
+def against_eager(call: Callable, eager: Callable, program: Program) -> Callable:
+    """`call`, which raises CheckError where a result, a changed input or a gradient is not as `eager` gives it.
+    Gradients are not compared where the program changes an input that requires one."""
+    names, mutated = program.trace.input_names, program.mutated
+    compare = _Comparison(tolerance_of(program.trace))
+
+    def run(*inputs: Any) -> Any:
+        wanted = torch.is_grad_enabled() and not any(inputs[i].requires_grad for i in mutated)
+        copies = [copied(each) if isinstance(each, torch.Tensor) else each for each in inputs]
+        with same_random_numbers():
+            expected = eager(*copies)
+        if wanted and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
+            seen = _Seen(compare, names, copies, _tensors(expected))
+            result = seen.leaving(call(*seen.entering(inputs)))
+        else:
+            result = call(*inputs)
+        compare("result", map(str, range(len(_tensors(result)))), _tensors(result), _tensors(expected))
+        changed = [(names[i], inputs[i], copies[i]) for i in mutated]
+        compare("changed input", *([each[part] for each in changed] for part in range(3)))
+        return result
+
+    return run
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class _Comparison:
+    """Raises CheckError for the first tensor that differs. within: as of `differs`."""
+
+    def __init__(self, within: float) -> None:
+        self._within = within
+
+    def __call__(
+        self, what: str, names: Iterable[str], actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    ) -> None:
+        around = largest(expected)
+        for name, one, other in zip(names, actual, expected, strict=True):
+            reason = differs(one.detach(), other.detach(), self._within, around)
+            if reason is not None:
+                wrong = "a gradient rule" if what == "gradient of" else "what a call was recorded as, or consists of,"
+                raise CheckError(
+                    f"{what} {name} is not what eager gives: {reason}; each call gave what torch's functions give for "
+                    f"it, so {wrong} is wrong",
+                    actual=one.detach(),
+                    expected=other.detach(),
+                )
+
+
+class _Seen:
+    """Gradients on their way through a program: what comes in at its results, and what comes out at its inputs."""
+
+    def __init__(
+        self, compare: _Comparison, names: Sequence[str], copies: Sequence[Any], expected: Sequence[torch.Tensor]
+    ) -> None:
+        self._compare = compare
+        self._names = names
+        self._copies = copies
+        self._expected = expected
+        self._places: list[int] = []
+        self._incoming: dict[int, torch.Tensor] = {}
+
+    def entering(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs, those that require a gradient through a gate."""
+        places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and each.requires_grad]
+        gated = _In.apply(self, places, *[inputs[i] for i in places])
+        given = dict(zip(places, gated, strict=True))
+        return [given.get(i, each) for i, each in enumerate(inputs)]
+
+    def leaving(self, result: Any) -> Any:
+        """The result, whose tensors with a gradient tell it."""
+        for place, tensor in enumerate(_tensors(result)):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda grad, place=place: self._incoming.__setitem__(place, grad))
+        return result
+
+    def compare(self, places: Sequence[int], grads: Sequence[torch.Tensor | None]) -> None:
+        """Compares the gradients of the inputs at these places with autograd's."""
+        known = [place for place, grad in self._incoming.items() if grad is not None]
+        came = [place for place in known if self._expected[place].requires_grad]
+        outputs = [self._expected[place] for place in came]
+        wanted = [self._copies[place] for place in places]
+        incoming = [self._incoming[place] for place in came]
+        found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=True, allow_unused=True)
+        self._incoming.clear()
+        pairs = [(self._names[i], one, other) for i, one, other in zip(places, grads, found, strict=True)]
+        pairs = [
+            (name, torch.zeros_like(other) if one is None else one, torch.zeros_like(one) if other is None else other)
+            for name, one, other in pairs
+            if not (one is None and other is None)
+        ]
+        self._compare("gradient of", *([each[part] for each in pairs] for part in range(3)))
+
+
+class _In(torch.autograd.Function):
+    """Nothing, forward; the gradients that come out of a program, backward."""
+
+    @staticmethod
+    def forward(ctx: Any, seen: _Seen, places: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.seen, ctx.places = seen, places
+        ctx.set_materialize_grads(False)
+        return tuple([tensor.view_as(tensor) for tensor in tensors])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        with torch.enable_grad():
+            ctx.seen.compare(ctx.places, grads)
+        return (None, None, *grads)

@@ -1,0 +1,258 @@
+"""forge.explain(profile=True): what each call of a compiled program takes.
+
+The program runs again, on tensors like those that it was compiled for: random floats, zeros where they may be an index,
+a symbolic length as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
+device's own, so that a call takes until the device has done its work or, where it waits for Python, until the next
+begins. An opaque call runs where it is torch's own and takes such values; else there are values like its results in its
+place, and it is not measured.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import GeneratorType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge import prims
+from forge.compiler.autotune import random_values
+from forge.debug.eager_check import same_random_numbers
+from forge.debug.instrument import noted
+from forge.executors.executor import Decision, decline
+from forge.executors.hubex.calls import Meta, with_strides
+from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
+from forge.ir.checks import in_one_line
+from forge.ir.printing import STATEMENTS, qualified_name
+from forge.ir.proxies import hint_of
+from forge.ir.pytree import tensors, tree_map
+from forge.ir.strides import contiguous
+from forge.runtime.cuda_graphs import Graph
+from forge.torchlang.opaque import run_opaque_backward, run_opaque_forward
+from forge.transforms.makers import innermost
+
+_TORCHS = ("torch.ops.aten.", "torch.ops.prims.", "operator.", "math.")
+SECONDS = 1.0  # that a program is run for, about
+_OWN = frozenset({prims.copy_, prims.copy_data_, prims.set_grad_enabled, prims.no_derivative})  # on its own tensors
+_WARM, _FEWEST, _MOST = 2, 3, 25
+
+
+class Opaque:
+    """An opaque call of a profiled program. What is not torch's own may do more than compute: it does not run.
+
+    left_out: why there are values like its results in its place. is_backward: of another one, which runs if that did.
+    """
+
+    def __init__(self, bound: BoundSymbol) -> None:
+        self._bound = bound
+        self.is_backward = bound.symbol.op is run_opaque_backward
+        function = bound.args[0] if bound.symbol.op is run_opaque_forward else bound.symbol.op
+        self.name = qualified_name(function) or bound.symbol.id.removeprefix("opaque.")
+        self.left_out = None if self.is_backward or _is_torchs(function) else "it may do more than compute"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_backward and args[0] is None:
+            self.left_out = "its forward did not run"
+        if self.left_out is None:
+            try:
+                return self._bound.symbol.op(*args, **kwargs)
+            except Exception as error:  # a matrix that is not positive definite, say
+                self.left_out = f"it takes no random values: {in_one_line(error)}"
+        return tree_map(_result, self._bound.output)
+
+
+def _is_torchs(function: Any) -> bool:
+    """Whether a function, or all that a graph calls, is torch's own."""
+    while hasattr(function, "function"):  # in a grad mode, under autocast, on copies
+        function = function.function
+    if isinstance(function, torch.fx.GraphModule):
+        return all(isinstance(node.target, str) or _is_torchs(node.target) for node in function.graph.nodes)
+    name = qualified_name(function) or ""
+    return name.startswith(_TORCHS) or (name.startswith("torch.") and not name.startswith("torch.ops."))
+
+
+def _result(leaf: Any) -> Any:
+    """A value like a result; None for torch's graph of a call."""
+    if isinstance(leaf, (TensorProxy, NumberProxy)):
+        return _value(leaf)
+    return None if isinstance(leaf, Proxy) else leaf
+
+
+def _with_opaque(trace: Trace) -> Trace:
+    """The trace with each opaque call as one of an Opaque."""
+
+    def replaced(bound: BoundSymbol) -> BoundSymbol:
+        if Tag.OPAQUE not in bound.all_tags:
+            return bound
+        symbol = bound.symbol
+        return bound.replace(
+            symbol=Symbol(symbol.name, symbol.id, meta=symbol.meta, tags=symbol.tags, op=Opaque(bound))
+        )
+
+    return trace.derive(trace.stage, list(map(replaced, trace.bound_symbols)))
+
+
+class Cost(NamedTuple):
+    """What one call takes. outputs: the names that it makes. seconds: the median over runs. bytes: of the memory that
+    its results hold and its arguments do not."""
+
+    call: str
+    outputs: tuple[str, ...]
+    seconds: float
+    bytes: int
+
+
+def can_profile(*traces: Trace) -> Decision:
+    """Whether running a program again does nothing but compute, on tensors of its own."""
+    for bound in (bound for trace in traces for bound in trace.bound_symbols):
+        if isinstance(bound.symbol.op, Graph):
+            return decline("it runs as CUDA graphs, which are one call")
+        for call in innermost(bound) if Tag.OPAQUE not in bound.all_tags else ():
+            if Tag.EFFECT in call.all_tags and call.symbol not in _OWN:
+                return decline(f"{call.symbol.id} has an effect")
+    return True
+
+
+def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], list[Cost]], list[str]]:
+    """Those of a program's calls, and of its backward's, in the order in which they run; and which opaque calls were
+    not measured, and why.
+
+    forward, backward: what was claimed and runs. Where there is a backward, the forward gives (outputs, saved tensors,
+    saved numbers), and the backward takes one list, of what was saved and the gradients.
+    """
+    forward, backward = _with_opaque(forward), backward and _with_opaque(backward)
+    devices = {proxy.device for trace in (forward, backward) if trace is not None for proxy in _all_tensors(trace)}
+    gpu = next((device for device in devices if device.type == "cuda"), None)
+    clocks = [None if trace is None else _Clock(trace, gpu) for trace in (forward, backward)]
+    with _disable_current_modes(), torch.no_grad(), same_random_numbers():
+        inputs = [_value(proxy) for proxy in forward.inputs]
+        sizes = [None if trace is None else _Sizes(trace) for trace in (forward, backward)]
+        _run(sizes, inputs)
+        for _ in range(_WARM):
+            _run(clocks, inputs)
+        start = time.perf_counter()
+        for clock in clocks:
+            if clock is not None:
+                clock.forget()
+        for done in range(_MOST):
+            if done >= _FEWEST and time.perf_counter() - start > SECONDS:
+                break
+            _run(clocks, inputs)
+    of_forward, of_backward = (
+        [] if clock is None else clock.costs(size.bytes) for clock, size in zip(clocks, sizes, strict=True)
+    )
+    every = [bound.symbol.op for trace in (forward, backward) if trace is not None for bound in trace.bound_symbols]
+    left_out = [each for each in every if isinstance(each, Opaque) and not each.is_backward and each.left_out]
+    return (of_forward, of_backward), [f"{each.name} is an opaque call: {each.left_out}" for each in left_out]
+
+
+def _all_tensors(trace: Trace) -> list[TensorProxy]:
+    return tensors([trace.inputs, [bound.output for bound in trace.bound_symbols]])
+
+
+def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None:
+    forward, backward = watched
+    result = forward.run(inputs)
+    if backward is not None:
+        _, saved, numbers = result
+        given = [*saved, *numbers]
+        del result
+        given += [_value(proxy) for proxy in backward.trace.inputs[len(given) :]]
+        backward.run([given])
+
+
+def _value(proxy: Proxy) -> Any:
+    """A value for an input, as it was when the program was compiled."""
+    if isinstance(proxy, NumberProxy):
+        return hint_of(proxy.value)
+    shape = tuple(map(hint_of, proxy.shape))
+    strides = contiguous(shape) if proxy.strides is None else tuple(map(hint_of, proxy.strides))
+    return with_strides(random_values(Meta(shape, proxy.dtype, proxy.device)), strides)
+
+
+class _Noted:
+    """A trace that runs with a note after each of its calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = noted(trace, "profiled", lambda number, bound: (partial(self.see, number), self.given(bound)))
+        self.calls = list(trace.bound_symbols)
+        self._function = self.trace.python_callable()
+
+    def given(self, bound: BoundSymbol) -> tuple:
+        """What a note is given."""
+        return ()
+
+    def see(self, number: int, *values: Any) -> None:
+        """After call `number`."""
+        raise NotImplementedError
+
+    def run(self, inputs: list[Any]) -> Any:
+        """The program; of a backward, `inputs` is one list. One that gives its results in parts gives None."""
+        result = self._function(*inputs)
+        if isinstance(result, GeneratorType):
+            for _ in result:
+                pass
+            return None
+        return result
+
+
+class _Sizes(_Noted):
+    """bytes: of the memory that each call's results hold and its arguments do not, by number."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.bytes: dict[int, int] = {}
+        super().__init__(trace)
+
+    def given(self, bound: BoundSymbol) -> tuple:
+        if bound.symbol in STATEMENTS:
+            return ()
+        return (tuple(tensors(bound.output)), tuple(tensors((bound.args, bound.kwargs))))
+
+    def see(self, number: int, made: tuple = (), given: tuple = ()) -> None:
+        there = {each.untyped_storage()._cdata for each in given if each is not None}
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in made if each is not None}
+        self.bytes[number] = sum(each.nbytes() for key, each in storages.items() if key not in there)
+
+
+class _Clock(_Noted):
+    """How long each call takes; what deletes values, or hands them on, counts to nobody."""
+
+    def __init__(self, trace: Trace, gpu: torch.device | None) -> None:
+        self._gpu = gpu
+        self._found: dict[int, list[float]] = {}
+        self._read: list[tuple[int, Any]] = []
+        super().__init__(trace)
+
+    def forget(self) -> None:
+        self._found.clear()
+
+    def see(self, number: int) -> None:
+        if self._gpu is None:
+            self._read.append((number, time.perf_counter()))
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._read.append((number, event))
+
+    def run(self, inputs: list[Any]) -> Any:
+        self._read.clear()
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._gpu)
+        self.see(-1)
+        result = super().run(inputs)
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._gpu)
+        for (_, before), (number, after) in zip(self._read, self._read[1:], strict=False):
+            passed = after - before if self._gpu is None else 1e-3 * before.elapsed_time(after)
+            self._found.setdefault(number, []).append(passed)
+        return result
+
+    def costs(self, sizes: dict[int, int]) -> list[Cost]:
+        """Of the calls that are no deletions."""
+        return [
+            Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
+            for number, bound in enumerate(self.calls)
+            if bound.symbol not in STATEMENTS and getattr(bound.symbol.op, "left_out", None) is None
+        ]

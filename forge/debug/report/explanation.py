@@ -1,0 +1,198 @@
+"""forge.explain: what became of every operation, and why."""
+
+import dataclasses
+import json
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from forge.capture.entry import breaks_of_process
+from forge.capture.handles import Record, outside, records_of
+from forge.compiler.autotune import Measured
+from forge.compiler.executable import Compiled, LayerUse
+from forge.debug.profiling import can_profile, costs
+from forge.debug.report import page, text
+from forge.debug.report.rows import CostRow, Row, SavedRow
+
+IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
+
+
+class Explanation:
+    """What forge made of a function or module so far. It prints as text that is fitted to the terminal, and shows
+    itself in a notebook.
+
+    name: what was jitted. captured: whether it was called, so that Dynamo saw it. ungiven: whether it is of
+    torch.compile(backend="forge"), and Dynamo gave forge no graph of it; graph_breaks are then those that Dynamo
+    counted in this process. rows: a Row for each operation that runs. saved: a SavedRow for each tensor that a backward
+    needs. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many were compiled.
+    graph_breaks, recompiles: one line for each that happened (of many the last ones). eager: why graphs or calls run in
+    eager. skipped: functions of which Dynamo makes no graph, and why. outside: of a module that holds jitted ones, what
+    of it is not jitted. seconds: compile time by stage. cached: how many graphs were found on disk, compiled by another
+    process. uncached: why others are not kept there.
+    recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
+    frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
+    edited: the files that run in the place of what forge generated (forge.jit(edit=folder)).
+    measured: what each candidate for a call was measured to take, and which one runs it (forge.jit(select="measured")).
+    layers: for each module for which there is a layer, what became of it.
+    numerics: how regions round ("fast", or "eager" where forge.jit was asked for it).
+    shortened: whether forge.last_traces has the last stages alone.
+    costs: under profile=True a CostRow for each call that runs, measured on tensors like those that the program was
+    compiled for. unprofiled: why graphs, or opaque calls in them, were not measured.
+    """
+
+    def __init__(self, name: str, records: list[Record], *, profile: bool = False, outside: Sequence[str] = ()) -> None:
+        self.name = name
+        self.captured = any(record.history.captured or record.compiled for record in records)
+        self.ungiven = all(record.by_torch and not record.history.graphs for record in records) and bool(records)
+        self.rows: list[Row] = []
+        self.saved: list[SavedRow] = []
+        self.opaque_calls: list[str] = []
+        self.graphs = 0
+        self.graph_breaks: list[str] = []
+        self.recompiles: list[str] = []
+        self.eager: list[str] = []
+        self.skipped: list[str] = []
+        self.outside: list[str] = list(outside)
+        self.seconds: dict[str, float] = {}
+        self.cached = 0
+        self.uncached: list[str] = []
+        self.recorded = 0
+        self.unrecorded: list[str] = []
+        self.frozen: list[str] = []
+        self.unfrozen: list[str] = []
+        self.edited: list[str] = []
+        self.measured: list[Measured] = []
+        self.layers: list[LayerUse] = []
+        self.numerics = next((record.numerics for record in records if record.numerics != "fast"), "fast")
+        self.shortened = False
+        self.costs: list[CostRow] = []
+        self.unprofiled: list[str] = []
+        self._programs: list[weakref.ref[Compiled] | None] = []  # of each graph, for the page alone
+        for record in records:
+            self._add(record)
+        if self.ungiven:
+            self.graph_breaks += breaks_of_process()
+        if profile:
+            for number, compiled in enumerate(self._still_there()):
+                self._measure(number, compiled)
+
+    def _add(self, record: Record) -> None:
+        first = self.graphs
+        self.graphs += len(record.compiled) + len(record.eager)
+        self.graph_breaks += record.history.graph_breaks
+        self.recompiles += record.history.recompiles
+        self.eager += record.eager + record.history.limits
+        self.skipped += record.history.skipped
+        for number, compiled in enumerate(record.compiled, first):
+            self.rows += [Row.of(number, "forward", claim) for claim in compiled.claims]
+            self.rows += [Row.of(number, "backward", claim) for claim in compiled.backward_claims]
+            self.saved += [SavedRow.of(number, saved) for saved in compiled.saved]
+            self._programs.append(weakref.ref(compiled))
+            self.opaque_calls += compiled.opaque_calls
+            self.cached += compiled.cached
+            self.shortened |= compiled.shortened
+            self.uncached += [compiled.uncached] if compiled.uncached else []
+            recorded, unrecorded = compiled.recorded()
+            self.recorded += recorded
+            self.unrecorded += unrecorded
+            self.frozen += compiled.frozen
+            self.unfrozen += compiled.unfrozen
+            folded = compiled.folded()
+            if folded is not None and folded.in_training:
+                self.unfrozen.append(IN_TRAINING)
+            self.edited += compiled.edited
+            self.measured += compiled.measured
+            self.layers += compiled.layers
+            for stage, seconds in compiled.seconds.items():
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self._programs += [None] * len(record.eager)
+
+    def _measure(self, number: int, compiled: Compiled | None) -> None:
+        if compiled is None or not compiled.traces:
+            return
+        traces = [stages[-1] for stages in (compiled.traces, compiled.backward_traces) if stages]
+        decision = can_profile(*traces)
+        if not decision:
+            self.unprofiled.append(f"graph {number}: {decision.reason}")
+            return
+        measured, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
+        self.unprofiled += [f"graph {number}: {reason}" for reason in left_out]
+        for phase, found in zip(("forward", "backward"), measured, strict=True):
+            rows = [row for row in self.rows if (row.graph, row.phase) == (number, phase)]
+            self.costs += CostRow.of(rows, found)
+
+    @property
+    def executors(self) -> dict[str, int]:
+        """How many operations each executor runs."""
+        return dict(Counter(row.executor for row in self.rows))
+
+    @property
+    def regions(self) -> dict[tuple[int, str, str], list[Row]]:
+        """The operations of each fusion, by (graph, phase, name)."""
+        found: dict[tuple[int, str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.region is not None:
+                found.setdefault((row.graph, row.phase, row.region), []).append(row)
+        return found
+
+    @property
+    def saved_bytes(self) -> int:
+        """What a backward keeps in memory beyond inputs, parameters and results, in bytes; lengths that are symbols
+        are not counted."""
+        return sum(each.bytes or 0 for each in self.saved if each.own)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain lists, dicts, strings and numbers."""
+        tables = ("rows", "saved", "measured", "costs")
+        others = (*tables, "layers", "_programs")
+        told = {name: value for name, value in vars(self).items() if name not in others}
+        found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
+        found["layers"] = [each._asdict() for each in self.layers]
+        return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """All of it as JSON; written to `path` as well, where one is given."""
+        written = json.dumps(self.to_dict(), indent=2)
+        if path is not None:
+            Path(path).write_text(written)
+        return written
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """All of it as one page that needs nothing else, with the traces of the graphs that are still there; written to
+        `path` as well, where one is given."""
+        written = page.page(self, self._still_there())
+        if path is not None:
+            Path(path).write_text(written, encoding="utf-8")
+        return written
+
+    def _repr_html_(self) -> str:
+        return page.frame(self, self._still_there())
+
+    def _still_there(self) -> list[Compiled | None]:
+        """The graphs, None for those that Dynamo dropped since and those that run in eager."""
+        return [None if program is None else program() for program in self._programs]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from text.rendered(self)
+
+    def __str__(self) -> str:
+        return text.plain(self)
+
+    __repr__ = __str__
+
+
+def explain(target: Any = None, *, profile: bool = False) -> Explanation:
+    """What forge made of `target`: who runs each operation, who declined it and why, what is fused, what is saved for
+    the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
+
+    target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
+    anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.
+    profile: each program runs again for about a second, on tensors like those that it was compiled for (random floats,
+    zeros where they may be an index), and what each call takes, in time and memory, is part of what is told.
+    """
+    name, records = records_of(target)
+    return Explanation(name, records, profile=profile, outside=outside(target))

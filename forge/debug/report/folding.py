@@ -1,0 +1,153 @@
+"""Rows as calls that run, and layers that are alike as one."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, takewhile
+from typing import NamedTuple
+
+from forge.debug.report.rows import Row
+from forge.ir.printing import counted
+
+LAYER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
+_SHOWN = 8  # operations of a fusion, by name
+
+
+class Line(NamedTuple):
+    """One call that runs: a row, or the rows of a fusion."""
+
+    module: str
+    operation: str
+    result: str
+    executor: str
+    declined: tuple[tuple[str, str], ...]
+    source: str
+    rows: tuple[Row, ...]
+
+    @property
+    def layer(self) -> int | None:
+        """The number of the layer that makes it."""
+        found = LAYER.search(self.module)
+        return int(found[2]) if found else None
+
+    @property
+    def pattern(self) -> tuple:
+        """What is not of its layer alone."""
+        results = re.sub(r"\w+: ", "", self.result)
+        operation = re.sub(r"fusion\d+", "fusion", self.operation)
+        return LAYER.sub(r"\1*", self.module), operation, results, self.executor, self.declined, self.source
+
+
+def lines(rows: Sequence[Row]) -> list[Line]:
+    """A line for each call; a fusion's stands where its first operation does."""
+    regions: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.region is not None:
+            regions.setdefault(row.region, []).append(row)
+    found = []
+    for row in rows:
+        if row.region is None:
+            result = ", ".join(f"{name}: {each}" for name, each in zip(row.outputs, row.results, strict=True))
+            module, source = row.module or "", row.source or ""
+            found.append(Line(module, row.operation, result, row.executor, row.declined, source, (row,)))
+        elif row.region in regions:
+            found.append(_fusion(row.region, regions.pop(row.region)))
+    return found
+
+
+def _fusion(name: str, rows: Sequence[Row]) -> Line:
+    counts = Counter(row.operation for row in rows)
+    shown = [f"{name} ×{count}" if count > 1 else name for name, count in list(counts.items())[:_SHOWN]]
+    more = [f"{len(counts) - _SHOWN} more"] if len(counts) > _SHOWN else []
+    operations = ", ".join([*shown, *more])
+    declined = tuple(dict.fromkeys(each for row in rows for each in row.declined))
+    first = next((row.source for row in rows if row.source), "")
+    module = _common([row.module for row in rows if row.module])
+    result = counted(len(rows), "operation")
+    return Line(module, f"{name}: {operations}", result, rows[0].executor, declined, first, tuple(rows))
+
+
+def _common(modules: Sequence[str]) -> str:
+    """The path that all of them begin with."""
+    parts = [module.split(".") for module in modules]
+    alike = takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
+    return ".".join(names[0] for names in alike)
+
+
+class Fold(NamedTuple):
+    """Calls that are made once for each of several layers, one layer after the other: a list of them for each layer.
+    One list alone: they are made once."""
+
+    layers: list[list[Line]]
+
+    @property
+    def shown(self) -> list[tuple[Line, str]]:
+        """The first layer's calls, with the module of all, such as `layers.{0..5}.up`."""
+        return [(line, _module(line, last)) for line, last in zip(self.layers[0], self.layers[-1], strict=True)]
+
+    @property
+    def columns(self) -> list[tuple[tuple[Line, str], list[Line]]]:
+        """What is `shown` of each call, and the call of each layer."""
+        return list(zip(self.shown, map(list, zip(*self.layers, strict=True)), strict=True))
+
+
+def _module(first: Line, last: Line) -> str:
+    if first.layer is None or first.layer == last.layer:
+        return first.module
+    return LAYER.sub(rf"\g<1>{{{first.layer}..{last.layer}}}", first.module, count=1)
+
+
+def folded(calls: Sequence[Line]) -> list[Fold]:
+    """The calls in order; those that repeat for layer after layer are one Fold, the longest repetition first."""
+    patterns = [call.pattern for call in calls]
+    return list(_folds(calls, patterns, 0, len(calls)))
+
+
+def _folds(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> Iterator[Fold]:
+    if start == end:
+        return
+    best = max(_repetitions(calls, patterns, start, end), key=lambda found: found[1] * found[2], default=None)
+    if best is None:
+        yield Fold([list(calls[start:end])])
+        return
+    at, period, times = best
+    stop = at + period * times
+    yield from _folds(calls, patterns, start, at)
+    yield Fold([list(calls[begin : begin + period]) for begin in range(at, stop, period)])
+    yield from _folds(calls, patterns, stop, end)
+
+
+def _repetitions(
+    calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int
+) -> Iterator[tuple[int, int, int]]:
+    """(where, how many calls, how often) of what repeats there with the next layer's number, or the last one's."""
+    for period, step in _periods(calls, patterns, start, end):
+        run = 0
+        for at in range(end - period - 1, start - 1, -1):
+            run = run + 1 if _follows(calls, patterns, at, period, step) else 0
+            times = run // period + 1
+            if times > 1 and any(call.layer is not None for call in calls[at : at + period]):
+                yield at, period, times
+
+
+def _periods(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> list[tuple[int, int]]:
+    """How far calls are from their like in a neighbouring layer, and whether that is the one before or after."""
+    places: dict[tuple, list[int]] = {}
+    for at in range(start, end):
+        if calls[at].layer is not None:
+            places.setdefault(patterns[at], []).append(at)
+    return sorted(
+        {
+            (other - at, calls[other].layer - calls[at].layer)
+            for found in places.values()
+            for at, other in pairwise(found)
+            if abs(calls[other].layer - calls[at].layer) == 1
+        }
+    )
+
+
+def _follows(calls: Sequence[Line], patterns: Sequence[tuple], at: int, period: int, step: int) -> bool:
+    if patterns[at] != patterns[at + period]:
+        return False
+    layer = calls[at].layer
+    return layer is None or calls[at + period].layer == layer + step

@@ -1,0 +1,206 @@
+"""An explanation as a page: one file that asks nothing of the network, made of page.html, page.css and page.js."""
+
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from forge.compiler.executable import Compiled
+from forge.debug.report import text
+from forge.debug.report.folding import LAYER, Line, folded, lines
+from forge.ir import Trace
+from forge.ir.printing import STATEMENTS
+from forge.ir.pytree import proxies
+
+if TYPE_CHECKING:
+    from forge.debug.report.explanation import Explanation
+
+COSTS = 25  # operations that are shown with what they take; the others are one
+BUDGET = 1_000_000  # characters of the stages' lines, together; of more the middle stages are left out
+_HEIGHT = 640  # of the page in a notebook
+_PLACE = re.compile(r"\{\{(title|style|script|data)\}\}")
+_HELD = re.compile(r"\bheld\(\d+\)")
+_UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def page(told: "Explanation", programs: Sequence[Compiled | None], *, stages: bool = True) -> str:
+    """The page. programs: of each graph, None where it is gone. stages: whether the traces are shown."""
+    parts = {
+        "title": html.escape(f"{told.name} · forge.explain"),
+        "style": _file("page.css"),
+        "script": _file("page.js"),
+        "data": _escaped(_data(told, programs, stages=stages)),
+    }
+    return _PLACE.sub(lambda found: parts[found[1]], _file("page.html"))
+
+
+def frame(told: "Explanation", programs: Sequence[Compiled | None]) -> str:
+    """The page without the traces, for a notebook."""
+    inside = html.escape(page(told, programs, stages=False))
+    title = html.escape(f"forge.explain of {told.name}")
+    style = f"width:100%;height:{_HEIGHT}px;border:0"
+    return f'<iframe title="{title}" sandbox="allow-scripts" style="{style}" srcdoc="{inside}"></iframe>'
+
+
+def _file(name: str) -> str:
+    return files("forge.debug.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _escaped(data: Any) -> str:
+    """JSON in which nothing ends the script element that it stands in."""
+    written = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], written)
+
+
+class _Pool:
+    """Texts by number, each once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def __call__(self, given: str) -> int:
+        return self.numbers.setdefault(given, len(self.numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self.numbers)
+
+
+def _data(told: "Explanation", programs: Sequence[Compiled | None], *, stages: bool) -> dict[str, Any]:
+    whole = told.to_dict()
+    taken = ("name", "captured", "graphs", "executors", "seconds", "saved_bytes", "shortened", "cached")
+    strings, declined = _Pool(), {}
+    return {
+        **{name: whole[name] for name in taken},
+        "summary": text.summary(told),
+        "operations": len(told.rows),
+        "fusions": len(told.regions),
+        "reasons": [[title, list(counts.items())] for title, counts in text.reasons(told).items()],
+        "parts": _parts(told, programs, strings, declined),
+        "declined": list(declined),
+        "saved": _saved(told),
+        "costs": _costs(told),
+        "stages": _stages(programs) if stages else None,
+        "strings": strings.texts,
+    }
+
+
+def _parts(
+    told: "Explanation", programs: Sequence[Compiled | None], strings: _Pool, declined: dict[tuple[str, str], int]
+) -> list[dict[str, Any]]:
+    """The calls of each graph and phase, folded, and which of them reads what others make."""
+    parts = []
+    for (graph, phase), rows in groupby(told.rows, key=lambda row: (row.graph, row.phase)):
+        folds = folded(lines(list(rows)))
+        calls = [line for fold in folds for layer in fold.layers for line in layer]
+        compiled = programs[graph] if graph < len(programs) else None
+        traces = [] if compiled is None else compiled.traces if phase == "forward" else compiled.backward_traces
+        order, edges = _flow(calls, traces[-1]) if traces else (None, None)
+        parts.append(
+            {
+                "graph": graph,
+                "phase": phase,
+                "calls": [_call(line, strings, declined) for line in calls],
+                "folds": [[len(fold.layers), len(fold.layers[0])] for fold in folds],
+                "modules": [strings(module) for fold in folds for _, module in fold.shown],
+                "order": order,
+                "edges": edges,
+            }
+        )
+    return parts
+
+
+def _call(line: Line, strings: _Pool, declined: dict[tuple[str, str], int]) -> list:
+    """[module, operation, result, executor, source, reasons, fusion, what it holds]"""
+    reasons = [declined.setdefault(each, len(declined)) for each in line.declined]
+    cells = map(strings, (line.module, line.operation, line.result, line.executor, line.source))
+    held = [
+        list(map(strings, (row.operation, ", ".join(row.results), row.module or "", row.source or "")))
+        for row in line.rows
+        if row.region is not None
+    ]
+    return [*cells, reasons, strings(line.rows[0].region or ""), held]
+
+
+def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[int, int]]]:
+    """Where each call stands in the trace that runs, and pairs (from, to) of calls of which one reads the other's."""
+    makers = {name: number for number, call in enumerate(calls) for row in call.rows for name in row.outputs}
+    order = [0] * len(calls)
+    edges: dict[tuple[int, int], None] = {}
+    for at, bound in enumerate(trace.bound_symbols):
+        target = next((makers[name] for name in bound.outputs if name in makers), None)
+        if bound.symbol in STATEMENTS or target is None:
+            continue
+        order[target] = at
+        for proxy in proxies((bound.args, bound.kwargs)):
+            maker = makers.get(proxy.name, target)
+            if maker != target:
+                edges[maker, target] = None
+    return order, list(edges)
+
+
+def _saved(told: "Explanation") -> list[tuple[str, int, int]]:
+    """(module, how many tensors, bytes) of what is saved, the layers of one kind as one; the largest first."""
+    found: dict[str, tuple[int, int]] = {}
+    for each in told.saved:
+        if each.own:
+            module = "(unknown)" if each.module is None else LAYER.sub(r"\1*", each.module) or "(the module itself)"
+            count, size = found.get(module, (0, 0))
+            found[module] = count + 1, size + (each.bytes or 0)
+    return sorted(((module, *sums) for module, sums in found.items()), key=lambda each: -each[2])
+
+
+def _costs(told: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] | None:
+    """(name, seconds, bytes that the results hold, how many calls) of what was measured, by operation of each phase and
+    by executor, the longest first; None where nothing was."""
+    if not told.costs:
+        return None
+    found: dict[str, dict[str, tuple[float, int, int]]] = {"operations": {}, "executors": {}}
+    for each in told.costs:
+        for kind, name in (("operations", f"{each.operation}, {each.phase}"), ("executors", each.executor)):
+            seconds, size, count = found[kind].get(name, (0.0, 0, 0))
+            found[kind][name] = seconds + each.seconds, size + each.bytes, count + 1
+    longest = {
+        kind: sorted(((name, *sums) for name, sums in those.items()), key=lambda each: -each[1])
+        for kind, those in found.items()
+    }
+    rest = longest["operations"][COSTS:]
+    if rest:
+        sums = (sum(each[place] for each in rest) for place in (1, 2, 3))
+        longest["operations"][COSTS:] = [(f"{len(rest)} others", *sums)]
+    return longest
+
+
+def _stages(programs: Iterable[Compiled | None]) -> dict[str, Any]:
+    """Every stage as runs of lines, [first, how many], of one pool: passes leave most lines as they are."""
+    pool, parts, left = _Pool(), [], 0
+    for graph, compiled in enumerate(programs):
+        for phase, traces in (("forward", compiled.traces), ("backward", compiled.backward_traces)) if compiled else ():
+            shown = []
+            for at in sorted(range(len(traces)), key=lambda at: (at not in (0, len(traces) - 1), -at)):  # ends first
+                if sum(map(len, pool.numbers)) > BUDGET:
+                    left += 1
+                else:
+                    shown.append((at, traces[at].stage, _runs(map(pool, _lines(traces[at])))))
+            if shown:
+                parts.append({"graph": graph, "phase": phase, "stages": [each[1:] for each in sorted(shown)]})
+    return {"parts": parts, "lines": pool.texts, "left": left}
+
+
+def _lines(trace: Trace) -> list[str]:
+    """The printed trace; objects that have no literal are numbered in order, so that stages can be compared."""
+    numbers = _Pool()
+    return _HELD.sub(lambda found: f"held({numbers(found[0])})", str(trace)).splitlines()
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs

@@ -1,0 +1,201 @@
+"""forge.repro: a script of its own that runs what forge compiled, without the model that it was compiled from."""
+
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.capture.handles import Record, record_of
+from forge.compiler.claim import claim
+from forge.compiler.executable import Compiled
+from forge.executors.torchex.core import torchex
+from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
+from forge.ir.printing import counted
+from forge.ir.proxies import hint_of
+from forge.ir.pytree import proxies
+from forge.ir.strides import contiguous
+
+_LARGEST = 256  # elements of a constant that is written out
+_SCRIPT = '''"""{name}: {calls} calls of torch that forge compiled, in the order in which they were recorded.
+
+Written by forge.repro, with torch {torch} and Python {python}. The inputs have the shapes, dtypes, strides and devices
+of those that it was compiled for, and other values: put in your own where they matter.{left_out}
+"""
+
+{imports}
+
+import forge
+
+OPTIONS = {options}
+
+
+{program}
+
+def inputs():
+    torch.manual_seed(0)
+    return [
+{inputs}
+    ]
+
+
+def run(function):
+    """What the function returns, and the gradients of the sum of it."""
+    given = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs()]
+    results = [x for x in function(*given) if isinstance(x, torch.Tensor)]
+    wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+    flowing = [x.sum() for x in results if x.requires_grad]
+    gradients = torch.autograd.grad(sum(flowing), wanted, allow_unused=True) if flowing and wanted else ()
+    return [*results, *gradients]
+
+
+if __name__ == "__main__":
+    jitted = forge.jit({entry}, **OPTIONS)
+    for place, (ours, eager) in enumerate(zip(run(jitted), run({entry}), strict=True)):
+        if ours is not None and eager is not None and eager.numel():
+            far = (ours.double() - eager.double()).abs().max().item()
+            print(f"value {{place}}: {{tuple(eager.shape)}} {{eager.dtype}}, largest difference from eager {{far:.3g}}")
+    print(forge.explain(jitted))
+'''
+
+
+def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
+    """Writes a script that runs one graph of what was jitted, forward and backward, by forge and in eager, and prints
+    how far the two are apart and what forge.explain says: something to send to others, or to cut down.
+
+    jitted: what forge.jit returned, after a call. path: where the script goes. graph: which graph, counted from 0.
+    Returns the path. Options of forge.jit that cannot be written, such as executors of your own, are left out: a
+    warning and the head of the script name them. Raises TypeError for what was not made by forge.jit; ValueError where
+    there is no such graph, or where its program cannot be written: what it calls, or is given, is not torch's.
+    """
+    record = record_of(jitted, "forge.repro")
+    compiled = record.compiled
+    check(bool(compiled), lambda: f"forge.repro: {record.name} has compiled nothing yet: call it first")
+    check(
+        0 <= graph < len(compiled),
+        lambda: f"forge.repro: graph is {graph}, but {record.name} has {counted(len(compiled), 'graph')}, from 0",
+    )
+    path = Path(path)
+    path.write_text(_script(record, compiled[graph]))
+    return path
+
+
+def _script(record: Record, compiled: Compiled) -> str:
+    check(
+        not compiled.shortened and bool(compiled.traces),
+        lambda: "forge.repro: what was recorded was not kept; FORGE_KEEP_STAGES=1 and FORGE_CACHE=0 keep it",
+    )
+    trace = _of_torch(compiled.traces[0])
+    lines = trace.show().splitlines()
+    others = [line for line in lines if "forge.ir.printing.held(" in line]
+    check(
+        not others,
+        lambda: f"forge.repro: {others[0].partition(' = ')[0]} is an object of the program that has no literal",
+    )
+    made = proxies([bound.output for bound in trace.bound_symbols])
+    numbers = [proxy for proxy in made if isinstance(proxy, NumberProxy)]
+    check(
+        not numbers,
+        lambda: f"forge.repro: {record.name} reads a number from a tensor, {numbers[0]}, as it does under dynamic=True",
+    )
+    imports = {"import torch", *(line for line in lines if line.startswith("import "))}
+    if any(bound.symbol.id.startswith("operator.") for bound in trace.bound_symbols):
+        imports.add("import operator")
+    start = next(i for i, line in enumerate(lines) if line.startswith("def "))
+    options = dict(_options(record))
+    left_out = list(_left_out(record, options))
+    if left_out:
+        advice = "add them where they matter"
+        warnings.warn(f"forge.repro: the script leaves out {', '.join(left_out)}: {advice}", stacklevel=3)
+    return _SCRIPT.format(
+        name=record.name,
+        calls=len(trace.bound_symbols),
+        torch=torch.__version__,
+        python=platform.python_version(),
+        imports="\n".join(sorted(imports)),
+        options=repr(options),
+        left_out=f"\n\nLeft out of forge.jit's options: {', '.join(left_out)}." if left_out else "",
+        program="\n".join([f"def {trace.name}({', '.join(trace.input_names)}):", *lines[start + 1 :], ""]),
+        inputs="\n".join(f"        {_input(proxy, compiled.traces[0])}," for proxy in trace.inputs),
+        entry=trace.name,
+    )
+
+
+def _of_torch(trace: Trace) -> Trace:
+    """The trace with every call torch's own, and what it reads beside its inputs among them."""
+    read = {name for bound in trace.bound_symbols for name in bound.inputs}.union(trace.output_names)
+    constants = [trace.constant_proxy(name) for name in trace.constants if name in read]
+    new = trace.derive("recorded", [], inputs=[*trace.inputs, *constants])
+    for bound in trace.bound_symbols:
+        new.bound_symbols += [bound] if _is_plain(bound.symbol.id) else _by_torch(trace, bound)
+    new.constants.clear()
+    return new
+
+
+def _is_plain(name: str) -> bool:
+    """Whether the function of a call by that name is one of Python's or torch's that gives what the call gives."""
+    return name.partition(".")[0] in ("torch", "operator") and name != "operator.setitem" and not name.endswith("_")
+
+
+def _by_torch(trace: Trace, bound: BoundSymbol) -> list[BoundSymbol]:
+    alone = trace.derive("alone", [bound], output=bound.output)
+    return claim(alone, [torchex])[0].bound_symbols
+
+
+def _options(record: Record) -> Iterator[tuple[str, Any]]:
+    """Those of forge.jit that can be written."""
+    given = record.again.keywords if record.again is not None else {}
+    for name in ("memory", "select", "numerics", "dynamic"):
+        if given.get(name) is not None:
+            yield name, given[name]
+    executors = given.get("executors")
+    if executors is not None and all(isinstance(each, str) for each in executors):
+        yield "executors", list(executors)
+    kernels = [str(each) for each in given.get("kernels") or () if isinstance(each, (str, Path))]
+    if kernels:
+        yield "kernels", kernels
+
+
+def _left_out(record: Record, written: dict[str, Any]) -> Iterator[str]:
+    """The options that change what runs and cannot be written, or only in part: each with what is missing."""
+    given = record.again.keywords if record.again is not None else {}
+    for name in ("executors", "transforms", "kernels", "layers"):
+        value = given.get(name)
+        if not value or value == written.get(name):
+            continue
+        every = value if isinstance(value, (list, tuple)) else [value]
+        missing = [_called(each) for each in every if each != "torch" and str(each) not in written.get(name, ())]
+        if missing:
+            yield f"{name} ({', '.join(missing)})"
+    for name in ("freeze", "cuda_graphs", "check", "edit"):
+        if given.get(name):
+            yield f"{name}={_called(given[name])}"
+
+
+def _called(given: Any) -> str:
+    """A value in a line: the name that it has, else what it is."""
+    name = getattr(given, "name", None) or getattr(given, "__name__", None)
+    named = name if isinstance(name, str) else repr(given) if isinstance(given, (str, bool, Path)) else None
+    return " ".join((named or f"a {type(given).__name__}").replace('"""', "").replace("\\", "/").split())
+
+
+def _input(proxy: Proxy, recorded: Trace) -> str:
+    """A line of Python that makes a value for an input."""
+    if isinstance(proxy, NumberProxy):
+        return repr(hint_of(proxy.value))
+    assert isinstance(proxy, TensorProxy)
+    constant = recorded.constants.get(proxy.name)
+    if constant is not None and constant.numel() <= _LARGEST and not constant.dtype.is_complex:
+        return f"torch.tensor({constant.tolist()!r}, dtype={constant.dtype}, device={str(constant.device)!r})"
+    shape = tuple(map(hint_of, proxy.shape))
+    strides = contiguous(shape) if proxy.strides is None else tuple(map(hint_of, proxy.strides))
+    where = f"dtype={proxy.dtype}, device={str(proxy.device)!r}"
+    made = f"torch.empty({shape}, {where})"
+    if strides != contiguous(shape):
+        made = f"torch.empty_strided({shape}, {strides}, {where})"
+    floats = proxy.dtype.is_floating_point or proxy.dtype.is_complex
+    filled = f"{made}.{'normal_()' if floats else 'zero_()'}"
+    return f"{filled}.requires_grad_()" if proxy.requires_grad and floats else filled

@@ -1,1 +1,0 @@
-"""Front ends: how programs are captured, and how compiled ones are called."""

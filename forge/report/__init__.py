@@ -1,6 +1,0 @@
-"""What became of a jitted program, operation by operation: as data, as text for a terminal, as JSON."""
-
-from forge.report.explanation import Explanation, explain
-from forge.report.rows import CostRow, Row, SavedRow
-
-__all__ = ["CostRow", "Explanation", "Row", "SavedRow", "explain"]

@@ -1,0 +1,227 @@
+"""What a frozen program computes of weights alone (forge.jit(freeze=True)): kept until one of them changes.
+
+A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
+changes in place. torch does not count everything. A step of a torch.optim optimizer, fused ones too, drops what was
+made of its parameters. Others' fused steps follow a gradient: while a weight has one, nothing is kept, and what is kept
+is dropped once one arrives. Writes through `p.data` and `p.numpy()` of a parameter are noticed (parameter_aliases.py).
+For those through other aliases (`buffer.data`, `p.detach().numpy()`, DLPack), memory on the CPU is looked at: all of a
+small weight, one element of a larger one; elsewhere, and where that element stays, forge.refold is for them.
+
+torch.utils.swap_tensors refuses tensors that have weak references: while it runs, there are none to its two.
+"""
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from forge.ir.interpreter import unconverted
+from forge.ir.locks import new_lock
+from forge.ir.strides import restrided
+from forge.runtime.parameter_aliases import changed_parameters, open_aliases, unwatch, watch
+
+_VERSION, _BYTES, _PLACE = attrgetter("_version"), attrgetter("raw"), torch.Tensor.data_ptr
+_WHOLE = 512  # bytes of a weight that is compared as a whole: this takes as long as an element does
+_folded: "weakref.WeakSet[Folded]" = weakref.WeakSet()
+_folded_lock = new_lock()
+
+
+class _State(NamedTuple):
+    """What was computed of some weights. `seen` is what `_look` saw of them before, `bits` what was in `cells`, which
+    are parts of their memory; `weights` refer to them, `memory` is theirs, which nothing else takes the place of while
+    it is kept; `hooks` are called when a gradient arrives."""
+
+    seen: list[int]
+    bits: list[bytes]
+    values: tuple[torch.Tensor, ...]
+    cells: list[Any]
+    memory: list[torch.Tensor]
+    weights: list[weakref.ref]
+    hooks: list[Any]
+
+    def holds(self, weights: list[torch.Tensor]) -> bool:
+        """Whether nothing has changed these weights, which are the same tensors. The cells are read last: they are
+        in the memory that was seen, which may be gone where a weight is elsewhere."""
+        return _look(weights) == self.seen and list(map(_BYTES, self.cells)) == self.bits
+
+    def moved(self) -> bool:
+        """Whether a weight is elsewhere by now: nobody will ask for this again."""
+        found = [weight() for weight in self.weights]
+        return any(x is None or x.data_ptr() != kept.data_ptr() for x, kept in zip(found, self.memory, strict=True))
+
+
+class Folded:
+    """What one program computes of weights, by `function`, from its inputs at the positions `reads`.
+
+    strides: those that the program takes the values to have. What was computed is kept for each set of weights that it
+    is called with (layers alike may share a program), until one of them changes or dies. `times` counts how often it
+    was computed; `in_training`: for the last time, of weights that have gradients, so that it was not kept.
+    """
+
+    def __init__(self, function: Callable, reads: Sequence[int], strides: Sequence[tuple[int, ...]]) -> None:
+        self.function = function
+        self.reads = list(reads)
+        self.strides = list(strides)
+        self.times = 0
+        self.in_training = False
+        self._states: dict[tuple[int, ...], _State] = {}
+        self._lock = new_lock()
+        with _folded_lock:
+            _folded.add(self)
+
+    def around(self, call: Callable) -> Callable:
+        """`call`, whose last arguments are what is computed of the weights."""
+        reads, states, compute = self.reads, self._states, self._compute
+
+        def frozen(*inputs: Any) -> Any:
+            weights = [inputs[i] for i in reads]
+            key = tuple(map(id, weights))
+            if open_aliases and not open_aliases.keys().isdisjoint(key):
+                _drop_changed(key)
+            state = states.get(key)
+            if state is not None and state.holds(weights):
+                return call(*inputs, *state.values)
+            return call(*inputs, *compute(weights))
+
+        return frozen
+
+    def forget(self) -> None:
+        """Everything is computed again when it is needed."""
+        for key in list(self._states):
+            self.drop(key)
+
+    def drop_of(self, weights: frozenset[int]) -> None:
+        """What was computed of any of these weights, by their ids, is computed again when it is needed."""
+        for key in [each for each in list(self._states) if not weights.isdisjoint(each)]:
+            self.drop(key)
+
+    def drop(self, key: tuple[int, ...]) -> None:
+        """What was computed of these weights is computed again when it is needed."""
+        state = self._states.pop(key, None)
+        for hook in () if state is None else state.hooks:
+            hook.remove()
+
+    @unconverted
+    def _compute(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with self._lock:
+            with _folded_lock:
+                others = list(_folded)
+            for each in others:
+                each._drop_moved()
+            return self._fold(weights)
+
+    def _fold(self, weights: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        key = tuple(map(id, weights))
+        watch(weights)
+        _follow_swaps()
+        try:
+            memory = [x.detach() for x in weights]
+            cells = _cells(weights)
+            seen, bits = _look(weights), list(map(_BYTES, cells))
+        except RuntimeError:  # a tensor without a version or memory of its own: nothing says when it changes
+            seen = None
+        with torch.inference_mode(False), torch.no_grad():
+            made = self.function(*weights)
+            values = tuple(restrided(x, strides) for x, strides in zip(made, self.strides, strict=True))
+        self.times += 1
+        self.drop(key)
+        trained = [x for x in weights if x.requires_grad and x.is_leaf]
+        self.in_training = any(x.grad is not None for x in trained)
+        if seen is not None and not self.in_training and _finished(values):
+            changed = partial(_drop, weakref.ref(self), key)
+            hooks = [x.register_post_accumulate_grad_hook(changed) for x in trained]
+            alive = [weakref.ref(x, changed) for x in weights]
+            self._states[key] = _State(seen, bits, values, cells, memory, alive, hooks)
+        return values
+
+    def _drop_moved(self) -> None:
+        for key, state in list(self._states.items()):
+            if state.moved():
+                self.drop(key)
+
+
+def _look(weights: list[torch.Tensor]) -> list[int]:
+    """The versions of weights, and where they are. Raises RuntimeError where one has none."""
+    return [*map(_VERSION, weights), *map(_PLACE, weights)]
+
+
+def _cells(weights: list[torch.Tensor]) -> list[Any]:
+    """Of each weight on the CPU the bytes of all elements, if these are few, or of one: that in its middle, or another
+    where that is 0, which stays 0 when it is scaled. Raises RuntimeError for a weight without memory."""
+    return [_cell(x) for x in weights if x.device.type == "cpu" and x.numel()]
+
+
+def _cell(x: torch.Tensor) -> Any:
+    if not x.data_ptr():
+        raise RuntimeError("it has no memory")
+    size = x.element_size()
+    extent = size * (1 + sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True)))
+    if extent <= _WHOLE:
+        return (ctypes.c_char * extent).from_address(x.data_ptr())
+    cells = []
+    for part in (2, 4, 3, 5):
+        place = sum(length // part * stride for length, stride in zip(x.shape, x.stride(), strict=True))
+        cells.append((ctypes.c_char * size).from_address(x.data_ptr() + place * size))
+    return next((cell for cell in cells if any(cell.raw)), cells[0])
+
+
+def _finished(values: Sequence[torch.Tensor]) -> bool:
+    """Waits until values on a GPU are there for every stream. Whether they may be kept: not while a CUDA graph, which
+    makes them when it is replayed, is captured."""
+    if not any(x.is_cuda for x in values):
+        return True
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    torch.cuda.current_stream(values[0].device).synchronize()
+    return True
+
+
+def _drop(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
+    owner = folded()
+    if owner is not None:
+        owner.drop(key)
+
+
+@unconverted
+def _drop_changed(weights: Collection[int]) -> None:
+    """Drop what was computed of those of these weights to which an alias wrote, as far as it is noticed."""
+    _drop_all(changed_parameters(weights))
+
+
+def _drop_all(weights: Collection[int]) -> None:
+    """Drop what any program computed of these weights, by their ids: it is computed again when it is needed."""
+    if weights:
+        with _folded_lock:
+            there = list(_folded)
+        for each in there:
+            each.drop_of(frozenset(weights))
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    """A step has changed an optimizer's parameters, whether it counted that or not."""
+    if _folded:
+        _drop_all({id(x) for group in optimizer.param_groups for x in group["params"]})
+
+
+register_optimizer_step_post_hook(_after_step)
+
+
+@functools.cache
+def _follow_swaps() -> None:
+    """Have torch.utils.swap_tensors drop what was computed of the tensors, and the weak references to them, first."""
+    swap = torch.utils.swap_tensors
+
+    @functools.wraps(swap)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        both = {id(t1), id(t2)}
+        _drop_all(both)
+        unwatch(both)
+        swap(t1, t2)
+
+    torch.utils.swap_tensors = swap_tensors

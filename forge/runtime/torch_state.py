@@ -1,0 +1,192 @@
+"""What torch keeps for the thread or for the process: left as it was found whatever fails; and Dynamo, kept away from
+what forge itself runs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
+
+from forge.ir.interpreter import unconverted
+from forge.runtime.buckets import bucket_bytes, bucket_bytes_at
+from forge.torchlang import autocast_mode
+
+
+def uncaptured(function: Callable) -> Callable:
+    """Decorator: as `unconverted`, and a graph that calls the function breaks there."""
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = f"forge.{function.__name__} runs between graphs"
+    return unconverted(function)
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Compiling inside, and failing at it, changes nothing of torch's own state: modes of autograd, functorch's levels,
+    saved-tensor hooks, autocast, random numbers, the default dtype. Dispatch modes and saved-tensor hooks around it,
+    which are for what the program computes, see nothing of it."""
+    grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
+    dtype, random = torch.get_default_dtype(), _random_states()
+    apart = _disable_current_modes(), _without_hooks()
+    kept = transforms_restored(), torch._C._PreserveDispatchKeyGuard(), autocast_mode.kept()
+    with ExitStack() as stack:
+        for each in (*apart, *kept):
+            stack.enter_context(each)
+        try:
+            yield
+        finally:
+            if torch.is_inference_mode_enabled() != inference:
+                torch.autograd.grad_mode._enter_inference_mode(inference)
+            torch._C._set_grad_enabled(grad)
+            torch._C._set_fwd_grad_enabled(forward)
+            torch.set_default_dtype(dtype)
+            for restore, state in random:
+                restore(state)
+
+
+@contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Inside, no saved-tensor hooks are registered."""
+    hooks = []
+    try:
+        while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            hooks.append(pair)
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextmanager
+def transforms_restored() -> Iterator[None]:
+    """Levels of torch.func and of forward mode that the inside opened are closed, and saved-tensor hooks are allowed,
+    or forbidden, as before."""
+    depth, level = torch._C._functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    except BaseException:
+        with suppress(RuntimeError):  # a captured program opens and closes this level without forward_ad's knowledge
+            torch._C._exit_dual_level(level=forward_ad._current_level + 1)
+        raise
+    finally:
+        while forward_ad._current_level > level:
+            forward_ad.exit_dual_level()
+        while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        if message is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(message)
+
+
+class Restoring:
+    """A function that opens and closes torch.func's levels itself, and leaves none open where it raises."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with transforms_restored():
+            return self.function(*args, **kwargs)
+
+
+def _forward_grad_enabled() -> bool:
+    return torch._C._is_fwd_grad_enabled()
+
+
+def _random_states() -> list[tuple[Callable, torch.Tensor]]:
+    """How to restore each generator, and its state."""
+    states: list[tuple[Callable, Any]] = [(torch.random.set_rng_state, torch.random.get_rng_state())]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return states
+
+
+# what decides, beside a program itself, what it is recorded as and compiled to
+
+
+class _Flag:
+    """A setting of the process or the thread by torch's own functions."""
+
+    def __init__(self, get: Callable[[], Any], set: Callable[[Any], Any]) -> None:
+        self.get = get
+        self._set = set
+
+    @contextmanager
+    def at(self, value: Any) -> Iterator[None]:
+        before = self.get()
+        self._set(value)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+
+class _Entered:
+    """A setting that is made by entering a context manager."""
+
+    def __init__(self, get: Callable[[], Any], at: Callable[[Any], Any]) -> None:
+        self.get = get
+        self.at = at
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _einsum() -> tuple[bool, str | None]:
+    return torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
+
+
+def _set_einsum(value: tuple[bool, str | None]) -> None:
+    enabled, strategy = value
+    if strategy is not None:
+        torch.backends.opt_einsum.set_flags(True, strategy)  # it may be set only while it is enabled
+    torch.backends.opt_einsum.set_flags(enabled)
+
+
+_MODES: dict[str, _Flag | _Entered] = {
+    "inference": _Entered(torch.is_inference_mode_enabled, torch.inference_mode),
+    "grad": _Entered(torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast": _Entered(autocast_mode.state, autocast_mode.at),
+    "device": _Entered(torch.get_default_device, torch.device),
+    "bucket": _Entered(bucket_bytes, bucket_bytes_at),
+    "dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype),
+    "einsum": _Flag(_einsum, _set_einsum),
+    "deterministic": _Flag(_deterministic, _set_deterministic),
+    "matmul": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    **{
+        kind: _Flag(getattr(torch._C, f"_get_{kind}_enabled"), getattr(torch._C, setter))
+        for kind, setter in {
+            "flash_sdp": "_set_sdp_use_flash",
+            "mem_efficient_sdp": "_set_sdp_use_mem_efficient",
+            "math_sdp": "_set_sdp_use_math",
+            "cudnn_sdp": "_set_sdp_use_cudnn",
+            "mkldnn": "_set_mkldnn_enabled",
+            "cudnn": "_set_cudnn_enabled",
+        }.items()
+        if hasattr(torch._C, f"_get_{kind}_enabled") and hasattr(torch._C, setter)
+    },
+}
+
+
+def modes() -> dict[str, Any]:
+    """What torch's modes and settings are in this thread now, of those that recording and compiling look at."""
+    return {name: mode.get() for name, mode in _MODES.items()}
+
+
+@contextmanager
+def under(wanted: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, they are what `modes` gave."""
+    with ExitStack() as stack:
+        for name, mode in _MODES.items():
+            if mode.get() != wanted[name]:
+                stack.enter_context(mode.at(wanted[name]))
+        yield

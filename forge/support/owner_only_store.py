@@ -1,0 +1,147 @@
+"""Files that forge keeps for other processes: written whole, read only where they are this user's own and what was
+written.
+
+A file is a line that names its format, a line with the hash of the rest, and the rest. What is damaged, another
+user's, or open to other users is refused, with the reason.
+"""
+
+import contextlib
+import functools
+import hashlib
+import operator
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+
+class UntrustedFile(Exception):
+    """A file, or a folder, that is not to be used, with the reason."""
+
+
+def is_on() -> bool:
+    """Whether the environment allows what is kept to spare another process the work."""
+    return os.environ.get("FORGE_CACHE") != "0"
+
+
+def user_cache() -> Path:
+    """Return the folder of forge's own caches: FORGE_CACHE_DIR, or the one that the system has for such."""
+    named = os.environ.get("FORGE_CACHE_DIR")
+    if named:
+        return Path(named).expanduser()
+    try:
+        import platformdirs  # of the extra `hub`
+    except ImportError:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forge"
+    return Path(platformdirs.user_cache_dir("forge"))
+
+
+def read(path: Path, head: bytes) -> bytes:
+    """What was written to a file of the format that `head` names. Raises FileNotFoundError where there is none,
+    UntrustedFile or OSError where it is not to be used."""
+    check_folder(path.parent)
+    content = _own_bytes(path)
+    if not content.startswith(head):
+        raise UntrustedFile("it is of another format")
+    said, _, body = content[len(head) :].partition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != said:
+        raise UntrustedFile("it is damaged")
+    with contextlib.suppress(OSError):
+        os.utime(path)  # what is used is dropped last
+    return body
+
+
+def write(path: Path, head: bytes, body: bytes, size: int) -> None:
+    """Keeps a file; of its folder, `size` bytes of those that were used last. Raises UntrustedFile or OSError where it
+    cannot be kept."""
+    make_folder(path.parent)
+    _write_whole(path, b"".join([head, hashlib.sha256(body).hexdigest().encode(), b"\n", body]))
+    _trim(path.parent, size)
+
+
+def make_folder(path: Path) -> None:
+    """A folder for what is kept. Raises UntrustedFile or OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_folder(path)
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Opens a file of a folder of its own among those that are kept. Raises UntrustedFile where it, or either folder,
+    is another user's or open to other users; FileNotFoundError, OSError."""
+    check_folder(path.parent.parent)
+    check_folder(path.parent)
+    return _opened(path)
+
+
+def open_itself(path: Path) -> BinaryIO:
+    """Opens what is there: no link is followed, and a pipe is not waited for. Raises OSError."""
+    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
+    return open(os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY)), "rb")
+
+
+def check_folder(path: Path) -> None:
+    """Raise UntrustedFile for a folder that is a link, another user's, or open to other users' writes."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise UntrustedFile("the folder is a link or a file")
+    _check_owner(found, "the folder")
+
+
+def _own_bytes(path: Path) -> bytes:
+    """What an own file holds. Raises as _opened."""
+    with _opened(path) as file:
+        return file.read()
+
+
+def _opened(path: Path) -> BinaryIO:
+    """An own file. Raises UntrustedFile for another's, or one that others may write to; OSError."""
+    file = open_itself(path)
+    try:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise UntrustedFile("it is not a file")
+        _check_owner(found, "it")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_owner(found: os.stat_result, what: str) -> None:
+    if not hasattr(os, "getuid"):  # there, folders of a user are the user's
+        return
+    if found.st_uid != os.getuid():
+        raise UntrustedFile(f"{what} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UntrustedFile(f"{what} can be written to by other users")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _trim(place: Path, size: int) -> None:
+    """Drops the files that were used longest ago, until all are within `size`; what was left half-written too."""
+    found = []
+    for each in os.scandir(place):
+        with contextlib.suppress(OSError):
+            known = each.stat(follow_symlinks=False)
+            found.append((known.st_mtime, known.st_size, each.path))
+    total = sum(length for _, length, _ in found)
+    for _, length, path in sorted(found):
+        if total <= size:
+            break
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        total -= length
