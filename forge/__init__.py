@@ -6,8 +6,9 @@ from forge.support import startup  # before all that imports torch
 from forge import optim
 from forge.api.bundle import bundle
 from forge.api.functional import grad, trace, value_and_grad, vjp
-from forge.api.jit import StrictError, finish_compiling, jit, last_backward_traces, last_traces, refold
+from forge.api.jit import finish_compiling, jit, last_backward_traces, last_traces, refold
 from forge.api.load_kernel import LoadedKernel, load_kernel
+from forge.compiler.program import StrictError
 from forge.debug.bisection import Difference, bisect
 from forge.debug.edited import EditError
 from forge.debug.report import Explanation, explain

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.ir import Tag
 
 # collectives
@@ -90,7 +90,7 @@ def order_of_collectives(rank: int) -> list[list[str]]:
     jitted = forge.jit(program, executors=["torch"] if rank else ["inductor", "torch"])
     x, y = torch.randn(4, requires_grad=True), torch.randn(2, requires_grad=True)
     jitted(x, y).backward()
-    compiled = record_of(jitted).latest
+    compiled = handle_of(jitted).latest
     return [
         [bound.symbol.name for bound in stages[-1].bound_symbols if Tag.EFFECT in bound.all_tags]
         for stages in (compiled.traces, compiled.backward_traces)
@@ -240,7 +240,7 @@ def _tensor_parallel(plan: str, executors: list[str] | None) -> dict[str, Any]:
     jitted = forge.jit(model, executors=executors)
     ours = train(model, jitted)
     told = forge.explain(jitted)
-    compiled = record_of(jitted).latest
+    compiled = handle_of(jitted).latest
     return {
         "eager": train(parallel(plan)),
         "forge": ours,

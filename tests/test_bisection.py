@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import forge
-from forge import torchlang
-from forge.compiler import pipeline
+from forge import torchlang, transforms
 from forge.executors import OperatorExecutor
 from forge.ir import Trace
 from forge.ir.grad_rules import get_grad, put_grad
@@ -115,7 +114,7 @@ def test_a_right_kernel_is_let_be() -> None:
 
 
 def test_a_wrong_pass_of_forges_own_is_forges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "cse", lambda trace: run_users([tanh_to_sin], trace, []))
+    monkeypatch.setattr(transforms, "cse", lambda trace: run_users([tanh_to_sin], trace, []))
     found = forge.bisect(forge.jit(Net(), executors=[RIGHT, "torch"], transforms=[as_it_is]), X)
     assert found.kind == "forge" and "torch.sin by torch" in found.call and "forge's own" in str(found)
 

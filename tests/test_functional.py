@@ -242,13 +242,13 @@ def test_a_gradient_of_an_integer_is_an_error() -> None:
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The programs that forge.grad and forge.vjp compile."""
     seen: list[Any] = []
-    compile_program = functional.compile_program
+    compile_program = functional.pipeline.compile
 
     def spy(program: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(program)
         return compile_program(program, *args, **kwargs)
 
-    monkeypatch.setattr(functional, "compile_program", spy)
+    monkeypatch.setattr(functional.pipeline, "compile", spy)
     monkeypatch.setattr(functional, "_programs", functional.Programs(8))
     return seen
 

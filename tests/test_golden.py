@@ -58,7 +58,7 @@ def stages(name: str) -> Iterator[Trace]:
     flowing = [out for out in (outputs if isinstance(outputs, tuple) else (outputs,)) if out.requires_grad]
     if flowing:
         torch.autograd.backward(flowing, [torch.ones_like(out) for out in flowing])
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     yield from (*compiled.traces, *compiled.backward_traces)
 
 

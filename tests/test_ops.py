@@ -33,9 +33,9 @@ from support import (
 from torch.utils import _pytree
 
 import forge
-from forge.api.functional import Direct
-from forge.capture.handles import record_of
-from forge.compiler.executable import Compiled
+from forge.api.functional import Compilation, Direct
+from forge.capture.handles import handle_of
+from forge.compiler.executable import Executable
 from forge.ir import Proxy, Symbol, TensorProxy, Trace
 from forge.ir.printing import DEL
 from forge.ir.pytree import rename
@@ -129,7 +129,7 @@ def test_cuda_instances_exist_where_there_is_cuda() -> None:
 # running
 
 
-def _compile(info: OpInfo, executor: str, sample: Sample) -> Compiled:
+def _compile(info: OpInfo, executor: str, sample: Sample) -> Compilation:
     return Direct(info.op, executors=[executor]).compile(sample.args, sample.kwargs)
 
 
@@ -137,9 +137,9 @@ def _inputs(sample: Sample) -> list[torch.Tensor]:
     return tensors_in((sample.args, sample.kwargs))
 
 
-def _call(compiled: Compiled, sample: Sample) -> Any:
+def _call(executable: Executable, sample: Sample) -> Any:
     torch.manual_seed(1)
-    return compiled.call(*_inputs(sample))
+    return executable.call(*_inputs(sample))
 
 
 def _generator_state(device: str) -> torch.Tensor:
@@ -156,10 +156,10 @@ def test_consistency(info: OpInfo, executor: str, device: str, dtype: torch.dtyp
         ours = copy_of(sample)
         expected = run_eager(info, sample)
         state = _generator_state(device)
-        compiled = _compile(info, executor, ours)
-        actual = _call(compiled, ours)
+        executable, report = _compile(info, executor, ours)
+        actual = _call(executable, ours)
         assert torch.equal(_generator_state(device), state), "the random generator is not where eager leaves it"
-        if gives_unspecified_values(compiled.traces[0]):
+        if gives_unspecified_values(report.traces[0]):
             assert_same_metadata(actual, expected)
         else:
             # the torch executor runs torch's own function, whose strides are to survive; a decomposition's may differ
@@ -171,7 +171,7 @@ def test_meta(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> N
     for sample in samples(info, device, dtype):
         ours = copy_of(sample)
         expected = run_eager(info, sample)
-        trace = _compile(info, executor, ours).traces[-1]
+        trace = _compile(info, executor, ours)[1].traces[-1]
         assert_same_metadata(_interpret(trace, _inputs(ours)), expected, info.name)
 
 
@@ -415,7 +415,7 @@ def test_jit(info: OpInfo, executor: str, device: str, dtype: torch.dtype, dynam
         with torch._dynamo.config.patch(specialize_float=True):
             ours = flow_of(lambda *args, **kwargs: jitted(tensors_in((args, kwargs))), sample, wanted, changed)
     torch._dynamo.reset()
-    assert not record_of(jitted).eager, "forge.jit ran it in eager"
+    assert not handle_of(jitted).eager, "forge.jit ran it in eager"
     if gives_unspecified_values(forge.trace(info.op, *sample.args, **sample.kwargs)):
         assert_same_metadata(ours.outputs, eager.outputs)
     else:
@@ -512,16 +512,16 @@ def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
     within = tolerance(info, "test_printing", executor, device, dtype) or (0, 0)
     for sample in samples(info, device, dtype):
         ours, again = copy_of(sample), copy_of(sample)
-        compiled = _compile(info, executor, ours)
-        trace = compiled.traces[-1]
+        executable, report = _compile(info, executor, ours)
+        trace = report.traces[-1]
         text = str(trace)
         assert text == str(trace)
         scope: dict[str, Any] = {}
         exec(text, scope)
-        expected = _call(compiled, ours)
+        expected = _call(executable, ours)
         torch.manual_seed(1)
         actual = scope[trace.name](*_inputs(again))
-        if gives_unspecified_values(compiled.traces[0]):
+        if gives_unspecified_values(report.traces[0]):
             assert_same_metadata(actual, expected)
         else:
             assert_same(actual, expected, within=within, stride=True)
@@ -560,9 +560,9 @@ def test_strided(
             expected = run_eager(info, strided)
         except RuntimeError:  # a view of a transposed input, a write into an expanded one, a singular matrix
             continue
-        compiled = _compile(info, executor, ours)
-        actual = _call(compiled, ours)
-        if gives_unspecified_values(compiled.traces[0]):
+        executable, report = _compile(info, executor, ours)
+        actual = _call(executable, ours)
+        if gives_unspecified_values(report.traces[0]):
             assert_same_metadata(actual, expected)
         else:
             assert_same(actual, expected, within=within)
@@ -572,9 +572,9 @@ def test_inputs_unchanged(info: OpInfo, executor: str, device: str, dtype: torch
     """No input is modified, but for those that eager modifies, and those in the same way."""
     for sample in samples(info, device, dtype):
         ours = copy_of(sample)
-        compiled = _compile(info, executor, ours)
+        executable, report = _compile(info, executor, ours)
         run_eager(info, sample)
-        _call(compiled, ours)
+        _call(executable, ours)
         for one, other in zip(_inputs(ours), _inputs(sample), strict=True):
             assert_same(one, other)
 

@@ -26,7 +26,7 @@ from test_ops import Inputs, changed_inputs, differentiable_inputs
 
 import forge
 from forge.api.functional import Direct
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.testing import OpInfo, Sample
 
 MODES: dict[str, Callable] = {
@@ -153,7 +153,7 @@ def _compiled(info: OpInfo, sample: Sample, mode: str, wanted: list[int], change
         if not tolerated and not _refused_by_dynamo(info, sample, dynamic=mode == "dynamic"):
             raise
         return Direct(info.op, executors=["torch"])
-    assert not record_of(jitted).eager, "forge.jit ran it in eager"
+    assert not handle_of(jitted).eager, "forge.jit ran it in eager"
     return jitted
 
 

@@ -90,7 +90,7 @@ def _results(function: Callable, sample: Sample) -> Any:
 
 
 def _is_unspecified(info: OpInfo, sample: Sample) -> bool:
-    trace = Direct(info.op, executors=["torch"]).compile(sample.args, sample.kwargs).traces[0]
+    trace = Direct(info.op, executors=["torch"]).compile(sample.args, sample.kwargs)[1].traces[0]
     return gives_unspecified_values(trace)
 
 

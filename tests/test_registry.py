@@ -265,13 +265,13 @@ def _in_backwards() -> set[str]:
             inputs = tensors_in((sample.args, sample.kwargs))
             floats = [tensor.requires_grad_() for tensor in inputs if tensor.is_floating_point() and tensor.is_leaf]
             try:
-                compiled = Direct(info.op, executors=["torch-prims"]).compile(sample.args, sample.kwargs)
+                executable, report = Direct(info.op, executors=["torch-prims"]).compile(sample.args, sample.kwargs)
             except Exception:
                 continue
             with contextlib.suppress(Exception):  # a backward that torch does not have raises when it runs
-                flowing = [out for out in tensors_in(compiled.call(*inputs)) if out.requires_grad]
+                flowing = [out for out in tensors_in(executable.call(*inputs)) if out.requires_grad]
                 torch.autograd.grad(flowing, floats, [torch.ones_like(out) for out in flowing], allow_unused=True)
-            for trace in (*compiled.traces, *compiled.backward_traces):
+            for trace in (*report.traces, *report.backward_traces):
                 _collect(trace.bound_symbols, found)
     return set(found)
 

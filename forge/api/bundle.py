@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import hub
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.executors.hubex import Kernel, operators
 from forge.hub.bundle import Part, write_bundle
 from forge.hub.compat import library
@@ -59,8 +59,8 @@ def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
 
 
 def _used(jitted: Any) -> Iterator[Kernel]:
-    for compiled in record_of(jitted).compiled:
-        for stages in (compiled.traces, compiled.backward_traces):
+    for report in handle_of(jitted).reports:
+        for stages in (report.traces, report.backward_traces):
             yield from _kernels_of(stages[-1]) if stages else ()
 
 

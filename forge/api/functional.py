@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from forge.api.options import resolve_options
 from forge.capture import direct, nested
 from forge.capture.python_dispatch import is_dispatched
-from forge.compiler.config import Options
-from forge.compiler.executable import Compiled
-from forge.compiler.pipeline import compile_program
+from forge.compiler import pipeline
+from forge.compiler.config import Config
+from forge.compiler.executable import Executable
 from forge.compiler.program import Program, inline_epilogue
+from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor
 from forge.ir import TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
@@ -38,21 +40,24 @@ def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
     return inline_epilogue(program, program.trace)
 
 
+Compilation = tuple[Executable, CompileReport]
+
+
 class Programs:
     """The programs compiled last, by their structure; at most `size` of them."""
 
     def __init__(self, size: int) -> None:
         self._compiled: Bounded = Bounded(size)
 
-    def compile(self, program: Program, options: Options) -> Compiled:
+    def compile(self, program: Program, config: Config) -> Compilation:
         """What runs for a program, compiled unless one of the same structure was."""
         parts = [structure(trace) for trace in (program.trace, program.epilogue) if trace is not None]
-        key = (*parts, program.grad, tuple(program.mutated), options.executors, *modes().values())
+        key = (*parts, program.grad, tuple(program.mutated), config.executors, *modes().values())
         try:
             hash(key)
         except TypeError:  # the program names an object that has no hash
-            return _compile(program, options)
-        compiled = self._compiled.pop(key, None) or _compile(program, options)
+            return _compile(program, config)
+        compiled = self._compiled.pop(key, None) or _compile(program, config)
         self._compiled[key] = compiled  # the last used stands last
         return compiled
 
@@ -63,9 +68,9 @@ class Programs:
 _programs = Programs(256)
 
 
-def _compile(program: Program, options: Options) -> Compiled:
+def _compile(program: Program, config: Config) -> Compilation:
     with restored():
-        return compile_program(program, options)
+        return pipeline.compile(program, config)
 
 
 def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -75,9 +80,11 @@ def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
     mutated = recorded.program.mutated
     if mutated and overlap(recorded.inputs, mutated):
         return function(*args, **kwargs)
-    options = Options().in_torch() if any(map(is_dispatched, recorded.inputs)) else Options()
-    compiled = _programs.compile(recorded.program, options)
-    return recorded.result(compiled.call(*recorded.inputs))
+    config = resolve_options()
+    if any(map(is_dispatched, recorded.inputs)):
+        config = config.in_torch()
+    executable, _ = _programs.compile(recorded.program, config)
+    return recorded.result(executable.call(*recorded.inputs))
 
 
 class Direct:
@@ -88,21 +95,22 @@ class Direct:
         self, function: Callable, executors: Sequence[str | Executor] | None = None, *, size: int = 256
     ) -> None:
         self.function = function
-        self.options = Options(executors)
-        self.compiled: dict[tuple, Compiled] = Bounded(size)
+        self.config = resolve_options(executors)
+        self.compiled: dict[tuple, Compilation] = Bounded(size)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compile(args, kwargs).call(*direct.input_tensors(args, kwargs))
+        executable, _ = self.compile(args, kwargs)
+        return executable.call(*direct.input_tensors(args, kwargs))
 
-    def compile(self, args: tuple, kwargs: dict) -> Compiled:
+    def compile(self, args: tuple, kwargs: dict) -> Compilation:
         """What runs for these arguments."""
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
         compiled = self.compiled.get(key)
         if compiled is None:
             with restored():
-                compiled = _compile(direct.record(self.function, args, kwargs), self.options)
+                compiled = _compile(direct.record(self.function, args, kwargs), self.config)
             self.compiled[key] = compiled
         return compiled
 

@@ -1,9 +1,7 @@
 """forge.jit: the whole pipeline, from a function or module to one that is called the same way and runs faster."""
 
 import builtins
-import dataclasses
 import functools
-import importlib.metadata
 import inspect
 import itertools
 import math
@@ -12,40 +10,25 @@ import time
 import types
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import reset_code
-from torch._dynamo.exc import BackendCompilerFailed
 
+from forge.api.backend import Backend
+from forge.api.options import refuse_unknown, resolve_options
 from forge.api.unused_options import Named, idle_options, look_at_module
-from forge.cache import Slot
-from forge.capture import dynamo
-from forge.capture.checks import assumptions_last
-from forge.capture.dtensors import localized
-from forge.capture.entry import enter, must_be_one_graph
-from forge.capture.handles import Record, name_of, record_of, record_of_torch_compile
-from forge.capture.higher_order import runnable
-from forge.capture.inputs import note_inputs
-from forge.capture.layers import decide
-from forge.capture.python_dispatch import dispatched
-from forge.compiler.config import Options, default_check
-from forge.compiler.executable import NOT_KEPT, Compiled
-from forge.compiler.pipeline import compile_program
-from forge.compiler.program import Refused, StrictError, Unsupported
-from forge.debug.graph_check import against_eager
-from forge.executors.executor import Executor, unknown
-from forge.executors.hubex import LayerExecutor, Layers, Source, kernel_executor, layer_executor
-from forge.ir import Trace, check
+from forge.capture.entry import enter
+from forge.capture.handles import JitHandle, handle_of, name_of
+from forge.compiler.report import SHORTENED
+from forge.executors.executor import Executor
+from forge.executors.hubex import Layers, Source, kernel_executor, layer_executor
+from forge.ir import Trace
+from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
-from forge.ir.interpreter import paused_gc
-from forge.ir.source import Source as Place
-from forge.ir.source import warn
 from forge.runtime.module import jitted_module
-from forge.runtime.torch_state import restored, uncaptured
-from forge.support import logs
+from forge.runtime.torch_state import uncaptured
 from forge.transforms.users import Transform
 
 
@@ -124,9 +107,9 @@ def jit(
     `numerics`, or an executor that has no regions of such numerics. A call that compiles raises forge.EditError for
     an edited file that is no Python.
     """
-    _check_options("forge.jit", others, _OPTIONS)
-    for name, given in {"cache": cache, "cuda_graphs": cuda_graphs, "fullgraph": fullgraph}.items():
-        check_flag(given, f"forge.jit: {name}")  # Options checks the others
+    refuse_unknown("forge.jit", others, _OPTIONS)
+    for name, flag in {"cache": cache, "cuda_graphs": cuda_graphs, "fullgraph": fullgraph}.items():
+        check_flag(flag, f"forge.jit: {name}")  # resolve_options checks the others
     check_flag(dynamic, "forge.jit: dynamic", (True, False, None))
     rejit = functools.partial(
         jit,
@@ -149,45 +132,43 @@ def jit(
     )
     if target is ...:
         return rejit
-    _check_target(target)
+    require(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
     check_list(allow_imports, "forge.jit: allow_imports", "the names of modules")
-    named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
-    lent = layer_executor(layers, allow_imports=allow_imports) if layers else None
-    plain = default_check(check) != "eager" and edit is None
-    options = Options(
+    kernels_named = kernel_executor(kernels, allow_imports=allow_imports) if kernels else None
+    layers_named = layer_executor(layers, allow_imports=allow_imports) if layers else None
+    config = resolve_options(
         executors,
         transforms,
         strict,
         memory,
-        cache=cache and plain,
-        cuda_graphs=cuda_graphs and plain,
-        freeze=freeze,
-        select=select,
-        check=check,
-        edit=edit,
-        numerics=numerics,
-        first=[each for each in (named, lent) if each is not None],
+        cache,
+        cuda_graphs,
+        freeze,
+        select,
+        numerics,
+        check,
+        edit,
+        first=[each for each in (kernels_named, layers_named) if each is not None],
     )
-    record = Record(name_of(target), _parameters(target))
-    record.numerics = options.numerics
-    record.again = functools.partial(rejit, target)
-    record.history.strict = options.strict
+    handle = JitHandle(name_of(target), _parameters(target))
+    handle.numerics = config.numerics
+    handle.again = functools.partial(rejit, target)
+    handle.history.strict = config.strict
     idle = idle_options(kernels, layers, allow_imports)
-    if named is not None or lent is not None or idle:
-        record.history.returned = Named(record, named, lent, idle).tell
-    if lent is not None and isinstance(target, torch.nn.Module):
-        look_at_module(lent, target)
-    backend = _Backend(options, record)
+    if kernels_named is not None or layers_named is not None or idle:
+        handle.history.returned = Named(handle, kernels_named, layers_named, idle).tell
+    if layers_named is not None and isinstance(target, torch.nn.Module):
+        look_at_module(layers_named, target)
     compiled = enter(
         _entry(target),
-        backend,
-        before=options.prepare,
+        Backend(config, handle),
+        before=config.prepare,
         fullgraph=fullgraph,
         dynamic=dynamic,
-        history=record.history,
-        layers=lent,
+        history=handle.history,
+        layers=layers_named,
     )
-    compiled._forge_record = record
+    compiled._forge_handle = handle
     if isinstance(target, torch.nn.Module):
         return jitted_module(target, compiled, rejit)
     functools.update_wrapper(compiled, target, updated=())
@@ -196,41 +177,6 @@ def jit(
 
 
 _OPTIONS = [each.name for each in inspect.signature(jit).parameters.values() if each.kind is each.KEYWORD_ONLY]
-_BACKEND_OPTIONS = [each.name for each in dataclasses.fields(Options)]
-
-
-def _check_target(target: Any) -> None:
-    check(callable(target), lambda: f"forge.jit: {target!r} is not a function or a module", TypeError)
-
-
-# What torch.compile has options for that are named otherwise here (docs/coming-from.md).
-_OF_TORCH_COMPILE = {
-    "mode": 'cuda_graphs=True is its "reduce-overhead", select="measured" its "max-autotune"',
-    "backend": 'executors= says who runs calls; torch.compile(model, backend="forge") takes forge as the backend',
-    "options": 'they are arguments of forge.jit; torch.compile(model, backend="forge", options={...}) takes them so',
-    "disable": "a function that is not given to forge.jit runs in eager",
-}
-
-
-def _check_options(caller: str, given: Iterable[str], known: list[str]) -> None:
-    for name in given:
-        named = _OF_TORCH_COMPILE.get(name)
-        what = unknown("option", name, known) if named is None else f"{name!r} is an option of torch.compile; {named}"
-        check(name in known, lambda what=what: f"{caller}: {what}", TypeError)
-
-
-class _Backend:
-    """The Dynamo backend of one jitted function. Dynamo's tables keep it: it does not keep what was compiled."""
-
-    def __init__(self, options: Options, record: Record) -> None:
-        self._options = options
-        self._record = weakref.ref(record)
-
-    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-        try:
-            return compile_graph(graph, example_inputs, options=self._options, record=self._record())
-        except IndexError as error:  # Dynamo takes a bare one for the program's, and its frame would run in eager
-            raise BackendCompilerFailed(self, error, None).with_traceback(error.__traceback__) from None
 
 
 def _parameters(target: Callable) -> list[str]:
@@ -282,184 +228,6 @@ def _runs_later(target: Callable) -> bool:
     return any(is_one(target) for is_one in kinds)
 
 
-def compile_graph(
-    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, record: Record | None = None
-) -> Callable:
-    """The Dynamo backend: capture -> transform -> claim -> generate. What forge cannot compile runs in eager.
-
-    Raises Refused for a call that forge refuses as torch would, and for a graph that is not what the program says: the
-    frame is to run in eager. Raises Unsupported under fullgraph for what it cannot compile.
-    """
-    record = record or Record(name_of(graph))
-    try:
-        with paused_gc(), restored():
-            compiled = _compile(graph, options, record)
-    except (Unsupported, Refused) as error:
-        reason = error.reason if isinstance(error, Refused) else error
-        if isinstance(reason, Unsupported):
-            if must_be_one_graph():
-                raise _refused_by_fullgraph(reason, record) from None
-            if options.strict:
-                raise StrictError(
-                    f"forge.jit(strict=True): forge cannot compile a graph: {reason}; {reason.advice}"
-                ) from None
-        elif options.strict:
-            raise reason from None
-        if error is not reason:
-            raise
-        return _in_eager(graph, error, record)
-    call = compiled.handed_over()
-    record.add(call, compiled)
-    return call
-
-
-def _compile(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
-    note_inputs(graph)
-    local = localized(graph)
-    if local is None:
-        return _compile_tensors(graph, options, record)
-    compiled = _compile_tensors(local.graph, options, record)
-    compiled.call = local.around(compiled.call)
-    return compiled
-
-
-def _compile_tensors(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
-    assumptions_last(graph)
-    special = dispatched(graph)
-    if special is not None:
-        compiled = _compile_plain(graph, options.in_torch(), record)
-        node, kind = special
-        name = dynamo.friendly(node.name, record.parameters)
-        reason = f"{name} is a {kind}, whose operators are not torch's kernels alone"
-        warn(f"a graph runs by torch's own functions, without regions: {reason}", Place.of(node))
-        return compiled
-    return _compile_plain(graph, options, record)
-
-
-def _compile_plain(graph: torch.fx.GraphModule, options: Options, record: Record) -> Compiled:
-    uses = decide(graph, next((each for each in options.executors if isinstance(each, LayerExecutor)), None))
-    run, slot = runnable(graph), Slot(graph, options, record.parameters)
-    given = len(graph.graph.find_nodes(op="placeholder"))
-    eager = lambda *inputs: run(*inputs[:given])
-    compiled = slot.load(eager) or _compile_anew(graph, options, record, slot, eager)
-    compiled.layers = uses
-    _log(record.name, compiled)
-    return compiled
-
-
-def _compile_anew(
-    graph: torch.fx.GraphModule, options: Options, record: Record, slot: Slot, eager: Callable
-) -> Compiled:
-    start, equal = time.perf_counter(), slot.equal_lengths
-    capture = dynamo.record(graph, record.parameters)
-    if options.strict and capture.opaque_calls:
-        raise StrictError(_strict_message(capture.opaque_calls))
-    seconds = time.perf_counter() - start
-    compiled = compile_program(capture.program, options, eager=eager)
-    if slot.equal_lengths != equal:  # known from the start where a later process compiles a backward of this program
-        return _compile_anew(graph, options, record, slot, eager)
-    compiled.opaque_calls = capture.opaque_calls
-    if options.freeze and compiled.recipe.training is not None:
-        _warn_of_gradients(compiled, record)
-    slot.keep(compiled, capture.program.mutated, capture.held)
-    if options.compares:
-        compiled.call = against_eager(compiled.call, eager, capture.program)
-    if capture.held:
-        compiled.call = _holding(compiled.call, capture.held)
-    compiled.seconds = {"record": seconds, **compiled.seconds}
-    return compiled
-
-
-def _log(name: str, compiled: Compiled) -> None:
-    if not (logs.compile.isEnabledFor(logs.DETAIL) or logs.claim.isEnabledFor(logs.DETAIL)):
-        return  # of a program from disk, claims are read when they are asked for
-    claims = [*compiled.claims, *compiled.backward_claims]
-    if logs.compile.isEnabledFor(logs.DETAIL):
-        by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
-        spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in compiled.seconds.items())
-        found = "found on disk; " if compiled.cached else ""
-        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s%s", name, len(claims), by, found, spent)
-    if logs.claim.isEnabledFor(logs.DETAIL):
-        for each in claims:
-            logs.claim.log(logs.DETAIL, "%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")
-            for executor, reason in each.declined:
-                logs.claim.debug("%s:   %s declined: %s", name, executor, reason)
-
-
-def _warn_of_gradients(compiled: Compiled, record: Record) -> None:
-    """Once for a jitted function."""
-    if not record.warned:
-        record.warned = True
-        advice = "call it under torch.no_grad() or torch.inference_mode(), or after requires_grad_(False)"
-        reason = compiled.unfrozen[0].removeprefix("all weights: ")
-        warnings.warn(f"forge.jit(freeze=True) folds no weights: {reason}; {advice}", stacklevel=2)
-
-
-def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
-    """`call`, whose last arguments are tensors that the graph holds."""
-    return lambda *inputs: call(*inputs, *held)
-
-
-def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
-    """torch.compile(model, backend="forge"): `options=` takes executors, transforms, memory, cache,
-    cuda_graphs, freeze, select, numerics and strict.
-
-    Raises TypeError for another option, and for one that should be a bool and is none.
-    """
-    wanted = options.pop("options", None) or {}
-    _check_options("forge", (*options, *wanted), _BACKEND_OPTIONS)
-    record = record_of_torch_compile()
-    try:
-        asked = Options(**wanted)
-        record.numerics = asked.numerics
-        return compile_graph(graph, example_inputs, options=asked, record=record)
-    except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
-        return _in_eager(graph, reason, record)
-
-
-def _refused_by_fullgraph(reason: Unsupported, record: Record) -> Unsupported:
-    return Unsupported(
-        f"fullgraph=True: forge cannot compile {record.name}: {reason}; {reason.advice}, or leave out fullgraph, where "
-        "torch runs it"
-    )
-
-
-def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | Refused, record: Record) -> Callable:
-    warn(f"a graph runs in eager: {reason}", reason.source)
-    call = _calling(runnable(graph))  # Dynamo keeps another object in the place of graph.forward
-    record.add(call, str(reason))
-    return call
-
-
-def _strict_message(names: list[str]) -> str:
-    listed = ", ".join(dict.fromkeys(names))
-    own = all(map(_is_users, names))
-    advice = "say what it means (docs/ops-of-your-own.md)" if own else _ADD_A_SYMBOL
-    return (
-        f"forge.jit(strict=True): torchlang does not have {listed}; {advice}, or jit without strict to run it as an "
-        "opaque call"
-    )
-
-
-_ADD_A_SYMBOL = "add a @torchsymbol in forge/torchlang (docs/adding-an-op.md)"
-_OPERATORS = "torch.ops."
-
-
-def _is_users(name: str) -> bool:
-    """Whether what a graph calls is an operator or a function of the user's, rather than torch's."""
-    if name.startswith(_OPERATORS):
-        return name.removeprefix(_OPERATORS).partition(".")[0] not in _TORCHS_OWN
-    return not name.startswith("torch.")
-
-
-_TORCHS_OWN = frozenset({"aten", "prim", "prims", "higher_order", "inductor", "quantized", "_c10d_functional"})
-
-
-# Where forge is installed, torch registers it by its entry point, and refuses a name that is registered twice.
-if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forge"):
-    torch._dynamo.register_backend(backend, name="forge")
-
-
 def last_traces(jitted: Any) -> list[Trace]:
     """Every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole.
 
@@ -474,9 +242,9 @@ def last_backward_traces(jitted: Any) -> list[Trace]:
 
 
 def _stages(jitted: Any, caller: str, which: str) -> list[Trace]:
-    latest = record_of(jitted, f"forge.{caller}").latest
+    latest = handle_of(jitted, f"forge.{caller}").latest
     if latest is not None and latest.shortened:
-        warnings.warn(f"forge: {NOT_KEPT}", stacklevel=3)
+        warnings.warn(f"forge: {SHORTENED}", stacklevel=3)
     return list(getattr(latest, which)) if latest else []
 
 
@@ -489,10 +257,8 @@ def refold(jitted: Any) -> None:
 
     Raises TypeError for what was not made by forge.jit.
     """
-    for compiled in record_of(jitted, "forge.refold").compiled:
-        folded = compiled.folded()
-        if folded is not None:
-            folded.forget()
+    for folded in handle_of(jitted, "forge.refold").folded():
+        folded.forget()
 
 
 def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
@@ -503,9 +269,8 @@ def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
     by forge.jit.
     """
     until = time.monotonic() + (math.inf if timeout is None else timeout)
-    known = record_of(jitted, "forge.finish_compiling").compiled
-    waiting = [growing for compiled in known if (growing := compiled.growing()) is not None]
-    while waiting := [growing for growing in waiting if not growing.advance()]:
+    waiting = handle_of(jitted, "forge.finish_compiling").tiered()
+    while waiting := [tiered for tiered in waiting if not tiered.promote()]:
         if time.monotonic() >= until:
             return False
         time.sleep(0.02)

@@ -6,7 +6,7 @@ from typing import Any
 from forge import clang, hub
 from forge.api.functional import Direct
 from forge.capture.direct import input_tensors
-from forge.compiler.executable import Compiled
+from forge.compiler.report import CompileReport
 from forge.executors.executor import unknown
 from forge.executors.hubex import HubExecutor, Kernel, Source, gather, hubex, verifier
 from forge.executors.hubex.registry import of_operation
@@ -36,19 +36,19 @@ class LoadedKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The operator on real tensors. Raises NotImplementedError with each kernel's reasons where none takes them."""
-        compiled = self._direct.compile(args, kwargs)
-        if {claim.executor for claim in compiled.claims}.isdisjoint(self.kernels):
-            reasons = {name: self._reasons(name, compiled, args, kwargs) for name in self.kernels}
+        executable, report = self._direct.compile(args, kwargs)
+        if {claim.executor for claim in report.claims}.isdisjoint(self.kernels):
+            reasons = {name: self._reasons(name, report, args, kwargs) for name in self.kernels}
             raise NotImplementedError(no_kernel(self.op, args, kwargs, reasons))
-        return compiled.call(*input_tensors(args, kwargs))
+        return executable.call(*input_tensors(args, kwargs))
 
-    def _reasons(self, name: str, compiled: Compiled, args: tuple, kwargs: dict) -> list[str]:
+    def _reasons(self, name: str, report: CompileReport, args: tuple, kwargs: dict) -> list[str]:
         """Every constraint that fails, else why it was declined all the same."""
         kernel = self._by_name[name]
         unusable = kernel.unusable()
         if unusable is not None:
             return [unusable]
-        declined = [reason for claim in compiled.claims for who, reason in claim.declined if who == name]
+        declined = [reason for claim in report.claims for who, reason in claim.declined if who == name]
         failures = Checker(kernel.entry, kernel.signature).failures(**kernel.bind(args, kwargs))
         return failures or list(dict.fromkeys(declined))
 

@@ -9,28 +9,28 @@ from typing import Any
 
 import torch
 
-from forge.capture.handles import Record
+from forge.capture.handles import JitHandle
 from forge.compiler.claim import Claim
-from forge.compiler.executable import Compiled, LayerUse
+from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.executor import NO_GRADIENT
 from forge.executors.hubex import HubExecutor, LayerExecutor
 from forge.ir.source import Source, warn
 
 
 class Named:
-    """The kernels and layers that a user named for the function of `record`, and what of them was told.
+    """The kernels and layers that a user named for the function of `handle`, and what of them was told.
 
     idle: options that have no effect, each with the reason.
     """
 
     def __init__(
         self,
-        record: Record,
+        handle: JitHandle,
         kernels: HubExecutor | None,
         layers: LayerExecutor | None,
         idle: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._record = weakref.ref(record)
+        self._handle = weakref.ref(handle)
         self._kernels = kernels
         self._layers = layers
         self._idle = idle
@@ -38,22 +38,22 @@ class Named:
 
     def tell(self) -> None:
         """Warns of what the graphs that were compiled so far do not use."""
-        record = self._record()
-        if record is None or not record.compiled:
+        handle = self._handle()
+        if handle is None or not handle.reports:
             return
         for option, problem in self._idle.items():
-            self._warn(option, f"{record.name}: {problem}")
+            self._warn(option, f"{handle.name}: {problem}")
         if self._kernels is not None:
-            for library, problem, source in unused_kernels(self._kernels, record.compiled):
-                self._warn(library, f"{record.name}: {problem}", source)
+            for library, problem, source in unused_kernels(self._kernels, handle.reports):
+                self._warn(library, f"{handle.name}: {problem}", source)
         for wanted in () if self._layers is None else self._layers.named:
             problem = unmatched(wanted, self._layers.seen)
             if problem is not None:
-                self._warn(str(wanted), f"{record.name}: {problem}")
+                self._warn(str(wanted), f"{handle.name}: {problem}")
         if self._layers is not None and self._layers.named:
-            for use in unused_layers(record.compiled):
+            for use in unused_layers(handle.reports):
                 problem = f"the layer for {use.module} is not used: {use.reason}"
-                self._warn(f"{use.kind}: {use.reason}", f"{record.name}: {problem}")
+                self._warn(f"{use.kind}: {use.reason}", f"{handle.name}: {problem}")
 
     def _warn(self, of: str, what: str, source: Source | None = None) -> None:
         if of not in self._told:
@@ -87,13 +87,13 @@ def unmatched(wanted: str | type, seen: Sequence[str]) -> str | None:
     return f"no module is a {name!r}, for which layers= names a layer{hint}"
 
 
-def unused_layers(programs: Sequence[Compiled]) -> Iterator[LayerUse]:
+def unused_layers(programs: Sequence[CompileReport]) -> Iterator[LayerUse]:
     """Modules' calls that do not fit the layer for them. A layer that fits and is wrong has a warning of its own."""
     for program in programs:
         yield from (use for use in program.layers if use.how is None and not use.layer)
 
 
-def unused_kernels(kernels: HubExecutor, programs: Sequence[Compiled]) -> Iterator[tuple[str, str, Source | None]]:
+def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> Iterator[tuple[str, str, Source | None]]:
     """(a name, what to say, where): kernels that a program does not use for want of a gradient, and libraries of which
     none is used."""
     claims = [[*program.claims, *program.backward_claims] for program in programs]

@@ -211,11 +211,11 @@ class _Program:
     def _compiled(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
         """Raises _NotTaken where it is not who was meant that runs the call, with the reason."""
         with torch.set_grad_enabled(self.backward):
-            compiled = Direct(self._symbol_call, executors).compile(self.call.args, self.call.kwargs)
-        if taken_by is not None and all(claim.executor != taken_by for claim in compiled.claims):
-            reasons = [reason for claim in compiled.claims for who, reason in claim.declined if who == taken_by]
+            executable, report = Direct(self._symbol_call, executors).compile(self.call.args, self.call.kwargs)
+        if taken_by is not None and all(claim.executor != taken_by for claim in report.claims):
+            reasons = [reason for claim in report.claims for who, reason in claim.declined if who == taken_by]
             raise _NotTaken(reasons[0] if reasons else "it does not take the call")
-        return partial(self._run, partial(compiled.call, *self.tensors))
+        return partial(self._run, partial(executable.call, *self.tensors))
 
     def _symbol_call(self, *args: Any, **kwargs: Any) -> Any:
         with speaking(clang.language):

@@ -10,6 +10,6 @@ store.py              bytes in a file: written whole, read only where they are o
 An entry is code: it is read only if this user, and nobody else, can have written it.
 """
 
-from forge.cache.slot import Slot
+from forge.cache.entry import CacheEntry
 
-__all__ = ["Slot"]
+__all__ = ["CacheEntry"]

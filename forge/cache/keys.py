@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forge.cache.graphs import Described, Uncacheable, name_in_torch
-from forge.compiler.config import Options
+from forge.compiler.config import Config
 from forge.executors.executor import Declined, Executor, OperatorExecutor
 from forge.executors.hubex import HubExecutor, Kernel, verifier
 from forge.executors.hubex.verification.fingerprint import fingerprint, fingerprint_of
@@ -19,19 +19,19 @@ from forge.runtime.torch_state import modes
 from forge.support.machine import device_name, processor
 
 
-def key_of(graph: Described, options: Options, parameters: Sequence[str]) -> str:
+def key_of(graph: Described, config: Config, parameters: Sequence[str]) -> str:
     """Raises Uncacheable where something of it is known to this process only."""
-    if options.cuda_graphs:
+    if config.cuda_graphs:
         raise Uncacheable("CUDA graphs are of one process")
-    if options.freeze:
+    if config.freeze:
         raise Uncacheable("what a frozen program computes of its weights is of one process")
     parts = [
         *_system(),
         *_devices(graph),
         repr(modes()),
-        repr((options.strict, options.memory, options.select, options.numerics, list(parameters))),
-        *map(_identity, options.executors),
-        _of_transforms(options),
+        repr((config.strict, config.memory, config.select, config.numerics, list(parameters))),
+        *map(_identity, config.executors),
+        _of_transforms(config),
         *graph.words,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -48,8 +48,8 @@ def _devices(graph: Described) -> list[str]:
     return [device_name(device) for device in sorted(graph.devices, key=str)]
 
 
-def _of_transforms(options: Options) -> str:
-    found = fingerprint_of(*options.transforms)
+def _of_transforms(config: Config) -> str:
+    found = fingerprint_of(*config.transforms)
     if not found.is_lasting:
         raise Uncacheable("one of its transforms is known to this process only")
     return found.digest

@@ -1,7 +1,7 @@
 """A compiled program as an entry, and an entry as a program again.
 
 What is kept is what runs: the text of the generated functions, with a table of what it names, the plain data of the
-recipe, and who claimed what, for forge.explain. The passes have not run where a program was read: what only they give
+plan, and who claimed what, for forge.explain. The passes have not run where a program was read: what only they give
 (the backward of other outputs, a backward of a backward, the stages) is compiled from the captured graph when it is
 asked for.
 """
@@ -17,9 +17,10 @@ from forge.cache.objects import Reader, Writer
 from forge.cache.store import Entry
 from forge.compiler.autotune import Measured
 from forge.compiler.claim import Claim
-from forge.compiler.config import Options
-from forge.compiler.executable import Compiled
+from forge.compiler.config import Config
+from forge.compiler.executable import Executable, SecondTier
 from forge.compiler.fallback import Fallback
+from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor, FusionExecutor
 from forge.ir import Trace
 from forge.ir.bounded import Bounded
@@ -27,9 +28,9 @@ from forge.ir.locks import new_lock
 from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
-from forge.runtime.autograd import Again, Sources
-from forge.runtime.plan import Generated, Recipe, Training, assemble, finished
-from forge.runtime.tiering import Replacement
+from forge.runtime.autograd import DifferentiableBackward, Sources
+from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, finished
+from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
 from forge.transforms.split import Saved
 
 _PARTS = ("forward", "backward", "epilogue")
@@ -37,47 +38,49 @@ _loaded: Bounded = Bounded(4096)  # what executors made of dumped regions, by ex
 
 
 def dump(
-    compiled: Compiled,
-    recipe: Recipe,
+    plan: CompiledPlan,
+    report: CompileReport,
     mutated: list[int],
     held: list[int],
     executors: Sequence[Executor],
     graph: Described,
+    *,
+    has_second_tier: bool,
 ) -> Entry:
-    """What is kept of a program: the recipe, with the executors that it was made with. held: numbers of tensors that
+    """Return a program as an entry: its plan, with the executors that it was made with. held: numbers of tensors that
     the graph holds, which the program takes last.
 
     Raises Uncacheable for one that another process could not run.
     """
     entry = Entry({})
-    functions = dict(zip(_PARTS, _generated(recipe), strict=True))
+    functions = dict(zip(_PARTS, _generated(plan), strict=True))
     entry.data = {
         "functions": {
             part: _text_and_table(entry, each.trace, executors, graph)
             for part, each in functions.items()
             if each is not None
         },
-        "grad": recipe.grad,
-        "sets_mode": recipe.sets_mode,
-        "attends": recipe.attends,
-        "grows": recipe is compiled.recipe and compiled.grow is not None,
-        "training": _training_data(recipe.training),
+        "grad": plan.grad,
+        "sets_mode": plan.sets_mode,
+        "attends": plan.attends,
+        "has_second_tier": has_second_tier,
+        "training": _training_data(plan.training),
         "mutated": mutated,
         "held": held,
-        "opaque_calls": compiled.opaque_calls,
-        "measured": [asdict(each) for each in compiled.measured],
-        "saved": [[*each[:-1], graph.lines.get(each.source)] for each in compiled.saved],
+        "opaque_calls": report.opaque_calls,
+        "measured": [asdict(each) for each in report.measured],
+        "saved": [[*each[:-1], graph.lines.get(each.source)] for each in report.saved],
         "claims": [
             entry.add(json.dumps([_claim_data(claim, graph) for claim in claims]).encode())
-            for claims in (compiled.claims, compiled.backward_claims)
+            for claims in (report.claims, report.backward_claims)
         ],
     }
     return entry
 
 
-def _generated(recipe: Recipe) -> tuple[Generated | None, ...]:
-    training = recipe.training
-    return (recipe.forward, training and training.backward, training and training.epilogue)
+def _generated(plan: CompiledPlan) -> tuple[GeneratedFunction | None, ...]:
+    training = plan.training
+    return (plan.forward, training and training.backward, training and training.epilogue)
 
 
 def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor], graph: Described) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor], g
     return {"name": trace.name, **writer.code(trace.python_source())}
 
 
-def _training_data(training: Training | None) -> dict[str, Any] | None:
+def _training_data(training: TrainingPlan | None) -> dict[str, Any] | None:
     if training is None:
         return None
     sources = training.sources
@@ -100,7 +103,7 @@ def _training_data(training: Training | None) -> dict[str, Any] | None:
         "sources": [list(sources.saved.items()), *sources[1:]],
         "split": _hash(training.split),
         "read": training.backward.read,
-        "parts": training.parts,
+        "buckets": training.buckets,
     }
 
 
@@ -117,12 +120,17 @@ def _claim_data(claim: Claim, graph: Described) -> list:
 
 
 def load(
-    entry: Entry, options: Options, graph: Described, compile: Callable[[], Compiled], eager: Callable
-) -> "Loaded":
-    """The program of an entry. compile: compiles it from the captured graph. An error, of whatever kind, where what it
-    names is not here."""
+    entry: Entry,
+    config: Config,
+    graph: Described,
+    compile: Callable[[], tuple[Executable, CompileReport]],
+    eager: Callable,
+) -> tuple[Executable, CompileReport]:
+    """Return the program of an entry. compile: compiles it from the captured graph. Raises an error, of whatever kind,
+    where what it names is not here."""
     data = entry.data
-    program = Loaded(entry, graph, compile)
+    program = _Program(compile)
+    report = LoadedReport(entry, graph, program)
     errors: list[Exception] = []
 
     def region(executor: FusionExecutor, data: bytes) -> Callable | None:
@@ -132,31 +140,34 @@ def load(
             errors.append(error)
             return None
 
-    reader = Reader(entry, options.executors, region, program.lines)
+    reader = Reader(entry, config.executors, region, report.lines)
     made = {part: _function(reader, **each) for part, each in data["functions"].items()}
     if errors:
         raise errors[0]
-    program.fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
-    recipe = Recipe(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
+    report.fallbacks = [_fallbacks(made.get(part)) for part in ("forward", "backward")]
+    plan = CompiledPlan(made["forward"], data["grad"], data["sets_mode"], attends=data["attends"])
     if data["training"] is not None:
-        training = _training(made, program, **data["training"])
-        recipe = recipe._replace(training=training)
-    program.grow = program.grow_whole if data["grows"] else None
-    call = finished(program.grown(assemble(recipe, program.call_whole)), data["mutated"], eager)
+        plan = plan._replace(training=_training(made, program, **data["training"]))
+    call, second_tier, tiered = assemble(plan, program.call), None, None
+    if data["has_second_tier"]:
+        second_tier = SecondTier(program.second_tier)
+        if is_wanted():
+            tiered = TieredProgram(call, second_tier.compile)
+            call = tiered.call
+    executable = Executable(finished(call, data["mutated"], eager), plan, second_tier, tiered)
     tensors = list(graph.held.values())
     held = [tensors[number] for number in data["held"]]
-    program.call = (lambda *inputs: call(*inputs, *held)) if held else call
-    program.opaque_calls = data["opaque_calls"]
-    program.saved = [Saved(*each, program.lines.get(line)) for *each, line in data["saved"]]
-    program.measured = [Measured(**each) for each in data["measured"]]
-    return program
+    report.opaque_calls = data["opaque_calls"]
+    report.saved = [Saved(*each, report.lines.get(line)) for *each, line in data["saved"]]
+    report.measured = [Measured(**each) for each in data["measured"]]
+    return executable.wrapped(lambda call: lambda *inputs: call(*inputs, *held)) if held else executable, report
 
 
-def _function(reader: Reader, name: str, **code: Any) -> Generated:
-    return Generated(compile_function(name, reader.code(**code)))
+def _function(reader: Reader, name: str, **code: Any) -> GeneratedFunction:
+    return GeneratedFunction(compile_function(name, reader.code(**code)))
 
 
-def _fallbacks(generated: Generated | None) -> dict[str, Fallback]:
+def _fallbacks(generated: GeneratedFunction | None) -> dict[str, Fallback]:
     """Those of a function's regions, by the region's name."""
     scope = {} if generated is None else generated.function.__globals__
     found = [each for each in scope.values() if isinstance(each, Fallback)]
@@ -164,41 +175,54 @@ def _fallbacks(generated: Generated | None) -> dict[str, Fallback]:
 
 
 def _training(
-    made: dict[str, Generated],
-    program: "Loaded",
+    made: dict[str, GeneratedFunction],
+    program: "_Program",
     usual: list[bool],
     constants: list[int],
     sources: list,
     split: str,
     read: list[int] | None,
-    parts: list[list[int]],
-) -> Training:
+    buckets: list[list[int]],
+) -> TrainingPlan:
     saved, *rest = sources
+    return TrainingPlan(
+        made["backward"]._replace(read=read),
+        tuple(usual),
+        made.get("epilogue"),
+        constants,
+        Sources({int(position): place for position, place in saved}, *rest),
+        _LoadedBackwards(program, split),
+        buckets=buckets,
+    )
 
-    def compiled() -> Training:
-        training = program.whole.recipe.training
-        if training is None or _hash(training.split) != split:
+
+class _LoadedBackwards:
+    """The backwards of a program from disk that are not on it (forge.runtime.plan.Backwards). split: the hash of the
+    forward with what it saves."""
+
+    def __init__(self, program: "_Program", split: str) -> None:
+        self._program = program
+        self._split = split
+
+    @property
+    def _compiled(self) -> Backwards:
+        executable, _ = self._program.whole
+        training = executable.plan.training
+        if training is None or _hash(training.split) != self._split:
             raise AssertionError(
                 "a program from forge's cache saves for its backward what this process does not find in it; "
                 "please report it, and run with FORGE_CACHE=0"
             )
-        return training
+        return training.backwards
 
-    def backward_for(present: tuple[bool, ...], *, batched: bool = False) -> Generated:
-        return compiled().backward_for(present, batched=batched)
+    def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
+        return self._compiled.compile(present, batched=batched)
 
-    def again_for(key: tuple) -> Again:
-        return compiled().again_for(key)
+    def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
+        return self._compiled.compile_differentiable(key)
 
-    def numbers() -> Sequence[Any]:
-        return compiled().numbers()
-
-    places = Sources({int(position): place for position, place in saved}, *rest)
-    epilogue = made.get("epilogue")
-    backward = made["backward"]._replace(read=read)
-    return Training(
-        backward, tuple(usual), epilogue, constants, places, backward_for, again_for, numbers=numbers, parts=parts
-    )
+    def numbers(self) -> Sequence[Any]:
+        return self._compiled.numbers()
 
 
 def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
@@ -210,41 +234,48 @@ def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
     return function
 
 
-class Loaded(Compiled):
-    """A program that was read from the disk. `whole` is the same one compiled here, once something is asked for that
-    was not kept."""
+class _Program:
+    """A program from disk. `whole` is the same one compiled here, once something is asked for that is not on disk."""
 
-    cached = True
-    edited = ()  # such programs are not kept
-
-    def __init__(self, entry: Entry, graph: Described, compile: Callable[[], Compiled]) -> None:
-        self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
-        self._told = [entry.blobs[number] for number in entry.data["claims"]]
-        self.lines = {number: line for line, number in graph.lines.items()}
+    def __init__(self, compile: Callable[[], tuple[Executable, CompileReport]]) -> None:
+        self.compiled: tuple[Executable, CompileReport] | None = None
         self._compile = compile
-        self._whole: Compiled | None = None
         self._compiling = new_lock()
-        super().__init__()
 
     @property
-    def whole(self) -> Compiled:
+    def whole(self) -> tuple[Executable, CompileReport]:
         with self._compiling:
-            if self._whole is None:
-                self._whole = self._compile()
-            return self._whole
+            if self.compiled is None:
+                self.compiled = self._compile()
+            return self.compiled
 
-    def call_whole(self, *inputs: Any) -> Any:
-        """The same program, compiled here."""
-        return self.whole.call(*inputs)
+    def call(self, *inputs: Any) -> Any:
+        """Run the program that was compiled here."""
+        return self.whole[0].call(*inputs)
 
-    def grow_whole(self, call: Callable) -> Replacement:
-        """Larger regions, made of the same program compiled here."""
-        self.whole.keep = self.keep
-        return self.whole.grow(call)
+    def second_tier(self, tier: SecondTier, call: Callable) -> TierResult:
+        """Return the second tier of the program that was compiled here, for the first one's function from disk."""
+        own = self.whole[0].second_tier
+        own.on_promote = tier.on_promote
+        return own.compile(call)
+
+
+class LoadedReport(CompileReport):
+    """The report of a program from disk: its stages are those of the program compiled here, if they are asked for."""
+
+    cached = True
+    edited = ()  # such programs are not on disk
+
+    def __init__(self, entry: Entry, graph: Described, program: _Program) -> None:
+        self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
+        self.lines = {number: line for line, number in graph.lines.items()}
+        self._claims_on_disk = [entry.blobs[number] for number in entry.data["claims"]]
+        self._program = program
+        super().__init__()
 
     def _claims(self, number: int) -> list[Claim]:
         fallbacks = self.fallbacks[number]
-        return [_claim(self.lines, fallbacks, *each) for each in json.loads(self._told[number])]
+        return [_claim(self.lines, fallbacks, *each) for each in json.loads(self._claims_on_disk[number])]
 
 
 def _claim(
@@ -261,19 +292,19 @@ def _claim(
     return Claim(operation, outputs, results, *how)
 
 
-def _of_whole(name: str, otherwise: Callable[[Loaded], Any]) -> property:
-    """What a program has: `otherwise` of one that is not compiled here. What is assigned is the empty start of it."""
+def _of_whole(name: str, otherwise: Callable[[LoadedReport], Any]) -> property:
+    """An attribute of the report of the program compiled here; `otherwise` where there is none. Its empty start, which
+    CompileReport assigns, is ignored."""
 
-    def get(program: Loaded) -> Any:
-        if program._whole is None:
-            return otherwise(program)
-        return getattr(program._whole, name)
+    def get(report: LoadedReport) -> Any:
+        whole = report._program.compiled
+        return otherwise(report) if whole is None else getattr(whole[1], name)
 
-    return property(get, lambda program, value: None)
+    return property(get, lambda report, value: None)
 
 
-Loaded.traces = _of_whole("traces", lambda program: program.whole.traces)
-Loaded.backward_traces = _of_whole("backward_traces", lambda program: program.whole.backward_traces)
-Loaded.claims = _of_whole("claims", lambda program: program._claims(0))
-Loaded.backward_claims = _of_whole("backward_claims", lambda program: program._claims(1))
-Loaded.again = _of_whole("again", lambda program: [])
+LoadedReport.traces = _of_whole("traces", lambda report: report._program.whole[1].traces)
+LoadedReport.backward_traces = _of_whole("backward_traces", lambda report: report._program.whole[1].backward_traces)
+LoadedReport.claims = _of_whole("claims", lambda report: report._claims(0))
+LoadedReport.backward_claims = _of_whole("backward_claims", lambda report: report._claims(1))
+LoadedReport.double_backwards = _of_whole("double_backwards", lambda report: [])

@@ -1,10 +1,10 @@
-"""What forge knows of each thing that it jitted: one record each, and how it is found from what a user holds."""
+"""JitHandle: what forge knows of each thing that it jitted, and how it is found from what a user holds."""
 
 import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.backends.registry import lookup_backend
@@ -13,20 +13,35 @@ from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from forge.capture.entry import History
-from forge.compiler.executable import Compiled
+from forge.compiler.executable import Executable
+from forge.compiler.report import CompileReport
 from forge.ir import check
+from forge.runtime.frozen import Folded
+from forge.runtime.tiering import TieredProgram
 
-_records: "weakref.WeakSet[Record]" = weakref.WeakSet()  # of this process
+_handles: "weakref.WeakSet[JitHandle]" = weakref.WeakSet()  # of this process
 _numbers = itertools.count()
 
 
-class Record:
-    """What one jitted function runs: a Compiled for each graph, in order; what runs in eager, and why.
+class _Graph(NamedTuple):
+    """One compiled graph: its report, and what refers to parts of its call, which its caller alone keeps alive."""
 
-    `name` is the user's for it, `parameters` are the names that its positional arguments have. A graph is here for as
-    long as Dynamo keeps it: what a failed guard, a deleted module or torch._dynamo.reset() dropped is gone, but for
-    `latest`. by_torch: whether it is of what torch.compile(backend="forge") returned, of which forge sees the graphs
-    alone.
+    report: CompileReport
+    folded: "weakref.ref[Folded] | None"
+    tiered: "weakref.ref[TieredProgram] | None"
+
+
+class JitHandle:
+    """What one jitted function runs: the report of each graph, in order; what runs in eager, and why.
+
+    A graph is here for as long as Dynamo keeps it: what a failed guard, a deleted module or torch._dynamo.reset()
+    dropped is gone, but for `latest`.
+
+    Attributes:
+        name: the user's for the function.
+        parameters: the names that its positional arguments have.
+        by_torch: whether it is of what torch.compile(backend="forge") returned, of which forge sees the graphs alone.
+        latest: the report of the last graph that was compiled.
     """
 
     def __init__(self, name: str, parameters: Sequence[str] = (), *, by_torch: bool = False) -> None:
@@ -34,28 +49,50 @@ class Record:
         self.by_torch = by_torch
         self.number = next(_numbers)
         self.parameters = parameters
-        self.latest: Compiled | None = None
+        self.latest: CompileReport | None = None
         self.history = History(name, parameters)
         self.numerics = "fast"
         self.again: functools.partial | None = None  # forge.jit with what it was given, the target among it
         self.warned = False  # that gradients keep it from being frozen
-        self._graphs: weakref.WeakKeyDictionary[Callable, Compiled | str] = weakref.WeakKeyDictionary()
-        _records.add(self)
+        self._graphs: weakref.WeakKeyDictionary[Callable, _Graph | str] = weakref.WeakKeyDictionary()
+        _handles.add(self)
 
-    def add(self, call: Callable, graph: Compiled | str) -> None:
-        """Says what runs when Dynamo calls `call`: compiled, or the reason why it is eager."""
-        self._graphs[call] = graph
+    def add(self, executable: Executable, report: CompileReport) -> None:
+        """Add a graph that was compiled; Dynamo calls `executable.call`."""
+        folded, tiered = executable.folded, executable.tiered
+        references = [None if each is None else weakref.ref(each) for each in (folded, tiered)]
+        self._graphs[executable.call] = _Graph(report, *references)
         self.history.graphs += 1
-        if isinstance(graph, Compiled):
-            self.latest = graph
+        self.latest = report
+
+    def add_eager(self, call: Callable, reason: str) -> None:
+        """Add a graph that runs in eager when Dynamo calls `call`, and why."""
+        self._graphs[call] = reason
+        self.history.graphs += 1
 
     @property
-    def compiled(self) -> list[Compiled]:
-        return [graph for graph in self._graphs.values() if isinstance(graph, Compiled)]
+    def _compiled(self) -> list[_Graph]:
+        return [graph for graph in self._graphs.values() if isinstance(graph, _Graph)]
+
+    @property
+    def reports(self) -> list[CompileReport]:
+        """The reports of the graphs that were compiled, in order."""
+        return [graph.report for graph in self._compiled]
 
     @property
     def eager(self) -> list[str]:
+        """Why graphs run in eager."""
         return [graph for graph in self._graphs.values() if isinstance(graph, str)]
+
+    def folded(self) -> list[Folded]:
+        """Return what the graphs compute of frozen weights."""
+        found = [graph.folded() for graph in self._compiled if graph.folded is not None]
+        return [each for each in found if each is not None]
+
+    def tiered(self) -> list[TieredProgram]:
+        """Return the programs that have, or had, a second tier to come."""
+        found = [graph.tiered() for graph in self._compiled if graph.tiered is not None]
+        return [each for each in found if each is not None]
 
 
 def name_of(target: Callable) -> str:
@@ -63,30 +100,30 @@ def name_of(target: Callable) -> str:
     return getattr(target, "__name__", type(target).__name__)
 
 
-_by_backend: "weakref.WeakKeyDictionary[Any, Record]" = weakref.WeakKeyDictionary()
+_by_backend: "weakref.WeakKeyDictionary[Any, JitHandle]" = weakref.WeakKeyDictionary()
 
 
-def record_of_torch_compile() -> Record:
-    """The record of what torch.compile(backend="forge") returned whose frame Dynamo compiles: there is a backend object
+def handle_of_torch_compile() -> JitHandle:
+    """The handle of what torch.compile(backend="forge") returned whose frame Dynamo compiles: there is a backend object
     for each of them."""
     frame = InstructionTranslator.current_tx()
-    record = _by_backend.get(frame.output.compiler_fn)
-    if record is None:
+    handle = _by_backend.get(frame.output.compiler_fn)
+    if handle is None:
         name = name_of(frame.f_locals["self"]) if "self" in frame.f_locals else frame.f_code.co_name
-        record = _by_backend[frame.output.compiler_fn] = Record(name, by_torch=True)
-    return record
+        handle = _by_backend[frame.output.compiler_fn] = JitHandle(name, by_torch=True)
+    return handle
 
 
-def record_of(jitted: Any, caller: str = "forge") -> Record:
+def handle_of(jitted: Any, caller: str = "forge") -> JitHandle:
     """What a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
     else."""
-    found = _own_record(jitted)
+    found = _own_handle(jitted)
     check(found is not None, lambda: f"{caller}: {_described(jitted)} was not made by forge.jit", TypeError)
     return found
 
 
-def _own_record(jitted: Any) -> Record | None:
-    return getattr(getattr(jitted, "_forge_compiled", jitted), "_forge_record", None)
+def _own_handle(jitted: Any) -> JitHandle | None:
+    return getattr(getattr(jitted, "_forge_compiled", jitted), "_forge_handle", None)
 
 
 def _described(given: Any) -> str:
@@ -94,19 +131,19 @@ def _described(given: Any) -> str:
     return f"a {type(given).__name__}" if isinstance(given, torch.nn.Module) else repr(given)
 
 
-def records_of(target: Any) -> tuple[str, list[Record]]:
+def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
     """A name for `target`, and the records of all that is jitted in it: what forge.jit returned, a module that holds
     such modules, what torch.compile(backend="forge") returned, or, for None, this process.
 
     Raises TypeError for another."""
     if target is None:
-        return "this process", sorted(_records, key=lambda record: record.number)
-    own = _own_record(target) or _compiled_by_torch(target)
+        return "this process", sorted(_handles, key=lambda handle: handle.number)
+    own = _own_handle(target) or _compiled_by_torch(target)
     if own is not None:
         return name_of(getattr(target, "_orig_mod", target)), [own]
     modules = target.modules() if isinstance(target, torch.nn.Module) else ()
-    found = [_own_record(module) or _compiled_by_torch(module) for module in modules]
-    known = [record for record in dict.fromkeys(found) if record is not None]
+    found = [_own_handle(module) or _compiled_by_torch(module) for module in modules]
+    known = [handle for handle in dict.fromkeys(found) if handle is not None]
     check(
         bool(known),
         lambda: f"forge.explain: {_described(target)} was not made by forge.jit, and holds nothing that was",
@@ -139,11 +176,11 @@ def _look_outside(module: torch.nn.Module, path: str, found: list[str]) -> None:
 
 
 def _is_jitted(target: Any) -> bool:
-    return _own_record(target) is not None or _compiled_by_torch(target) is not None
+    return _own_handle(target) is not None or _compiled_by_torch(target) is not None
 
 
-def _compiled_by_torch(target: Any) -> Record | None:
-    """The record of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no graph."""
+def _compiled_by_torch(target: Any) -> JitHandle | None:
+    """The handle of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no graph."""
     known = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", target)
     if isinstance(target, torch.nn.Module):  # module.compile() leaves the function that it calls
         target = getattr(target, "dynamo_ctx", None) or getattr(target, "_compiled_call_impl", None)
@@ -162,5 +199,5 @@ def _compiled_by_torch(target: Any) -> Record | None:
     others = [each for backend, each in _by_backend.items() if innermost_backend(backend) == like]
     found = next((each for each in others if each.name in names and each.history.graphs), own)
     if found is None and getattr(like, "compiler_fn", None) is lookup_backend("forge"):
-        found = _by_backend[chain] = Record(names[0], by_torch=True)
+        found = _by_backend[chain] = JitHandle(names[0], by_torch=True)
     return found

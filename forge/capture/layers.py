@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols, guard_scalar
 from forge import torchlang
 from forge.capture.autograd_functions import run_alone, traced_directly
 from forge.capture.higher_order import writes
-from forge.compiler.executable import LayerUse
+from forge.compiler.report import LayerUse
 from forge.executors.executor import Declined
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.layers import LayerExecutor

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from forge import clang
 from forge.compiler import autotune_store
 from forge.compiler.autotune_store import Timed
-from forge.compiler.claim import Candidate, Claim, Lost, Selection, fusible
+from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
 from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, operators_of
 from forge.executors.hubex.calls import Meta, Undescribed, call_of, with_strides
 from forge.executors.hubex.kernels import HubExecutor
@@ -112,15 +112,15 @@ class _Option(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """Who lost a call. fusers: why all fusion executors did, whichever stands in their place later."""
+    """Who excluded a call. fusers: why all fusion executors did, whichever stands in their place later."""
 
-    lost: Lost
+    excluded: Excluded
     fusers: str | None = None
 
-    def of(self, executors: Sequence[Executor]) -> Lost:
+    def of(self, executors: Sequence[Executor]) -> Excluded:
         if self.fusers is None:
-            return self.lost
-        return {**self.lost, **{each: self.fusers for each in executors if isinstance(each, FusionExecutor)}}
+            return self.excluded
+        return {**self.excluded, **{each: self.fusers for each in executors if isinstance(each, FusionExecutor)}}
 
 
 class Measuring:
@@ -135,8 +135,8 @@ class Measuring:
         self._decided: dict[tuple, _Decision] = {}
         self._alike: dict[str, Measured] = {}
 
-    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
-        """Who lost a call; decided when it is first asked for, which is before it is differentiated."""
+    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
+        """Who excluded a call; decided when it is first asked for, which is before it is differentiated."""
         if bound.symbol.op is not None or not _has_kernels(bound, executors):
             return {}
         known = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
@@ -404,10 +404,10 @@ def _reason(timed: Timed, kept: Timed, hint: str) -> str:
 
 def _decision(options: list[_Option], kept: int, reasons: list[str]) -> _Decision:
     before = list(zip(options, reasons, strict=False))
-    lost = {option.candidate: reason for option, reason in before}
+    excluded = {option.candidate: reason for option, reason in before}
     fusers = [reason for option, reason in before if isinstance(option.candidate, FusionExecutor)]
     is_fuser = isinstance(options[kept].candidate, FusionExecutor)
-    return _Decision(lost, fusers[0] if fusers and not is_fuser else None)
+    return _Decision(excluded, fusers[0] if fusers and not is_fuser else None)
 
 
 def _is_symbolic(bound: BoundSymbol) -> bool:

@@ -1,12 +1,12 @@
 """The claim pass: every call of a trace is given to an executor, at the highest level first."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from forge import clang
 from forge.compiler.fallback import Fallback
-from forge.compiler.fusion import Fused, fuse_regions, settled
+from forge.compiler.fusion import Fused, FusedRegion, discard_failed, fuse_regions
 from forge.compiler.layout import Layout, Layouts, Ran
 from forge.compiler.regions import Node
 from forge.executors.contracts import call_in_words, check_arguments, check_metadata
@@ -18,28 +18,30 @@ from forge.ir.proxies import Dim
 from forge.ir.pytree import proxies, rename
 from forge.ir.source import Source
 from forge.ir.symbol import substitute
+from forge.support import progress
 from forge.torchlang.opaque import opaque_rule
 from forge.transforms.dce import live_calls
 from forge.transforms.grad import Choice, Choose
 
 _FIXED = (type(None), bool, int, float, tuple)  # what may be a constant of a region
 
+T = TypeVar("T")
 Reasons = list[tuple[str, str]]
 Candidate = Implementation | FusionExecutor
-Lost = Mapping[Candidate, str]
-_NOBODY: Lost = MappingProxyType({})
+Excluded = Mapping[Candidate, str]  # why candidates do not get a call that they would take
+_NONE_EXCLUDED: Excluded = MappingProxyType({})
 
 
 class Selection(Protocol):
     """Which of those that would take a call are not to get it, and why: because others were measured to be faster."""
 
-    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
+    def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
         """active: the arguments that a gradient flows to, where the call is to be differentiated."""
 
 
-def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Lost:
+def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
     """The selection in which the first executor that takes a call gets it."""
-    return _NOBODY
+    return _NONE_EXCLUDED
 
 
 class Claim:
@@ -90,7 +92,7 @@ class Claim:
         return cls(bound.symbol.id, bound.outputs, results, bound.source, executor, declined, level, region, fallback)
 
 
-class _Placed:
+class ClaimedCall:
     """A call of the program and the executors' calls that run it; `fuser` takes it into a region, where one pays."""
 
     __slots__ = ("bound", "calls", "claims", "declined", "fuser", "level")
@@ -121,72 +123,102 @@ def claim(
     *,
     strict: bool = False,
 ) -> tuple[Trace, list[Claim]]:
-    """The trace with every call an executor's, and who claimed what.
+    """Return the trace with every call an executor's, and who claimed what.
 
     Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
-    to is claimed by the executors after it as well, and runs there where no region of it pays. `earlier` holds, by
-    output name, why calls that were taken apart before this pass had been declined. `layouts` knows the strides of the
-    inputs, and is told those of every value. `select` says who does not get a call that it would take. strict: a region
-    that fails is an error. Raises NotImplementedError naming a prim that nobody claims, with the reasons.
+    to is claimed by the executors after it as well, and runs there where no region of it pays.
+
+    Args:
+        earlier: by output name, why calls that were taken apart before this pass had been declined.
+        layouts: knows the strides of the inputs; those of every value are added.
+        select: says who does not get a call that it would take.
+        strict: a region that fails is an error.
+
+    Raises:
+        NotImplementedError: naming a prim that nobody claims, with the reasons.
     """
-    return settled(lambda: _claim(trace, executors, earlier, layouts, select, strict=strict))
+
+    def attempt() -> tuple[tuple[Trace, list[Claim]], list[FusedRegion]]:
+        claimed, calls = claim_calls(trace, executors, earlier, select)
+        fused, claims, regions = fuse_claimed(claimed, calls, executors, layouts, strict=strict)
+        return (fused, claims), regions
+
+    return compile_until_stable(attempt)
 
 
-def _claim(
-    trace: Trace,
-    executors: Sequence[Executor],
-    earlier: Mapping[str, Reasons],
-    layouts: Layouts | None,
-    select: Selection,
-    *,
-    strict: bool,
-) -> tuple[Trace, list[Claim]]:
+def compile_until_stable(attempt: Callable[[], tuple[T, list[FusedRegion]]]) -> T:
+    """Return what `attempt` gives, once all regions that it compiled, in other processes too, can be called.
+
+    attempt: returns (result, its regions). Where a region cannot be called after all, it is declined from then on and
+    the program is lowered again.
+    """
+    with progress.shown():
+        while True:
+            result, regions = attempt()
+            if not discard_failed(regions):
+                return result
+
+
+def claim_calls(
+    trace: Trace, executors: Sequence[Executor], earlier: Mapping[str, Reasons], select: Selection
+) -> tuple[Trace, list[ClaimedCall]]:
+    """Return the trace with every call that of an operator executor, and those calls with the fusion executors that
+    take them into a region."""
     new = trace.derive("claim")
-    walker = _Claiming(executors, new, select)
+    walker = _ClaimPass(executors, new, select)
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             known = [reason for name in bound.outputs for reason in earlier.get(name, ())]
             walker.visit(bound, executors, known, 0)
-    placed = walker.placed
+    new.bound_symbols.extend(call for each in walker.claimed for call in each.calls)
+    return new, walker.claimed
+
+
+def fuse_claimed(
+    trace: Trace,
+    claimed: Sequence[ClaimedCall],
+    executors: Sequence[Executor],
+    layouts: Layouts | None,
+    *,
+    strict: bool,
+) -> tuple[Trace, list[Claim], list[FusedRegion]]:
+    """Return the claimed trace with its regions, who claimed what, and the regions."""
     fuses = any(isinstance(each, FusionExecutor) for each in executors)
-    if not fuses or (layouts is None and not any(each.fuser for each in placed)):
-        new.bound_symbols.extend(call for each in placed for call in each.calls)
-        return new, [made for each in placed for made in each.claims]
-    return _with_regions(new, placed, Layouts(trace.inputs) if layouts is None else layouts, strict=strict)
-
-
-def _with_regions(trace: Trace, placed: list[_Placed], layouts: Layouts, *, strict: bool) -> tuple[Trace, list[Claim]]:
+    if not fuses or (layouts is None and not any(each.fuser for each in claimed)):
+        return trace, [made for each in claimed for made in each.claims], []
+    layouts = Layouts(trace.inputs) if layouts is None else layouts
     layouts.add_constants(trace.constants)
     nodes: list[Node] = []
-    for each in placed:
+    for each in claimed:
         nodes += _nodes(each, layouts)
-    fused = fuse_regions(trace, nodes, layouts, strict=strict)
-    trace.bound_symbols.extend(fused.calls)
-    trace.output = rename(trace.output, fused.fixed)
-    return trace, [made for each in placed for made in _claims(each, fused)]
+    new = trace.derive("claim")
+    fused = fuse_regions(new, nodes, layouts, strict=strict)
+    new.bound_symbols.extend(fused.calls)
+    new.output = rename(new.output, fused.fixed)
+    return new, [made for each in claimed for made in _claims(each, fused)], fused.used
 
 
-def _nodes(placed: _Placed, layouts: Layouts) -> list[Node]:
+def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
     """What a call is to the search for regions; no longer a fusion executor's where its strides cannot be known."""
-    ran = [layouts.run(call) for call in placed.calls]
-    if placed.fuser is not None and placed.fuser.strided:
-        reason = _unforeseen(placed, ran, layouts)
+    ran = [layouts.run(call) for call in claimed.calls]
+    if claimed.fuser is not None and claimed.fuser.strided:
+        reason = _unforeseen(claimed, ran, layouts)
         if reason is not None:
-            _decline(placed, reason)
-            placed.fuser = None
-    if placed.fuser is None:
-        return [Node(call, [call], None) for call in placed.calls]
-    node = Node(placed.bound, placed.calls, placed.fuser)
-    pairs = zip(placed.calls, ran, strict=True)
-    node.view = bool(placed.calls) and all(None not in _shared(call, each) for call, each in pairs)
+            _decline(claimed, reason)
+            claimed.fuser = None
+    if claimed.fuser is None:
+        return [Node(call, [call], None) for call in claimed.calls]
+    node = Node(claimed.bound, claimed.calls, claimed.fuser)
+    pairs = zip(claimed.calls, ran, strict=True)
+    node.view = bool(claimed.calls) and all(None not in _shared(call, each) for call, each in pairs)
     return [node]
 
 
-def _unforeseen(placed: _Placed, ran: list[Ran], layouts: Layouts) -> str | None:
+def _unforeseen(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
     """What code that is made now cannot know of a call."""
     if not all(each.known for each in ran):
         return "the strides of what it gives are not known"
-    others = [each for each in proxies(placed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
+    others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
         return "what it reads is decided when the program runs"
     kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
@@ -198,31 +230,31 @@ def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
 
-def _claims(placed: _Placed, fused: Fused) -> list[Claim]:
-    if placed.fuser is None:
-        return placed.claims
-    name = placed.bound.outputs[0]
+def _claims(claimed: ClaimedCall, fused: Fused) -> list[Claim]:
+    if claimed.fuser is None:
+        return claimed.claims
+    name = claimed.bound.outputs[0]
     reason = fused.unfused.get(name)
     if reason is None:
         region = fused.regions.get(name)
         fallback = fused.fallbacks.get(region)
-        return [Claim.of(placed.bound, placed.fuser.name, placed.declined, placed.level, region, fallback)]
-    _decline(placed, reason)
-    return placed.claims
+        return [Claim.of(claimed.bound, claimed.fuser.name, claimed.declined, claimed.level, region, fallback)]
+    _decline(claimed, reason)
+    return claimed.claims
 
 
-def _decline(placed: _Placed, reason: str) -> None:
+def _decline(claimed: ClaimedCall, reason: str) -> None:
     """The fusion executor that took a call leaves it to those that are asked after it."""
-    for made in placed.claims:
-        made.declined.append((placed.fuser.name, reason))
+    for made in claimed.claims:
+        made.declined.append((claimed.fuser.name, reason))
 
 
 def choose(
-    bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons, lost: Lost = _NOBODY
+    bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
 ) -> tuple[Executor, Implementation] | None:
     """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
     for executor in operators_of(executors):
-        implementation = _accepting(bound, executor, declined, lost)
+        implementation = _accepting(bound, executor, declined, excluded)
         if implementation is not None:
             return executor, implementation
     return None
@@ -254,11 +286,11 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
     any_by_parts = any(isinstance(each, FusionExecutor) and each.by_parts for each in executors)
 
     def choice(bound: BoundSymbol, active: Collection[str]) -> Choice:
-        lost = select(bound, executors, active)
-        if any_by_parts and getattr(first_fuser(bound, executors, lost), "by_parts", False):
+        excluded = select(bound, executors, active)
+        if any_by_parts and getattr(first_fuser(bound, executors, excluded), "by_parts", False):
             return Choice()
         reasons: Reasons = []
-        chosen = choose(bound, executors, reasons, lost)
+        chosen = choose(bound, executors, reasons, excluded)
         declined.update((name, reasons) for name in bound.outputs if reasons)
         if chosen is None:
             return Choice(opaque_rule(bound))
@@ -270,14 +302,14 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
     return choice
 
 
-class _Claiming:
+class _ClaimPass:
     """One walk over a trace: who runs each call."""
 
     def __init__(self, executors: Sequence[Executor], new: Trace, select: Selection) -> None:
         self.executors = executors
         self.new = new
         self.select = select
-        self.placed: list[_Placed] = []
+        self.claimed: list[ClaimedCall] = []
 
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
         """Asks the executors for a call, and for its parts where none takes it."""
@@ -288,19 +320,19 @@ class _Claiming:
             fuser = _fuser_before(bound.symbol.executor, executors)
             made = Claim.of(bound, _runner(bound), declined, level)
             if fuser is not None and fusible(bound, fuser, declined):
-                self.placed.append(_Placed(bound, fuser, declined, level, [bound], [made]))
+                self.claimed.append(ClaimedCall(bound, fuser, declined, level, [bound], [made]))
             else:
                 self._put(bound, [bound], made)
             return
-        lost = _NOBODY if Tag.SINGLE in bound.tags else self.select(bound, executors)
+        excluded = _NONE_EXCLUDED if Tag.SINGLE in bound.tags else self.select(bound, executors)
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
-                parts = fusible(bound, executor, declined, lost)
+                parts = fusible(bound, executor, declined, excluded)
                 for part in parts:
                     self._mark(part, executor, executors[position + 1 :], declined, level + (part is not bound))
                 if parts:
                     return
-            elif (implementation := _accepting(bound, executor, declined, lost)) is not None:
+            elif (implementation := _accepting(bound, executor, declined, excluded)) is not None:
                 name = implementation.name or executor.name
                 calls = asked(_calls_of, bound, implementation, name, self.new)
                 if not isinstance(calls, Declined):
@@ -313,17 +345,17 @@ class _Claiming:
             self.visit(sub, executors, declined, level + 1)
 
     def _put(self, bound: BoundSymbol, calls: list[BoundSymbol], made: Claim) -> None:
-        self.placed.append(_Placed(bound, None, [], made.level, calls, [made]))
+        self.claimed.append(ClaimedCall(bound, None, [], made.level, calls, [made]))
 
     def _mark(
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
     ) -> None:
         """A fusion executor takes the call; the `others` run it where no region does."""
-        fallback = _Claiming(operators_of(others), self.new, self.select)
+        fallback = _ClaimPass(operators_of(others), self.new, self.select)
         fallback.visit(bound, fallback.executors, declined, level)
-        calls = [call for each in fallback.placed for call in each.calls]
-        claims = [made for each in fallback.placed for made in each.claims]
-        self.placed.append(_Placed(bound, fuser, list(declined), level, calls, claims))
+        calls = [call for each in fallback.claimed for call in each.calls]
+        claims = [made for each in fallback.claimed for made in each.claims]
+        self.claimed.append(ClaimedCall(bound, fuser, list(declined), level, calls, claims))
 
 
 def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> FusionExecutor | None:
@@ -334,10 +366,12 @@ def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> F
     return next((each for each in before if isinstance(each, FusionExecutor)), None)
 
 
-def fusible(bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, lost: Lost = _NOBODY) -> list[BoundSymbol]:
+def fusible(
+    bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
+) -> list[BoundSymbol]:
     """The call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
-    if executor in lost:
-        declined.append((executor.name, lost[executor]))
+    if executor in excluded:
+        declined.append((executor.name, excluded[executor]))
         return []
     if Tag.SINGLE in bound.all_tags:
         return []
@@ -365,23 +399,25 @@ def is_fused(bound: BoundSymbol, executors: Sequence[Executor], select: Selectio
     return first_fuser(bound, executors, select(bound, executors)) is not None
 
 
-def first_fuser(bound: BoundSymbol, executors: Sequence[Executor], lost: Lost = _NOBODY) -> FusionExecutor | None:
+def first_fuser(
+    bound: BoundSymbol, executors: Sequence[Executor], excluded: Excluded = _NONE_EXCLUDED
+) -> FusionExecutor | None:
     """The fusion executor that takes a call, or all parts of it, before another executor does."""
     for executor in executors:
         if isinstance(executor, FusionExecutor):
-            if fusible(bound, executor, [], lost):
+            if fusible(bound, executor, [], excluded):
                 return executor
-        elif _accepting(bound, executor, [], lost) is not None:
+        elif _accepting(bound, executor, [], excluded) is not None:
             return None
     return None
 
 
 def _accepting(
-    bound: BoundSymbol, executor: Executor, declined: Reasons, lost: Lost = _NOBODY
+    bound: BoundSymbol, executor: Executor, declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
 ) -> Implementation | None:
     for implementation in executor.candidates(bound.symbol):
-        if implementation in lost:
-            declined.append((implementation.name or executor.name, lost[implementation]))
+        if implementation in excluded:
+            declined.append((implementation.name or executor.name, excluded[implementation]))
             continue
         try:
             decision = implementation.decide(bound)

@@ -1,162 +1,108 @@
-"""What a program is compiled with: what forge.jit was asked for."""
+"""Config: what programs are compiled with. forge/api/options.py resolves it from what a user asked for."""
 
 import dataclasses
-import os
-from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, fields
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from forge.compiler.claim import Selection, in_order, is_fused
-from forge.executors.executor import (
-    Decision,
-    Declined,
-    Executor,
-    FusionExecutor,
-    operators_of,
-    resolve_executors,
-)
+from forge.compiler.claim import Claim, Selection, in_order, is_fused
+from forge.executors.executor import Decision, Declined, Executor, FusionExecutor, operators_of
 from forge.executors.torchex.core import torchex
-from forge.ir import BoundSymbol, Trace, check
-from forge.ir.checks import check_flag, check_list
-from forge.patterns import replace_patterns
+from forge.ir import BoundSymbol, Trace
 from forge.transforms.users import Transform
 
-MEMORY = ("speed", "balanced", "smallest")
-SELECT = ("order", "measured")
-CHECK = (None, "eager", "regions")
-NUMERICS = ("fast", "eager")
-CHECK_VARIABLE = "FORGE_CHECK"
+
+class Comparison(Protocol):
+    """A claimed trace whose values are compared, as they are computed, with those of a reference (check="eager")."""
+
+    trace: Trace
+
+    def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None: ...
+
+    def around(self, function: Callable) -> Callable:
+        """Return the generated function of `trace`, run after the reference."""
 
 
-def default_check(check: str | None) -> str | None:
-    """Return the kind of check that is asked for: `check`, or else the environment's FORGE_CHECK, or None."""
-    return os.environ.get(CHECK_VARIABLE) or None if check is None else check
+def generate(trace: Trace) -> tuple[Callable, Trace]:
+    """Return the function of a trace whose calls are all executors', and the trace whose text it is."""
+    return trace.python_callable(), trace
 
 
-@dataclass(frozen=True)
-class Options:
-    """How programs are compiled, as forge.jit was asked to.
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What programs are compiled with, resolved: the same for all programs of a jitted function.
 
-    executors: names or Executor objects, all available ones for None; the objects once it is made, in the order in
-    which they are asked, after those of `first`. Raises as resolve_executors does; ValueError for an unknown `memory`,
-    `select` or `numerics`, and for a fusion executor that has no regions of such numerics.
+    executors: asked in this order. transforms: the user's. strict: a region that fails raises. memory: "speed",
+    "balanced" or "smallest". cache: programs are written to disk. select: "order" or "measured"; selection: which
+    candidates lose a call that they would take. checks: a check is on, under which a region that fails raises, too.
+    comparison: instruments each claimed trace. codegen: makes a function of a final trace.
     """
 
-    executors: Sequence[str | Executor] | None = None
-    transforms: Sequence[Transform] = ()
+    executors: tuple[Executor, ...]
+    transforms: tuple[Transform, ...] = ()
     strict: bool = False
     memory: str = "balanced"
     cache: bool = True
     cuda_graphs: bool = False
     freeze: bool = False
     select: str = "order"
-    check: str | None = None
-    edit: str | os.PathLike[str] | None = None
     numerics: str = "fast"
-    first: InitVar[Sequence[Executor]] = ()
+    checks: bool = False
+    selection: Selection = in_order
+    comparison: type[Comparison] | None = None
+    codegen: Callable[[Trace], tuple[Callable, Trace]] = generate
 
-    selection: ClassVar[Selection] = staticmethod(in_order)
-
-    def __post_init__(self, first: Sequence[Executor]) -> None:
-        object.__setattr__(self, "check", default_check(self.check))
-        named = (("memory", MEMORY), ("select", SELECT), ("check", CHECK), ("numerics", NUMERICS))
-        for name, known in named:
-            given = getattr(self, name)
-            check(
-                given in known,
-                lambda name=name, known=known, given=given: (
-                    f"forge.jit: {name} is {given!r}, but must be one of {', '.join(map(str, known))}"
-                ),
-            )
-        check(
-            isinstance(self.edit, (str, os.PathLike, type(None))),
-            lambda: f"forge.jit: edit is {self.edit!r}, but must be a folder's path",
-            TypeError,
-        )
-        for name in ("strict", "cache", "cuda_graphs", "freeze"):
-            check_flag(getattr(self, name), f"forge.jit: {name}")
-        check_list(self.transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
-        for transform in self.transforms:
-            check(
-                callable(transform),
-                lambda transform=transform: f"forge.jit: a transform is {transform!r}, but must be a function",
-                TypeError,
-            )
-        executors = (*first, *resolve_executors(self.executors))
-        if self.numerics == "eager":
-            executors = tuple(map(_rounding, executors))
-        if self.check == "regions":
-            executors = tuple(each.checking() if isinstance(each, FusionExecutor) else each for each in executors)
-        object.__setattr__(self, "executors", executors)
-        object.__setattr__(self, "transforms", tuple(self.transforms))
-
-    @property
-    def compares(self) -> bool:
-        """Whether each value is compared with eager's."""
-        return self.check == "eager"
+    def replace(self, **changes: object) -> "Config":
+        """Return the same config with some fields changed."""
+        return dataclasses.replace(self, **changes)
 
     @property
     def operator_executors(self) -> list[Executor]:
-        """Those that run single calls: what runs once is not worth a region."""
+        """The executors that run single calls: what runs once is not worth a region."""
         return operators_of(self.executors)
 
-    def prepare(self) -> None:
-        """Has the fusion executors begin what takes long and depends on no program."""
-        for each in self.executors:
-            if isinstance(each, FusionExecutor):
-                each.prepare()
+    @property
+    def fusion_executors(self) -> list[FusionExecutor]:
+        """The executors that compile regions."""
+        return [each for each in self.executors if isinstance(each, FusionExecutor)]
 
     @property
-    def has_later(self) -> bool:
-        """Whether a fusion executor can make larger regions later."""
-        if self.cuda_graphs or self.compares or self.edit is not None:  # calls cost next to nothing, or what they like
-            return False
-        return any(isinstance(each, FusionExecutor) and each.later() is not None for each in self.executors)
+    def is_plain(self) -> bool:
+        """Whether programs run as they are generated: neither compared with a reference nor edited by a user."""
+        return self.comparison is None and self.codegen is generate
 
-    def later(self) -> "Options":
-        """The same, with fusion executors that make larger regions elsewhere; `ready` when those are there."""
+    def prepare(self) -> None:
+        """Have the fusion executors begin what takes long and depends on no program."""
+        for each in self.fusion_executors:
+            each.prepare()
+
+    @property
+    def has_second_tier(self) -> bool:
+        """Whether a fusion executor can compile larger regions later. Under CUDA graphs calls cost next to nothing."""
+        if self.cuda_graphs or not self.is_plain:
+            return False
+        return any(each.later() is not None for each in self.fusion_executors)
+
+    def second_tier(self) -> "Config":
+        """Return the config of larger regions, which fusion executors compile in other processes; see `ready`."""
         executors = [(isinstance(each, FusionExecutor) and each.later()) or each for each in self.executors]
-        return dataclasses.replace(self, executors=executors, first=())
+        return self.replace(executors=tuple(executors))
 
     def ready(self) -> Decision:
-        """Whether all that the fusion executors have made can be called; Declined where some of it never can."""
-        decisions = [each.ready() for each in self.executors if isinstance(each, FusionExecutor)]
+        """Whether all regions that the fusion executors have compiled can be called; Declined where one never can."""
+        decisions = [each.ready() for each in self.fusion_executors]
         return next((each for each in decisions if isinstance(each, Declined)), all(decisions))
 
-    def in_torch(self) -> "Options":
-        """The same with torch's own functions alone, which run on whatever torch calls a tensor."""
-        return dataclasses.replace(self, executors=[torchex], cuda_graphs=False, check=None, edit=None, first=())
+    def in_torch(self) -> "Config":
+        """Return the config of torch's own functions alone, which run on whatever torch calls a tensor."""
+        plain = {"cuda_graphs": False, "comparison": None, "codegen": generate, "checks": False}
+        return self.replace(executors=(torchex,), **plain)
+
+    def for_single_call(self, executors: Collection[Executor], selection: Selection) -> "Config":
+        """Return the config of a program of one call that is measured."""
+        plain = {"cuda_graphs": False, "comparison": None, "codegen": generate, "checks": False}
+        return self.replace(executors=tuple(executors), selection=selection, strict=True, **plain)
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Whether a backward may run a call of the forward again, rather than read what it saved."""
         return self.memory == "smallest" or is_fused(bound, self.executors, self.selection)
-
-    def find_patterns(self, trace: Trace) -> Trace:
-        """The trace with the patterns of the executors' kernels found in it."""
-        patterns = [pattern for executor in self.executors for pattern in executor.patterns]
-        return replace_patterns(trace, patterns)[0] if patterns else trace
-
-
-def _rounding(executor: Executor) -> Executor:
-    """Return the executor for numerics="eager". Raises ValueError for one that cannot round as eager does."""
-    if not isinstance(executor, FusionExecutor):
-        return executor
-    found = executor.rounding()
-    check(
-        found is not None,
-        lambda: f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does",
-    )
-    return found
-
-
-@dataclass(frozen=True)
-class Selecting(Options):
-    """Options with who does not get a call that it would take."""
-
-    selection: Selection = in_order
-
-
-def selecting(options: Options, selection: Selection, **changes: Any) -> Options:
-    """The same options, with who does not get a call that it would take."""
-    given = {each.name: getattr(options, each.name) for each in fields(Options)}
-    return Selecting(**{**given, **changes}, selection=selection)

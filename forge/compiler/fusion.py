@@ -6,10 +6,9 @@ metadata of what it reads, strides included.
 
 import functools
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from forge.compiler.fallback import Fallback, fallback_for, runners, tell
 from forge.compiler.layout import RESTRIDED, Layout, Layouts
@@ -34,17 +33,15 @@ REASONS = 1024  # for which regions could not be compiled, that are remembered
 _artifacts: "weakref.WeakKeyDictionary[FusionExecutor, Bounded]" = weakref.WeakKeyDictionary()
 _told: Bounded = Bounded(REASONS)  # many regions fail at once where a disk is full
 
-T = TypeVar("T")
 _log = logging.getLogger("forge.claim")
 
 
-class _Compiling(threading.local):
-    """What the program that this thread compiles calls: functions and who made them; None where it compiles none."""
+class FusedRegion(NamedTuple):
+    """A region that a program calls: who compiled it, and the function."""
 
-    used: list[tuple[FusionExecutor, Callable]] | None = None
+    fuser: FusionExecutor
+    function: Callable
 
-
-_compiling = _Compiling()
 
 REINTERPRETED = Symbol(
     "reinterpreted", "forge.reinterpreted", meta=lambda x, shape, strides, offset: x, op=reinterpreted
@@ -79,7 +76,7 @@ class Fused:
     """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
     them, `regions` what the region's call is named that runs one, both by the first name that the call makes. `fixed`
     are the values of a region that are no tensors, by name. `fallbacks` are those of regions, by what their calls are
-    named."""
+    named. `used` are the regions."""
 
     def __init__(
         self,
@@ -88,45 +85,24 @@ class Fused:
         regions: dict[str, str],
         fixed: dict[str, Any],
         fallbacks: dict[str, Fallback],
+        used: list[FusedRegion],
     ) -> None:
         self.calls = calls
         self.unfused = unfused
         self.regions = regions
         self.fixed = fixed
         self.fallbacks = fallbacks
+        self.used = used
 
 
-def settled(compile: Callable[[], T]) -> T:
-    """What `compile` gives, once all that fusion executors have started for it is complete.
-
-    Where a region cannot be called after all, it is declined and the program is compiled again.
-    """
-    if _compiling.used is not None:  # who compiles around this one waits
-        return compile()
-    with progress.shown():
-        while True:
-            _compiling.used = used = []
-            try:
-                result = compile()
-            finally:
-                _compiling.used = None
-            if not [fuser for fuser in {fuser for fuser, _ in used} if _fails(fuser, used)]:
-                return result
+def discard_failed(regions: Sequence[FusedRegion]) -> bool:
+    """Wait for these regions; return whether one of them cannot be called. Such a one is declined from now on."""
+    return bool([fuser for fuser in {each.fuser for each in regions} if _discard_failed(fuser, regions)])
 
 
-def apart(compile: Callable[[], T]) -> T:
-    """What `compile` gives, settled before the program goes on that this thread compiles: it is to be called now."""
-    around, _compiling.used = _compiling.used, None
-    try:
-        return settled(compile)
-    finally:
-        _compiling.used = around
-
-
-def _fails(fuser: FusionExecutor, used: list[tuple[FusionExecutor, Callable]]) -> bool:
-    """Whether one of these functions of regions cannot be called; none such is found again."""
+def _discard_failed(fuser: FusionExecutor, regions: Sequence[FusedRegion]) -> bool:
     failed = fuser.finish()
-    if not failed or not any(made is fuser and function in failed for made, function in used):
+    if not failed or not any(each.fuser is fuser and each.function in failed for each in regions):
         return False
     known = _artifacts[fuser]
     known.update((key, failed[function]) for key, function in list(known.items()) if function in failed)
@@ -150,7 +126,7 @@ def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, stric
     layouts.fixed.update(fixed)
     calls = [substitute(call, fixed) for call in writer.calls]
     fallbacks = {name: each for each in writer.fallbacks.values() if each is not None for name in each.regions}
-    return Fused(calls, writer.unfused, writer.regions, fixed, fallbacks)
+    return Fused(calls, writer.unfused, writer.regions, fixed, fallbacks, writer.used)
 
 
 class _Writer:
@@ -175,6 +151,7 @@ class _Writer:
         self.fixed: set[str] = set()
         self.fallbacks: dict[Any, Fallback | None] = {}  # of identical regions there is one
         self.count = 0
+        self.used: list[FusedRegion] = []
 
     def _visible(self, nodes: Sequence[Node]) -> set[str]:
         """Return the values whose strides decide those of the program's results."""
@@ -241,7 +218,7 @@ class _Writer:
             for node in region.nodes:
                 self.single(node)
             return
-        _compiling.used.append((region.fuser, function))
+        self.used.append(FusedRegion(region.fuser, function))
         name = self._name()
         given = [self._given(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)

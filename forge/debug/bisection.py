@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.debug.eager_check import copied, differs, largest, same_random_numbers, tolerance
 from forge.executors.errors import CheckError
 from forge.executors.executor import resolve_executors
@@ -45,7 +45,7 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     Gradients are those of the sum of all results, of inputs and of a module's parameters that require them. A module is
     copied for each run. Raises TypeError for what was not made by forge.jit.
     """
-    again = record_of(jitted, "forge.bisect").again
+    again = handle_of(jitted, "forge.bisect").again
     target, options = again.args[0], again.keywords
     bisected = _Bisected(target, args, kwargs)
     executors = list(resolve_executors(options["executors"]))

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from forge.capture.handles import Record, record_of
+from forge.capture.handles import JitHandle, handle_of
 from forge.compiler.claim import claim
-from forge.compiler.executable import Compiled
+from forge.compiler.report import CompileReport
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.printing import counted
@@ -71,24 +71,24 @@ def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
     warning and the head of the script name them. Raises TypeError for what was not made by forge.jit; ValueError where
     there is no such graph, or where its program cannot be written: what it calls, or is given, is not torch's.
     """
-    record = record_of(jitted, "forge.repro")
-    compiled = record.compiled
-    check(bool(compiled), lambda: f"forge.repro: {record.name} has compiled nothing yet: call it first")
+    handle = handle_of(jitted, "forge.repro")
+    compiled = handle.reports
+    check(bool(compiled), lambda: f"forge.repro: {handle.name} has compiled nothing yet: call it first")
     check(
         0 <= graph < len(compiled),
-        lambda: f"forge.repro: graph is {graph}, but {record.name} has {counted(len(compiled), 'graph')}, from 0",
+        lambda: f"forge.repro: graph is {graph}, but {handle.name} has {counted(len(compiled), 'graph')}, from 0",
     )
     path = Path(path)
-    path.write_text(_script(record, compiled[graph]))
+    path.write_text(_script(handle, compiled[graph]))
     return path
 
 
-def _script(record: Record, compiled: Compiled) -> str:
+def _script(handle: JitHandle, report: CompileReport) -> str:
     check(
-        not compiled.shortened and bool(compiled.traces),
+        not report.shortened and bool(report.traces),
         lambda: "forge.repro: what was recorded was not kept; FORGE_KEEP_STAGES=1 and FORGE_CACHE=0 keep it",
     )
-    trace = _of_torch(compiled.traces[0])
+    trace = _of_torch(report.traces[0])
     lines = trace.show().splitlines()
     others = [line for line in lines if "forge.ir.printing.held(" in line]
     check(
@@ -99,19 +99,19 @@ def _script(record: Record, compiled: Compiled) -> str:
     numbers = [proxy for proxy in made if isinstance(proxy, NumberProxy)]
     check(
         not numbers,
-        lambda: f"forge.repro: {record.name} reads a number from a tensor, {numbers[0]}, as it does under dynamic=True",
+        lambda: f"forge.repro: {handle.name} reads a number from a tensor, {numbers[0]}, as it does under dynamic=True",
     )
     imports = {"import torch", *(line for line in lines if line.startswith("import "))}
     if any(bound.symbol.id.startswith("operator.") for bound in trace.bound_symbols):
         imports.add("import operator")
     start = next(i for i, line in enumerate(lines) if line.startswith("def "))
-    options = dict(_options(record))
-    left_out = list(_left_out(record, options))
+    options = dict(_options(handle))
+    left_out = list(_left_out(handle, options))
     if left_out:
         advice = "add them where they matter"
         warnings.warn(f"forge.repro: the script leaves out {', '.join(left_out)}: {advice}", stacklevel=3)
     return _SCRIPT.format(
-        name=record.name,
+        name=handle.name,
         calls=len(trace.bound_symbols),
         torch=torch.__version__,
         python=platform.python_version(),
@@ -119,7 +119,7 @@ def _script(record: Record, compiled: Compiled) -> str:
         options=repr(options),
         left_out=f"\n\nLeft out of forge.jit's options: {', '.join(left_out)}." if left_out else "",
         program="\n".join([f"def {trace.name}({', '.join(trace.input_names)}):", *lines[start + 1 :], ""]),
-        inputs="\n".join(f"        {_input(proxy, compiled.traces[0])}," for proxy in trace.inputs),
+        inputs="\n".join(f"        {_input(proxy, report.traces[0])}," for proxy in trace.inputs),
         entry=trace.name,
     )
 
@@ -145,9 +145,9 @@ def _by_torch(trace: Trace, bound: BoundSymbol) -> list[BoundSymbol]:
     return claim(alone, [torchex])[0].bound_symbols
 
 
-def _options(record: Record) -> Iterator[tuple[str, Any]]:
+def _options(handle: JitHandle) -> Iterator[tuple[str, Any]]:
     """Those of forge.jit that can be written."""
-    given = record.again.keywords if record.again is not None else {}
+    given = handle.again.keywords if handle.again is not None else {}
     for name in ("memory", "select", "numerics", "dynamic"):
         if given.get(name) is not None:
             yield name, given[name]
@@ -159,9 +159,9 @@ def _options(record: Record) -> Iterator[tuple[str, Any]]:
         yield "kernels", kernels
 
 
-def _left_out(record: Record, written: dict[str, Any]) -> Iterator[str]:
+def _left_out(handle: JitHandle, written: dict[str, Any]) -> Iterator[str]:
     """The options that change what runs and cannot be written, or only in part: each with what is missing."""
-    given = record.again.keywords if record.again is not None else {}
+    given = handle.again.keywords if handle.again is not None else {}
     for name in ("executors", "transforms", "kernels", "layers"):
         value = given.get(name)
         if not value or value == written.get(name):

@@ -43,7 +43,7 @@ class Sources(NamedTuple):
     detached: list[int]
 
 
-class Again(NamedTuple):
+class DifferentiableBackward(NamedTuple):
     """A backward as a program of a region's inputs, which is differentiated as any other.
 
     function: takes all inputs (None for one that is not read), what was drawn, and the gradients that there are.
@@ -64,7 +64,7 @@ class Backward(NamedTuple):
     read: Collection[int] | None = None
 
 
-class Later:
+class LazyBackward:
     """What is compiled on first use, after Dynamo has taken its guards: `compile(key)`, for every size, or for one
     where its sizes decide what it is. `numbers()` are the symbolic ones of the program's inputs, `ready` what is
     compiled already."""
@@ -94,13 +94,13 @@ class Later:
 
 
 class Region:
-    """A compiled forward that saves and the backwards that read what it saved.
+    """A compiled forward that saves, and the backwards that read what it saved.
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a Backward for each set of outputs
     that have a gradient, so that an unused output costs nothing and leaves None. `batched` has those for gradients on
-    which no other code than torch's runs (`_is_special`). `agains` has the Again for a set of outputs, those of their
-    gradients that have a history, whether torch's code alone runs on them, and the gradients of opaque calls that are
-    None. It runs in place of the backward under create_graph=True.
+    which no other code than torch's runs (`_is_special`). `agains` has the DifferentiableBackward for a set of outputs,
+    those of their gradients that have a history, whether torch's code alone runs on them, and the gradients of opaque
+    calls that are None. It runs in place of the backward under create_graph=True.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Region:
         forward: Callable,
         non_differentiable: list[int],
         sources: Sources,
-        backwards: Later,
-        batched: Later,
-        agains: Later,
+        backwards: LazyBackward,
+        batched: LazyBackward,
+        agains: LazyBackward,
     ) -> None:
         ready, ready_again = backwards.ready, agains.ready
         remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
@@ -248,7 +248,7 @@ class Region:
         def apply(*inputs: Any) -> Any:
             shared, token = _Parts(), None
             for part in reversed(later):
-                token = _Later.apply(shared, token, *[inputs[i] for i in part])
+                token = _BucketEnd.apply(shared, token, *[inputs[i] for i in part])
             return First.apply(shared, token, inputs, *[inputs[i] for i in first])
 
         return apply
@@ -283,7 +283,7 @@ class _Parts:
             raise
 
 
-class _Later(torch.autograd.Function):
+class _BucketEnd(torch.autograd.Function):
     """A part of a backward that comes after others. Its result is there for autograd's order alone."""
 
     @staticmethod

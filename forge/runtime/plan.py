@@ -4,7 +4,7 @@ A program that was compiled in this process and one that was read from the disk 
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -13,12 +13,12 @@ from forge.executors.contracts import expect
 from forge.executors.torchex.attention import as_chosen_now
 from forge.ir import Trace
 from forge.ir.strides import is_expanded
-from forge.runtime.autograd import Again, Backward, Later, Region, Sources
+from forge.runtime.autograd import Backward, DifferentiableBackward, LazyBackward, Region, Sources
 from forge.runtime.frozen import Folded
 from forge.torchlang import autocast_mode, grad_mode
 
 
-class Generated(NamedTuple):
+class GeneratedFunction(NamedTuple):
     """A generated function and the trace that it was printed from; None for one that was read from the disk. read: as
     of a Backward."""
 
@@ -31,64 +31,79 @@ class Generated(NamedTuple):
         return Backward(self.function, self.read)
 
 
-class Training(NamedTuple):
-    """What a program has beside its forward where gradients flow through it.
+class Backwards(Protocol):
+    """Compiles the backwards of a program, each when it is first needed (forge/compiler/backwards.py).
 
-    backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
-    constants: the positions of outputs without a gradient. backward_for: compiles the backward of other outputs, or one
-    by torch's own functions alone. again_for: an Again of a set of outputs, those of their gradients that have a
-    history, whether it is one by torch's own functions alone, and those of opaque calls that are None. split: the
-    forward with what it saves, before it was claimed; None for one that was read from the disk. numbers: gives the
-    symbolic inputs. parts:
-    the positions of the inputs whose gradients leave the backward together, in order, where they do in parts: then each
-    backward is a generator.
+    saved: the names of what the forward saves, and of its calls, which a plan from disk must have too.
     """
 
-    backward: Generated
+    def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
+        """Return the backward of the outputs that are `present`; `batched`: by torch's own functions alone."""
+
+    def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
+        """Return the backward, as a differentiable program, of (outputs, those of their gradients that have a history,
+        whether it is by torch's own functions alone, the gradients of opaque calls that are None)."""
+
+    def numbers(self) -> Sequence[Any]:
+        """Return the symbolic inputs of the program."""
+
+
+class TrainingPlan(NamedTuple):
+    """The parts of a program through which gradients flow, beside its forward.
+
+    backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
+    constants: the positions of outputs without a gradient. split: the forward with what it saves, before it was
+    claimed; None for a plan that was read from disk. buckets: the positions of the inputs whose gradients leave the
+    backward together, in order; where there are some, each backward is a generator.
+    """
+
+    backward: GeneratedFunction
     usual: tuple[bool, ...]
-    epilogue: Generated | None
+    epilogue: GeneratedFunction | None
     constants: list[int]
     sources: Sources
-    backward_for: Callable[..., Generated]
-    again_for: Callable[[tuple], Again]
+    backwards: Backwards
     split: Trace | None = None
-    numbers: Callable[[], Sequence[Any]] = tuple
-    parts: Sequence[Sequence[int]] = ()
+    buckets: Sequence[Sequence[int]] = ()
 
 
-class Recipe(NamedTuple):
+class CompiledPlan(NamedTuple):
     """What a program's call is made of. grad: whether grad is enabled where it is called. sets_mode: whether what runs
     outside of the autograd.Function sets the grad mode. attends: whether it has code for the kernel of attention that
     torch chose when it was compiled. folded: what the forward takes beside its inputs, where weights are frozen."""
 
-    forward: Generated
+    forward: GeneratedFunction
     grad: bool
     sets_mode: bool
-    training: Training | None = None
+    training: TrainingPlan | None = None
     attends: bool = False
     folded: Folded | None = None
 
 
-def assemble(recipe: Recipe, otherwise: Callable | None = None) -> Callable:
+def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
     """What runs: call(*inputs). otherwise: the same program, where torch might choose another kernel of attention."""
-    training = recipe.training
-    for generated in (recipe.forward, training and training.backward):
+    training = plan.training
+    for generated in (plan.forward, training and training.backward):
         if generated is not None and generated.trace is not None:
             expect(generated.function, generated.trace)
-    call = recipe.forward.function if training is None else _differentiable(recipe.forward.function, recipe, training)
-    call = call if recipe.folded is None else recipe.folded.around(call)
-    call = grad_mode.restored(call, recipe.grad) if recipe.sets_mode else call
-    return as_chosen_now(call, otherwise) if recipe.attends else call
+    call = plan.forward.function if training is None else _differentiable(plan.forward.function, plan, training)
+    call = call if plan.folded is None else plan.folded.around(call)
+    call = grad_mode.restored(call, plan.grad) if plan.sets_mode else call
+    return as_chosen_now(call, otherwise) if plan.attends else call
 
 
-def _differentiable(forward: Callable, recipe: Recipe, training: Training) -> Callable:
-    ready, backward_for = {training.usual: training.backward.backward}, training.backward_for
-    backwards = Later(lambda present: backward_for(present).backward, training.numbers, ready)
-    batched = Later(lambda present: backward_for(present, batched=True).backward, training.numbers)
-    agains = Later(training.again_for, training.numbers)
-    region = Region(forward, training.constants, training.sources, backwards, batched, agains)
-    apply = region.in_parts(training.parts) if training.parts else region.apply
-    if not recipe.grad:
+def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPlan) -> Callable:
+    ready, backwards = {training.usual: training.backward.backward}, training.backwards
+    region = Region(
+        forward,
+        training.constants,
+        training.sources,
+        LazyBackward(lambda present: backwards.compile(present).backward, backwards.numbers, ready),
+        LazyBackward(lambda present: backwards.compile(present, batched=True).backward, backwards.numbers),
+        LazyBackward(backwards.compile_differentiable, backwards.numbers),
+    )
+    apply = region.in_parts(training.buckets) if training.buckets else region.apply
+    if not plan.grad:
         apply = grad_mode.enabled(apply)
     if training.epilogue is None:
         return apply

@@ -1,5 +1,6 @@
-"""Programs that are compiled a second time, as larger regions, because they are called often and are small: their calls
-cost more than what they compute."""
+"""Tiered compilation: a small program that is called often is compiled a second time, as larger regions.
+
+Its calls cost more than what they compute."""
 
 import logging
 import os
@@ -63,57 +64,56 @@ def is_small(trace: Trace, flops: int) -> bool:
 
 
 def is_wanted() -> bool:
-    """Whether programs may be replaced while they are in use: which of two versions computes a result, and so how it
-    is rounded, depends on time. Off under torch.use_deterministic_algorithms, and by FORGE_BACKGROUND=0."""
+    """Whether a program's second tier may take its place while it is in use: which of the two computes a result, and so
+    how it is rounded, depends on time. Off under torch.use_deterministic_algorithms, and by FORGE_BACKGROUND=0."""
     return os.environ.get("FORGE_BACKGROUND", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
 
 
-class Replacement(NamedTuple):
-    """A function that takes another one's place once `ready` says True; never, where it declines. `install` is called
-    then."""
+class TierResult(NamedTuple):
+    """The second tier of a program: `function` takes the first one's place once `ready` says True; never, where it
+    declines. `install` is called then."""
 
     function: Callable
     ready: Callable[[], Decision]
     install: Callable[[], None]
 
 
-class Growing:
-    """A program that `call` runs: by `function` until it was called often and what `make(function)` then gives is
-    ready."""
+class TieredProgram:
+    """A program that runs as `function` until it was called often and what `compile(function)` then gives is ready."""
 
-    def __init__(self, function: Callable, make: Callable[[Callable], Replacement]) -> None:
+    def __init__(self, function: Callable, compile: Callable[[Callable], TierResult]) -> None:
         self._function = function
-        self._make: Callable[[Callable], Replacement] | None = make
-        self._replacement: Replacement | None = None
+        self._compile: Callable[[Callable], TierResult] | None = compile
+        self._second: TierResult | None = None
         self._left = CALLS
         self._lock = new_lock()
 
     def call(self, *inputs: Any) -> Any:
-        """The program."""
+        """Run the program."""
         if self._left:
             self._left -= 1
-            if not self._left and not self.advance():
+            if not self._left and not self.promote():
                 self._left = CALLS
         return self._function(*inputs)
 
-    def advance(self) -> bool:
-        """Goes one step on, without waiting; whether there is nothing left to do."""
+    def promote(self) -> bool:
+        """Compile the second tier, or install it where it is ready, without waiting; return whether nothing is left."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._make is None:
+            if self._compile is None:
                 return True
-            if self._replacement is None:
-                self._replacement = self._make(self._function)
-            ready = self._replacement.ready()
+            if self._second is None:
+                self._second = self._compile(self._function)
+            ready = self._second.ready()
             if ready:
-                self._function = self._replacement.function
-                self._replacement.install()
+                self._function = self._second.function
+                self._second.install()
             elif not isinstance(ready, Declined):
                 return False
         except Exception:
-            _log.debug("a program keeps its smaller regions", exc_info=True)
+            _log.debug("a program keeps its first tier", exc_info=True)
         finally:
             self._lock.release()
-        self._make = self._replacement = None
+        self._compile = self._second = None
         return True

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 import forge
-from forge.cache import slot
 from forge.capture import dynamo
+from forge.compiler import pipeline
 
 
 class Recorded(AssertionError):
@@ -21,7 +21,7 @@ def from_disk(monkeypatch: Any) -> None:
         raise Recorded("a graph is recorded")
 
     monkeypatch.setattr(dynamo, "record", refuse)
-    monkeypatch.setattr(slot, "compile_program", refuse)
+    monkeypatch.setattr(pipeline, "compile", refuse)
 
 
 def is_cached(jitted: Any) -> bool:

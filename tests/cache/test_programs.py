@@ -15,7 +15,7 @@ from support import rounded
 from torch import nn
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.runtime.autograd import _UNPACKS_EACH
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -377,4 +377,4 @@ def test_a_program_that_was_kept_is_in_the_record() -> None:
     for _ in range(2):
         jitted = forge.jit(Net())
         jitted(X)
-    assert [compiled.cached for compiled in record_of(jitted).compiled] == [True]
+    assert [compiled.cached for compiled in handle_of(jitted).reports] == [True]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.runtime import cuda_graphs
 from forge.runtime.cuda_graphs import Graph, Pool
 from forge.transforms import head
@@ -65,7 +65,7 @@ def net(device: str, dropout: float = 0.0) -> nn.Module:
 
 def graphs(jitted: Any) -> list[Graph]:
     """Those of the last program, forward and backward."""
-    (*_, compiled) = record_of(jitted).compiled
+    (*_, compiled) = handle_of(jitted).reports
     stages = [traces[-1] for traces in (compiled.traces, compiled.backward_traces) if traces]
     return [b.symbol.op for trace in stages for b in trace.bound_symbols if isinstance(b.symbol.op, Graph)]
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import forge
 from forge import prims, torchlang
 from forge.api.functional import Direct
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.compiler.claim import claim
 from forge.executors import (
     Executor,
@@ -166,7 +166,7 @@ def test_the_documented_operator_executor_runs() -> None:
     x = torch.randn(2, 4)
     with torch.no_grad():
         torch.testing.assert_close(scope["jitted"](x), model(x))
-    compiled = record_of(scope["jitted"]).compiled[-1]
+    compiled = handle_of(scope["jitted"]).reports[-1]
     assert ("mine", "torch.nn.functional.silu") in [(made.executor, made.operation) for made in compiled.claims]
     declined = scope["takes"](torch.ones(1, dtype=torch.float64))
     assert declined.reason == "my_silu computes in float32, and the input is torch.float64"
@@ -176,7 +176,7 @@ def test_the_documented_fusion_executor_runs(capsys: pytest.CaptureFixture) -> N
     model = Model()
     scope = _run(_examples()[1], model)
     _assert_trains(scope["jitted"], model)
-    (compiled,) = record_of(scope["jitted"]).compiled
+    (compiled,) = handle_of(scope["jitted"]).reports
     assert [made.executor for made in compiled.claims].count("fuser") >= 1
     assert "# region, region of fuser" in capsys.readouterr().out
 
@@ -227,7 +227,7 @@ def test_neighbouring_calls_become_one_and_the_result_is_the_same() -> None:
     assert len(first.output) == 2  # a is read after the region, and so is b
     assert [bound.symbol.name for bound in second.bound_symbols] == ["exp", "add", "mul"]
     assert len(second.inputs) == 2 and len(second.output) == 2
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     assert [made.executor for made in compiled.claims].count("fuser") == 5  # of each call in them
 
 
@@ -236,7 +236,7 @@ def test_a_region_that_is_declined_runs_as_it_was() -> None:
     x, y = torch.randn(3, 3), torch.randn(3, 3)
     direct = Direct(program, [fuser, "torch"])
     torch.testing.assert_close(direct(x, y)[0], program(x, y)[0])
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     assert len(fuser.regions) == 2 and "fuser" not in [made.executor for made in compiled.claims]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.compiler.claim import claim
 from forge.executors import Declined, FusionExecutor, RegionError, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
@@ -251,7 +251,7 @@ def test_an_executor_that_fails_at_a_region_leaves_it_to_the_next(declines: bool
         torch.testing.assert_close(grads(jitted, *two()), grads(activated, *two()))
     assert broken.regions > len(told) == 1  # forward and backward fail for the same reason
     assert (Path(told[0].filename).name, told[0].lineno) == ("test_fallback.py", activated.__code__.co_firstlineno + 1)
-    (who, why), *_ = record_of(jitted).compiled[-1].claims[0].declined
+    (who, why), *_ = handle_of(jitted).reports[-1].claims[0].declined
     assert (who, why) == ("failing", "it failed at a region: ValueError: no code for this")
     strict = forge.jit(activated, executors=[broken, "torch"], strict=True)
     for _ in range(2):
@@ -281,7 +281,7 @@ def test_a_region_that_an_executor_declines_is_no_failure() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(grads(jitted, *two()), grads(activated, *two()))
-    assert ("failing", "it is too short") in record_of(jitted).compiled[-1].claims[0].declined
+    assert ("failing", "it is too short") in handle_of(jitted).reports[-1].claims[0].declined
 
 
 def test_an_error_that_is_kept_holds_nothing_of_the_program() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.compiler.claim import claim
 from forge.executors import Declined, FusionExecutor, decline, resolve_executors
 from forge.ir import BoundSymbol, Trace
@@ -62,7 +62,7 @@ def test_a_region_that_is_not_complete_in_the_end_is_left_to_the_next_executor()
     jitted = forge.jit(two_regions, executors=[late, "torch"])
     x = torch.randn(3, 3)
     torch.testing.assert_close(jitted(x), two_regions(x))
-    who = {made.operation.rpartition(".")[2]: made for made in record_of(jitted).compiled[-1].claims}
+    who = {made.operation.rpartition(".")[2]: made for made in handle_of(jitted).reports[-1].claims}
     assert who["mul"].executor == "late" and who["cos"].executor == "torch"
     assert ("late", "its kernel did not build") in who["cos"].declined
     assert late.fused == 2  # the other one was not made again

@@ -158,7 +158,7 @@ def test_strides_that_are_no_promise_are_those_that_torch_gives(info: OpInfo) ->
             args, kwargs = map_tensors(
                 lambda x, change=change: change(x) if x.ndim else x, (sample.args, sample.kwargs)
             )
-            trace = Direct(info.op, executors=["torch"]).compile(args, kwargs).traces[-1]
+            trace = Direct(info.op, executors=["torch"]).compile(args, kwargs)[1].traces[-1]
             values = dict(zip(trace.input_names, tensors_in((args, kwargs)), strict=True)) | trace.constants
             with contextlib.suppress(RuntimeError, ValueError):  # eager refuses the layout
                 _assert_strides(trace, values)
@@ -167,7 +167,7 @@ def test_strides_that_are_no_promise_are_those_that_torch_gives(info: OpInfo) ->
 def test_strides_that_follow_a_promise_are_one(info: OpInfo) -> None:
     """The strides of arguments are a promise that is not kept: what a call gives of certain strides has these."""
     for sample in list(samples(info, "cpu", main_dtype(info)))[:2]:
-        trace = Direct(info.op, executors=["torch"]).compile(sample.args, sample.kwargs).traces[-1]
+        trace = Direct(info.op, executors=["torch"]).compile(sample.args, sample.kwargs)[1].traces[-1]
         for change in LAYOUTS.values():
             given = [change(x) if x.ndim else x for x in tensors_in((sample.args, sample.kwargs))]
             values = dict(zip(trace.input_names, given, strict=True))

@@ -105,7 +105,7 @@ def test_a_view_that_leaves_the_program_shares_memory() -> None:
 
 def names_of(direct: Direct) -> list[str]:
     """The calls that run."""
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     return [bound.symbol.name for bound in compiled.traces[-1].bound_symbols]
 
 
@@ -153,7 +153,7 @@ def test_executors_are_asked_in_order_call_by_call() -> None:
     direct = Direct(lambda x: torch.exp(x * 2), ["torch", fuser])
     direct(X)
     assert fuser.regions == []
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     assert {made.executor for made in compiled.claims} == {"torch"}
 
 

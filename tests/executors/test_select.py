@@ -15,10 +15,10 @@ import torch.nn.functional as F
 import forge
 from forge import clang, torchlang
 from forge.api.functional import Direct
+from forge.api.options import resolve_options
 from forge.compiler import autotune_store
 from forge.compiler.autotune import PARTS, Measured
 from forge.compiler.claim import claim
-from forge.compiler.config import Options
 from forge.executors import FusionExecutor, OperatorExecutor, decline, resolve_executors
 from forge.executors.hubex import kernel_executor
 from forge.ir import BoundSymbol, Symbol, Trace
@@ -607,7 +607,7 @@ def test_one_thread_waits_for_what_another_one_measures(timer: Timer) -> None:
     timer.wait = lambda: time.sleep(0.2)  # the other thread could measure meanwhile
     direct = [Direct(F.silu) for _ in range(2)]
     for each in direct:
-        each.options = Options([mine(), "torch"], select="measured")
+        each.config = resolve_options([mine(), "torch"], select="measured")
     threads = [threading.Thread(target=each.compile, args=((torch.randn(4),), {})) for each in direct]
     for each in threads:
         each.start()

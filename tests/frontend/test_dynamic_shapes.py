@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.ir.versions import TORCH
 from tests.models import zoo
 
@@ -101,7 +101,7 @@ def graphs_of(net: nn.Module, calls: Sequence[tuple], training: bool) -> int:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         if training:
             assert_same_gradients(actual, expected, list(ours.parameters()), list(net.parameters()))
-    assert not record_of(jitted).eager
+    assert not handle_of(jitted).eager
     return forge.explain(jitted).graphs
 
 
@@ -176,7 +176,7 @@ def test_a_size_may_become_one_and_back(name: str, dynamic: bool | None) -> None
         actual, expected = jitted(x, y), function(x, y)
         torch.testing.assert_close(actual, expected)
         assert_same_gradients(actual, expected, [x, y], [x, y])
-    assert forge.explain(jitted).graphs <= 4 and not record_of(jitted).eager
+    assert forge.explain(jitted).graphs <= 4 and not handle_of(jitted).eager
 
 
 # the prompt and a token; where the cache grows, its first length is a number and every other one a symbol

@@ -17,7 +17,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.runtime import cuda_graphs
 from forge.runtime.parameter_aliases import open_aliases
 from tests.executors.test_cuda_graphs import Double
@@ -70,7 +70,7 @@ ROWS = torch.linspace(-1, 1, 24).view(3, 8)
 
 def folded_times(jitted: Callable) -> int:
     """How often values were computed of weights."""
-    return sum(each.folded().times for each in record_of(jitted).compiled if each.folded() is not None)
+    return sum(each.times for each in handle_of(jitted).folded())
 
 
 def operations(jitted: Callable) -> list[str]:
@@ -489,7 +489,7 @@ def test_another_dtype_is_another_program() -> None:
     same(jitted, model, ROWS)
     model.double()
     same(jitted, model, ROWS.double())
-    assert sum(len(each.folded()._states) for each in record_of(jitted).compiled) == 1  # of the weights that there are
+    assert sum(len(each._states) for each in handle_of(jitted).folded()) == 1  # of the weights that there are
 
 
 def test_nothing_takes_the_place_of_memory_that_was_looked_at() -> None:
@@ -606,7 +606,7 @@ def test_a_deleted_model_is_freed_with_what_was_folded() -> None:
     model = settled(Convolved())
     jitted = forge.jit(model, freeze=True)
     jitted(IMAGE)
-    (folded,) = [each.folded() for each in record_of(jitted).compiled]
+    (folded,) = handle_of(jitted).folded()
     alive = [weakref.ref(model.conv.weight), *[weakref.ref(x) for each in folded._states.values() for x in each.values]]
     assert len(alive) > 1
     del model, jitted, folded
@@ -618,7 +618,7 @@ def test_a_program_that_outlives_a_model_keeps_nothing_of_it() -> None:
     model = Scaled()
     jitted = forge.jit(lambda module, x: module(x), freeze=True)
     jitted(model, ROWS)
-    (folded,) = [each.folded() for each in record_of(jitted).compiled]
+    (folded,) = handle_of(jitted).folded()
     (state,) = folded._states.values()
     alive = [weakref.ref(model.weight), *map(weakref.ref, state.values)]
     del model, state

@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import forge
-from forge.capture.handles import record_of
-from forge.compiler import executable
+from forge.capture.handles import handle_of
+from forge.compiler import report
 from forge.ir import BoundSymbol, Trace
 from forge.ir.structure import key_of
 
@@ -19,7 +19,7 @@ from forge.ir.structure import key_of
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of twenty calls is a large one, and is not from the disk: then all stages are compiled on request."""
     monkeypatch.setenv("FORGE_CACHE", "0")
-    monkeypatch.setattr(executable, "KEPT_CALLS", 20)
+    monkeypatch.setattr(report, "MAX_CALLS", 20)
 
 
 def curve(x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_of_a_large_program_the_last_stages_are_kept_and_what_explain_tells(
         (backward,) = forge.last_backward_traces(jitted)
     assert forward.stage == backward.stage == "lifetimes"
     assert "FORGE_KEEP_STAGES=1" in str(explained)
-    monkeypatch.setattr(executable, "KEPT_CALLS", 10_000)
+    monkeypatch.setattr(report, "MAX_CALLS", 10_000)
     small = trained(curve)
     assert [row.operation for row in explained.rows] == [row.operation for row in forge.explain(small).rows]
     assert str(forward).splitlines()[1:] == str(forge.last_traces(small)[-1]).splitlines()[1:]
@@ -71,17 +71,17 @@ def test_the_stages_of_a_backward_that_is_compiled_later_are_within_the_bound_to
     loss, curved = jitted(x)
     (slope,) = torch.autograd.grad(loss + curved.sum(), x, create_graph=True)
     slope.sum().backward()
-    executable = record_of(jitted).latest
-    assert executable.again
-    for each in (executable, *executable.again):
+    latest = handle_of(jitted).latest
+    assert latest.double_backwards
+    for each in (latest, *latest.double_backwards):
         assert [trace.stage for trace in (*each.traces, *each.backward_traces)] == ["lifetimes", "lifetimes"]
 
 
 def test_what_explain_tells_holds_no_calls(few: None) -> None:
     jitted = trained(curve)
-    record_of(jitted).latest.traces.clear()
-    record_of(jitted).latest.backward_traces.clear()
-    for claim in record_of(jitted).latest.claims:
+    handle_of(jitted).latest.traces.clear()
+    handle_of(jitted).latest.backward_traces.clear()
+    for claim in handle_of(jitted).latest.claims:
         held = [each for each in gc.get_referents(claim) if isinstance(each, (BoundSymbol, Trace))]
         assert held == []
 
@@ -94,7 +94,7 @@ def test_recompiles_do_not_pile_up_programs() -> None:
         jitted(x).backward()
         torch.testing.assert_close(x.grad, torch.full((size,), 2.0))
     limit = torch._dynamo.config.recompile_limit
-    assert len(record_of(jitted).compiled) <= limit
+    assert len(handle_of(jitted).reports) <= limit
     assert forge.explain(jitted).graphs <= limit
 
 
@@ -102,7 +102,7 @@ def test_programs_of_a_function_that_dynamo_forgets_are_gone() -> None:
     jitted = forge.jit(lambda x: (x * 2).sum(), executors=["torch"], dynamic=False)
     for size in range(2, 6):
         jitted(torch.randn(size, requires_grad=True)).backward()
-    programs = [weakref.ref(each) for each in record_of(jitted).compiled]
+    programs = [weakref.ref(each) for each in handle_of(jitted).reports]
     assert len(programs) == 4
     torch._dynamo.reset()
     gc.collect()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 
@@ -138,15 +138,15 @@ def test_a_graph_that_dynamo_drops_is_dropped_from_the_record() -> None:
     jitted = forge.jit(Net())
     for _ in range(3):
         backward(jitted, jitted)
-        assert len(record_of(jitted).compiled) == forge.explain(jitted).graphs == 1
+        assert len(handle_of(jitted).reports) == forge.explain(jitted).graphs == 1
         torch._dynamo.reset()
         gc.collect()
-    assert record_of(jitted).compiled == []
+    assert handle_of(jitted).reports == []
     assert forge.last_traces(jitted) and forge.last_backward_traces(jitted)
 
 
 def test_reasons_to_compile_again_are_kept_up_to_a_number() -> None:
-    history = record_of(forge.jit(Net())).history
+    history = handle_of(forge.jit(Net())).history
     for reasons in (history.graph_breaks, history.recompiles):
         reasons.extend(map(str, range(10_000)))
         assert len(reasons) < 1000 and reasons[-1] == "9999"

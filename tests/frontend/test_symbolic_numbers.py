@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.compiler.claim import claim
 from forge.executors import FusionExecutor, resolve_executors
 from forge.ir import BoundSymbol, Trace
@@ -40,7 +40,7 @@ def test_results_and_gradients_are_eagers_for_every_number(name: str) -> None:
         actual, expected = jitted(x, *numbers), function(x, *numbers)
         torch.testing.assert_close(actual, expected)
         _assert_same_gradient(actual, expected, x)
-    assert not record_of(jitted).eager
+    assert not handle_of(jitted).eager
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -72,7 +72,7 @@ def test_what_is_computed_from_a_length_is_eagers_and_prints_as_python(name: str
     for length in (5, 7, 12):
         x = torch.randn(length, 3)
         torch.testing.assert_close(jitted(x), LENGTHS[name](x))
-    (compiled,) = record_of(jitted).compiled
+    (compiled,) = handle_of(jitted).reports
     printed, scope = compiled.traces[-1], {}
     exec(str(printed), scope)
     (actual,) = scope[printed.name](*x.shape, x)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 
 WRONG: dict[str, Callable] = {
     "a probability above 1": lambda x: F.dropout(x, 1.5),
@@ -70,7 +70,7 @@ def test_what_torch_refuses_while_it_runs_is_caught_by_the_program(name: str, re
     eager = program(x)
     assert ours[1:] == eager[1:]
     torch.testing.assert_close(ours[0], eager[0])
-    assert any("is refused" in reason for reason in record_of(jitted).history.graph_breaks)
+    assert any("is refused" in reason for reason in handle_of(jitted).history.graph_breaks)
     with pytest.raises(Exception) as raised:
         REFUSED[name](x)
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 
 
 def silu(input: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ def test_a_layer_that_does_not_fit_is_told_once_for_a_class(layer: type, reason:
 def test_a_layer_without_a_backward_is_used_in_inference_without_a_word() -> None:
     jitted = forge.jit(MODEL, layers={"RMSNorm": NoBackward})
     assert told(jitted, torch.ones(2)) == []
-    (use,) = [use for compiled in record_of(jitted).compiled for use in compiled.layers]
+    (use,) = [use for compiled in handle_of(jitted).reports for use in compiled.layers]
     assert use.how
 
 

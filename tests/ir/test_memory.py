@@ -22,7 +22,7 @@ def both(function: Callable, *inputs: torch.Tensor) -> Trace:
     direct = Direct(function, ["torch"])
     torch.testing.assert_close(direct(*ours), expected)
     torch.testing.assert_close(ours, theirs)
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     return compiled.traces[0]
 
 

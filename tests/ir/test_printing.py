@@ -197,7 +197,7 @@ def test_an_unclaimed_trace_does_not_compile() -> None:
 
 def test_the_text_names_metadata_sources_and_decompositions() -> None:
     inputs = torch.ones(2, 3), torch.ones(3, 4)
-    compiled = Direct(lambda x, w: torch.exp2(x @ w), ["torch"]).compile(inputs, {})
+    _, compiled = Direct(lambda x, w: torch.exp2(x @ w), ["torch"]).compile(inputs, {})
     recorded, final = compiled.traces[0], compiled.traces[-1]
     assert str(recorded).splitlines()[0] == "# computation, recorded: 2 calls"
     assert "def computation(x, w):  # x: f32[2, 3] cpu, w: f32[3, 4] cpu" in str(recorded)
@@ -212,7 +212,7 @@ def test_names_that_the_text_uses_itself_are_not_given_to_values() -> None:
     trace = Trace()
     assert trace.fresh_name("torch") != "torch" and trace.fresh_name("lambda") != "lambda"
     inputs = torch.ones(2), torch.full((2,), 3.0)
-    compiled = Direct(lambda torch, float: torch * math.inf + float, ["torch"]).compile(inputs, {})
+    _, compiled = Direct(lambda torch, float: torch * math.inf + float, ["torch"]).compile(inputs, {})
     scope: dict[str, Any] = {}
     exec(str(compiled.traces[-1]), scope)
     assert torch.equal(scope["computation"](*inputs), inputs[0] * math.inf + inputs[1])
@@ -232,7 +232,7 @@ def test_what_generated_code_refers_to_is_not_hidden_by_a_users_name() -> None:
 
 
 def test_infix_operators_and_methods_read_as_in_python() -> None:
-    compiled = Direct(lambda x, y: (x + y * 2, x.transpose(0, 1)), ["torch"]).compile(
+    _, compiled = Direct(lambda x, y: (x + y * 2, x.transpose(0, 1)), ["torch"]).compile(
         (torch.ones(2, 2), torch.ones(2, 2)), {}
     )
     text = str(compiled.traces[-1])

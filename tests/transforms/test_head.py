@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import forge
 from forge import torchlang
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.executors import OperatorExecutor
 from forge.transforms import head
 
@@ -318,7 +318,7 @@ def test_lengths_that_change_are_run_in_as_many_chunks_as_they_need() -> None:
         for one, other in zip(*[torch.autograd.grad(each, (hidden, weight)) for each in (ours, theirs)], strict=True):
             torch.testing.assert_close(one, other)
     assert found(jitted) == 1
-    assert len(record_of(jitted).compiled) == 1
+    assert len(handle_of(jitted).reports) == 1
 
 
 def test_autocast_casts_the_rows_and_the_weight() -> None:

@@ -81,7 +81,7 @@ def test_the_backward_frees_what_the_forward_saved_as_it_goes() -> None:
     x = torch.ones(2, requires_grad=True)
     direct = Direct(lambda x: torch.exp(torch.sin(x)), ["torch"])
     direct(x).sum().backward()
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     final = compiled.backward_traces[-1]
     assert final.boxed
     deleted = {name for bound in final.bound_symbols if bound.symbol is DEL for name in bound.inputs}

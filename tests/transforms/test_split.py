@@ -9,27 +9,27 @@ import torch
 import forge
 from forge import clang
 from forge.api.functional import Direct
-from forge.compiler.executable import Compiled
+from forge.compiler.report import CompileReport
 from forge.ir import Symbol, Tag, Trace
 from forge.transforms.split import recompute
 
 
-def trained(function: Callable, *inputs: torch.Tensor) -> tuple[Compiled, tuple]:
+def trained(function: Callable, *inputs: torch.Tensor) -> tuple[CompileReport, tuple]:
     """The function compiled for training, and the gradients of its inputs."""
     direct = Direct(function, ["torch"])
     leaves = [value.detach().requires_grad_() if value.is_floating_point() else value for value in inputs]
     out = direct(*leaves)
     gradients = torch.autograd.grad(out.sum(), [leaf for leaf in leaves if leaf.requires_grad])
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     return compiled, gradients
 
 
-def stage(compiled: Compiled, name: str) -> Trace:
+def stage(compiled: CompileReport, name: str) -> Trace:
     (found,) = [trace for trace in compiled.traces if trace.stage == name]
     return found
 
 
-def saved(compiled: Compiled) -> list[str]:
+def saved(compiled: CompileReport) -> list[str]:
     """The names of the tensors that the forward saves."""
     return [proxy.name for proxy in stage(compiled, "forward, split").output[1]]
 
@@ -49,7 +49,7 @@ def test_an_operand_is_saved_only_for_an_operand_that_needs_a_gradient() -> None
     direct = Direct(lambda x, y: x * y, ["torch"])
     x, y = torch.ones(2, requires_grad=True), torch.ones(2)
     direct(x, y)
-    (compiled,) = direct.compiled.values()
+    ((_, compiled),) = direct.compiled.values()
     assert saved(compiled) == ["y"]
 
 

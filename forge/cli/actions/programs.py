@@ -17,11 +17,11 @@ from rich.syntax import Syntax
 import forge
 from forge.benchmark import model_bench
 from forge.benchmark.model_bench import Case
-from forge.capture.handles import Record, record_of
+from forge.capture.handles import JitHandle, handle_of
 from forge.cli import inputs, targets
 from forge.cli.app import TargetError
 from forge.cli.programs import Program
-from forge.compiler.executable import KEEP_STAGES
+from forge.compiler.report import ALL_STAGES
 from forge.executors.executor import resolve_executors
 from forge.ir import Trace
 from forge.ir.printing import table
@@ -55,7 +55,7 @@ def _compiled(program: Program, *, training: bool) -> Any:
     """The program after a call of it, jitted; every stage of it is kept, and nothing on disk."""
     names = _executor_names(program)
     case = _load(program, training=training)
-    with _environment(KEEP_STAGES, "1"), targets.blamed(program.target):
+    with _environment(ALL_STAGES, "1"), targets.blamed(program.target):
         jitted = forge.jit(case.target, executors=names, cache=False)
         case.run(jitted)()
     return jitted
@@ -75,7 +75,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 def trace(program: Program, stage: str | None, backward: bool, levels: int, as_json: bool) -> int:
     jitted = _compiled(program, training=program.train or backward)  # its graphs live as long as it does
-    chosen = list(_chosen(record_of(jitted), program.target, stage, only_backward=backward))
+    chosen = list(_chosen(handle_of(jitted), program.target, stage, only_backward=backward))
     if as_json:
         found = [
             {"graph": graph, "phase": phase, "number": number, "stage": trace.stage, "text": trace.show(levels)}
@@ -91,17 +91,17 @@ def trace(program: Program, stage: str | None, backward: bool, levels: int, as_j
 
 
 def _chosen(
-    record: Record, target: str, stage: str | None, *, only_backward: bool
+    handle: JitHandle, target: str, stage: str | None, *, only_backward: bool
 ) -> Iterator[tuple[int, str, int, Trace]]:
     """(number of the graph, phase, number of the stage, its trace) of those that were asked for."""
-    for reason in record.eager:
+    for reason in handle.eager:
         print(f"forge: a graph runs in eager: {reason}", file=sys.stderr)
-    if not record.compiled:
+    if not handle.reports:
         raise TargetError(f"{target}: nothing was compiled; forge explain says why")
     phases = [
         (graph, phase, traces)
-        for graph, compiled in enumerate(record.compiled)
-        for phase, traces in (("forward", compiled.traces), ("backward", compiled.backward_traces))
+        for graph, report in enumerate(handle.reports)
+        for phase, traces in (("forward", report.traces), ("backward", report.backward_traces))
         if traces and (phase == "backward" or not only_backward)
     ]
     found = [(graph, phase, *each) for graph, phase, traces in phases for each in _stages(traces, stage)]

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from forge.capture.entry import breaks_of_process
-from forge.capture.handles import Record, outside, records_of
+from forge.capture.handles import JitHandle, handles_of, outside
 from forge.compiler.autotune import Measured
-from forge.compiler.executable import Compiled, LayerUse
+from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs
 from forge.debug.report import page, text
 from forge.debug.report.rows import CostRow, Row, SavedRow
@@ -28,10 +28,10 @@ class Explanation:
     name: what was jitted. captured: whether it was called, so that Dynamo saw it. ungiven: whether it is of
     torch.compile(backend="forge"), and Dynamo gave forge no graph of it; graph_breaks are then those that Dynamo
     counted in this process. rows: a Row for each operation that runs. saved: a SavedRow for each tensor that a backward
-    needs. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many were compiled.
+    needs. opaque_calls: names of the torch functions that torchlang does not have. graphs: how many were report.
     graph_breaks, recompiles: one line for each that happened (of many the last ones). eager: why graphs or calls run in
     eager. skipped: functions of which Dynamo makes no graph, and why. outside: of a module that holds jitted ones, what
-    of it is not jitted. seconds: compile time by stage. cached: how many graphs were found on disk, compiled by another
+    of it is not jitted. seconds: compile time by stage. cached: how many graphs were found on disk, report by another
     process. uncached: why others are not kept there.
     recorded: how many CUDA graphs run. unrecorded: why calls, by name, are in none.
     frozen: what was folded into weights under freeze=True. unfrozen: what was not, and why.
@@ -41,12 +41,14 @@ class Explanation:
     numerics: how regions round ("fast", or "eager" where forge.jit was asked for it).
     shortened: whether forge.last_traces has the last stages alone.
     costs: under profile=True a CostRow for each call that runs, measured on tensors like those that the program was
-    compiled for. unprofiled: why graphs, or opaque calls in them, were not measured.
+    report for. unprofiled: why graphs, or opaque calls in them, were not measured.
     """
 
-    def __init__(self, name: str, records: list[Record], *, profile: bool = False, outside: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, records: list[JitHandle], *, profile: bool = False, outside: Sequence[str] = ()
+    ) -> None:
         self.name = name
-        self.captured = any(record.history.captured or record.compiled for record in records)
+        self.captured = any(record.history.captured or record.reports for record in records)
         self.ungiven = all(record.by_torch and not record.history.graphs for record in records) and bool(records)
         self.rows: list[Row] = []
         self.saved: list[SavedRow] = []
@@ -71,50 +73,48 @@ class Explanation:
         self.shortened = False
         self.costs: list[CostRow] = []
         self.unprofiled: list[str] = []
-        self._programs: list[weakref.ref[Compiled] | None] = []  # of each graph, for the page alone
+        self._programs: list[weakref.ref[CompileReport] | None] = []  # of each graph, for the page alone
         for record in records:
             self._add(record)
         if self.ungiven:
             self.graph_breaks += breaks_of_process()
         if profile:
-            for number, compiled in enumerate(self._still_there()):
-                self._measure(number, compiled)
+            for number, report in enumerate(self._still_there()):
+                self._measure(number, report)
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: JitHandle) -> None:
         first = self.graphs
-        self.graphs += len(record.compiled) + len(record.eager)
+        self.graphs += len(record.reports) + len(record.eager)
         self.graph_breaks += record.history.graph_breaks
         self.recompiles += record.history.recompiles
         self.eager += record.eager + record.history.limits
         self.skipped += record.history.skipped
-        for number, compiled in enumerate(record.compiled, first):
-            self.rows += [Row.of(number, "forward", claim) for claim in compiled.claims]
-            self.rows += [Row.of(number, "backward", claim) for claim in compiled.backward_claims]
-            self.saved += [SavedRow.of(number, saved) for saved in compiled.saved]
-            self._programs.append(weakref.ref(compiled))
-            self.opaque_calls += compiled.opaque_calls
-            self.cached += compiled.cached
-            self.shortened |= compiled.shortened
-            self.uncached += [compiled.uncached] if compiled.uncached else []
-            recorded, unrecorded = compiled.recorded()
+        for number, report in enumerate(record.reports, first):
+            self.rows += [Row.of(number, "forward", claim) for claim in report.claims]
+            self.rows += [Row.of(number, "backward", claim) for claim in report.backward_claims]
+            self.saved += [SavedRow.of(number, saved) for saved in report.saved]
+            self._programs.append(weakref.ref(report))
+            self.opaque_calls += report.opaque_calls
+            self.cached += report.cached
+            self.shortened |= report.shortened
+            self.uncached += [report.uncached] if report.uncached else []
+            recorded, unrecorded = report.cuda_graphs()
             self.recorded += recorded
             self.unrecorded += unrecorded
-            self.frozen += compiled.frozen
-            self.unfrozen += compiled.unfrozen
-            folded = compiled.folded()
-            if folded is not None and folded.in_training:
-                self.unfrozen.append(IN_TRAINING)
-            self.edited += compiled.edited
-            self.measured += compiled.measured
-            self.layers += compiled.layers
-            for stage, seconds in compiled.seconds.items():
+            self.frozen += report.frozen
+            self.unfrozen += report.unfrozen
+            self.edited += report.edited
+            self.measured += report.measured
+            self.layers += report.layers
+            for stage, seconds in report.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.unfrozen += [IN_TRAINING for folded in record.folded() if folded.in_training]
         self._programs += [None] * len(record.eager)
 
-    def _measure(self, number: int, compiled: Compiled | None) -> None:
-        if compiled is None or not compiled.traces:
+    def _measure(self, number: int, report: CompileReport | None) -> None:
+        if report is None or not report.traces:
             return
-        traces = [stages[-1] for stages in (compiled.traces, compiled.backward_traces) if stages]
+        traces = [stages[-1] for stages in (report.traces, report.backward_traces) if stages]
         decision = can_profile(*traces)
         if not decision:
             self.unprofiled.append(f"graph {number}: {decision.reason}")
@@ -172,7 +172,7 @@ class Explanation:
     def _repr_html_(self) -> str:
         return page.frame(self, self._still_there())
 
-    def _still_there(self) -> list[Compiled | None]:
+    def _still_there(self) -> list[CompileReport | None]:
         """The graphs, None for those that Dynamo dropped since and those that run in eager."""
         return [None if program is None else program() for program in self._programs]
 
@@ -191,8 +191,8 @@ def explain(target: Any = None, *, profile: bool = False) -> Explanation:
 
     target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
     anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.
-    profile: each program runs again for about a second, on tensors like those that it was compiled for (random floats,
+    profile: each program runs again for about a second, on tensors like those that it was report for (random floats,
     zeros where they may be an index), and what each call takes, in time and memory, is part of what is told.
     """
-    name, records = records_of(target)
+    name, records = handles_of(target)
     return Explanation(name, records, profile=profile, outside=outside(target))

@@ -8,7 +8,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from forge.compiler.executable import Compiled
+from forge.compiler.report import CompileReport
 from forge.debug.report import text
 from forge.debug.report.folding import LAYER, Line, folded, lines
 from forge.ir import Trace
@@ -26,7 +26,7 @@ _HELD = re.compile(r"\bheld\(\d+\)")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def page(told: "Explanation", programs: Sequence[Compiled | None], *, stages: bool = True) -> str:
+def page(told: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool = True) -> str:
     """The page. programs: of each graph, None where it is gone. stages: whether the traces are shown."""
     parts = {
         "title": html.escape(f"{told.name} · forge.explain"),
@@ -37,7 +37,7 @@ def page(told: "Explanation", programs: Sequence[Compiled | None], *, stages: bo
     return _PLACE.sub(lambda found: parts[found[1]], _file("page.html"))
 
 
-def frame(told: "Explanation", programs: Sequence[Compiled | None]) -> str:
+def frame(told: "Explanation", programs: Sequence[CompileReport | None]) -> str:
     """The page without the traces, for a notebook."""
     inside = html.escape(page(told, programs, stages=False))
     title = html.escape(f"forge.explain of {told.name}")
@@ -69,7 +69,7 @@ class _Pool:
         return list(self.numbers)
 
 
-def _data(told: "Explanation", programs: Sequence[Compiled | None], *, stages: bool) -> dict[str, Any]:
+def _data(told: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool) -> dict[str, Any]:
     whole = told.to_dict()
     taken = ("name", "captured", "graphs", "executors", "seconds", "saved_bytes", "shortened", "cached")
     strings, declined = _Pool(), {}
@@ -89,15 +89,15 @@ def _data(told: "Explanation", programs: Sequence[Compiled | None], *, stages: b
 
 
 def _parts(
-    told: "Explanation", programs: Sequence[Compiled | None], strings: _Pool, declined: dict[tuple[str, str], int]
+    told: "Explanation", programs: Sequence[CompileReport | None], strings: _Pool, declined: dict[tuple[str, str], int]
 ) -> list[dict[str, Any]]:
     """The calls of each graph and phase, folded, and which of them reads what others make."""
     parts = []
     for (graph, phase), rows in groupby(told.rows, key=lambda row: (row.graph, row.phase)):
         folds = folded(lines(list(rows)))
         calls = [line for fold in folds for layer in fold.layers for line in layer]
-        compiled = programs[graph] if graph < len(programs) else None
-        traces = [] if compiled is None else compiled.traces if phase == "forward" else compiled.backward_traces
+        report = programs[graph] if graph < len(programs) else None
+        traces = [] if report is None else report.traces if phase == "forward" else report.backward_traces
         order, edges = _flow(calls, traces[-1]) if traces else (None, None)
         parts.append(
             {
@@ -174,11 +174,11 @@ def _costs(told: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] 
     return longest
 
 
-def _stages(programs: Iterable[Compiled | None]) -> dict[str, Any]:
+def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
     """Every stage as runs of lines, [first, how many], of one pool: passes leave most lines as they are."""
     pool, parts, left = _Pool(), [], 0
-    for graph, compiled in enumerate(programs):
-        for phase, traces in (("forward", compiled.traces), ("backward", compiled.backward_traces)) if compiled else ():
+    for graph, report in enumerate(programs):
+        for phase, traces in (("forward", report.traces), ("backward", report.backward_traces)) if report else ():
             shown = []
             for at in sorted(range(len(traces)), key=lambda at: (at not in (0, len(traces) - 1), -at)):  # ends first
                 if sum(map(len, pool.numbers)) > BUDGET:

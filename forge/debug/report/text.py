@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from forge.compiler.executable import NOT_KEPT
+from forge.compiler.report import SHORTENED
 from forge.debug.report.folding import Line, folded, lines
 from forge.debug.report.rows import CostRow
 from forge.ir.printing import counted, in_seconds
@@ -201,7 +201,7 @@ def reasons(told: "Explanation") -> dict[str, Counter[str]]:
         "layers": list(map(str, told.layers)),
         "measured": list(map(str, told.measured)),
         "not profiled": told.unprofiled,
-        "stages": [NOT_KEPT] if told.shortened else [],
+        "stages": [SHORTENED] if told.shortened else [],
     }
     return {title: Counter(each.strip().splitlines()[0] for each in what) for title, what in found.items() if what}
 

@@ -525,7 +525,7 @@ class HubExecutor(OperatorExecutor):
             )
         self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
 
-    def regardless(self) -> "HubExecutor":
+    def ignoring_speed_hints(self) -> "HubExecutor":
         """The same kernels, which take every call that they are right for: where times decide who runs it."""
         same = HubExecutor(self.name, self._verdict, checked=self.checked, faster=False)
         same.add(self.kernels)

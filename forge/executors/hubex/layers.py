@@ -278,7 +278,7 @@ class LayerExecutor(HubExecutor):
         kernel = self._used.get(symbol)
         return [] if kernel is None else [implementation(kernel, None)]
 
-    def regardless(self) -> "LayerExecutor":
+    def ignoring_speed_hints(self) -> "LayerExecutor":
         return self
 
     def see(self, kind: type[torch.nn.Module]) -> None:

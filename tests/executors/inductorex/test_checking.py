@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import forge
 from forge import CheckError, torchlang
-from forge.compiler.config import Options
+from forge.api.options import resolve_options
 from forge.compiler.unspecified_strides import poisoned, randomly_strided
 from forge.executors import OperatorExecutor
 from forge.executors.inductorex.checking import CheckedRegion, Promise, check_region, load
@@ -225,12 +225,12 @@ def test_a_small_program_gets_its_larger_region_at_once(monkeypatch):
 
 
 def test_the_environment_sets_the_default(monkeypatch):
-    assert Options().check is None
+    assert not resolve_options().checks
     monkeypatch.setenv("FORGE_CHECK", "regions")
-    assert Options(check=None).check == "regions"
+    assert resolve_options(check=None).checks
     monkeypatch.setenv("FORGE_CHECK", "region")
     with pytest.raises(ValueError, match="check is 'region', but must be one of None, eager, regions"):
-        Options()
+        resolve_options()
 
 
 def test_a_promise_prints_what_differs():

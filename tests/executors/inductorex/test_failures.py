@@ -18,7 +18,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.compiler.claim import claim
 from forge.executors import RegionError, inductorex, resolve_executors
 from forge.executors.inductorex import waits
@@ -53,7 +53,7 @@ def check(function: Callable, *, fuses: bool) -> Callable:
 
 def why_not(jitted: Callable) -> str:
     """Why the first call of the program is in no region."""
-    return next(reason for name, reason in record_of(jitted).compiled[-1].claims[0].declined if name == "inductor")
+    return next(reason for name, reason in handle_of(jitted).reports[-1].claims[0].declined if name == "inductor")
 
 
 def test_two_threads_compile_at_once() -> None:

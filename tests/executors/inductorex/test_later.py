@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import forge
-from forge.capture.handles import record_of
+from forge.capture.handles import handle_of
 from forge.compiler.layout import Layout
 from forge.executors.executor import Declined
 from forge.executors.inductorex import elsewhere, graphs
@@ -186,8 +186,7 @@ def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
                 jitted(x)
     finally:
         torch.use_deterministic_algorithms(False)
-    (compiled,) = record_of(jitted).compiled
-    assert compiled.growing() is None and forge.finish_compiling(jitted)
+    assert not handle_of(jitted).tiered() and forge.finish_compiling(jitted)
 
 
 def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +216,8 @@ def test_a_forked_child_keeps_its_regions() -> None:
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
         expected = jitted(x)
-        (compiled,) = record_of(jitted).compiled
-        compiled.growing().advance()  # the other process has just started
+        (tiered,) = handle_of(jitted).tiered()
+        tiered.promote()  # the other process has just started
         child = os.fork()
         if child == 0:
             done = forge.finish_compiling(jitted, timeout=TIMEOUT) and torch.equal(jitted(x), expected)

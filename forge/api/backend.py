@@ -1,0 +1,237 @@
+"""The Dynamo backend: a captured graph becomes an executable, read from disk or compiled; or it runs in eager."""
+
+import importlib.metadata
+import inspect
+import time
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+from forge.api.options import refuse_unknown, resolve_options
+from forge.cache import CacheEntry
+from forge.capture import dynamo
+from forge.capture.checks import assumptions_last
+from forge.capture.dtensors import localized
+from forge.capture.entry import must_be_one_graph
+from forge.capture.handles import JitHandle, handle_of_torch_compile, name_of
+from forge.capture.higher_order import runnable
+from forge.capture.inputs import note_inputs
+from forge.capture.layers import decide
+from forge.capture.python_dispatch import dispatched
+from forge.compiler import pipeline
+from forge.compiler.config import Config
+from forge.compiler.executable import Executable
+from forge.compiler.program import Refused, StrictError, Unsupported
+from forge.compiler.report import CompileReport
+from forge.debug.graph_check import against_eager
+from forge.executors.hubex import LayerExecutor
+from forge.ir.interpreter import paused_gc
+from forge.ir.source import Source, warn
+from forge.runtime.torch_state import restored
+from forge.support import logs
+
+Compilation = tuple[Executable, CompileReport]
+
+
+class Backend:
+    """The Dynamo backend of one jitted function. Dynamo's tables keep it: it does not keep what was compiled."""
+
+    def __init__(self, config: Config, handle: JitHandle) -> None:
+        self._config = config
+        self._handle = weakref.ref(handle)
+
+    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
+        try:
+            return compile_graph(graph, self._config, self._handle())
+        except IndexError as error:  # Dynamo takes a bare one for the program's, and its frame would run in eager
+            raise BackendCompilerFailed(self, error, None).with_traceback(error.__traceback__) from None
+
+
+def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
+    """The backend of torch.compile(model, backend="forge", options={...}), which takes the options of resolve_options.
+
+    Raises TypeError for another option, and for one that should be a bool and is none.
+    """
+    wanted = options.pop("options", None) or {}
+    refuse_unknown("forge", (*options, *wanted), _OPTIONS)
+    handle = handle_of_torch_compile()
+    try:
+        config = resolve_options(**wanted)
+        handle.numerics = config.numerics
+        return compile_graph(graph, config, handle)
+    except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
+        return _in_eager(graph, reason, handle)
+
+
+_OPTIONS = [
+    each.name for each in inspect.signature(resolve_options).parameters.values() if each.kind is not each.KEYWORD_ONLY
+]
+
+# Where forge is installed, torch registers the backend by its entry point, and refuses a name that is registered twice.
+if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forge"):
+    torch._dynamo.register_backend(backend, name="forge")
+
+
+def compile_graph(graph: torch.fx.GraphModule, config: Config, handle: JitHandle | None = None) -> Callable:
+    """Return what Dynamo calls in the graph's place; a graph that forge cannot compile runs in eager.
+
+    Raises:
+        Refused: for a call that forge refuses as torch would, and for a graph that is not what the program says: the
+            frame is to run in eager.
+        Unsupported: under fullgraph, for what forge cannot compile.
+    """
+    handle = handle or JitHandle(name_of(graph))
+    try:
+        with paused_gc(), restored():
+            executable, report = _compile(graph, config, handle)
+    except (Unsupported, Refused) as error:
+        reason = error.reason if isinstance(error, Refused) else error
+        if isinstance(reason, Unsupported):
+            if must_be_one_graph():
+                raise _refused_by_fullgraph(reason, handle) from None
+            if config.strict:
+                raise StrictError(
+                    f"forge.jit(strict=True): forge cannot compile a graph: {reason}; {reason.advice}"
+                ) from None
+        elif config.strict:
+            raise reason from None
+        if error is not reason:
+            raise
+        return _in_eager(graph, error, handle)
+    handle.add(executable, report)
+    return executable.call
+
+
+def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> Compilation:
+    """Compile a graph of tensors, of DTensors by the tensors inside of them, or of subclasses by torch's functions."""
+    note_inputs(graph)
+    local = localized(graph)
+    graph = graph if local is None else local.graph
+    assumptions_last(graph)
+    subclass = dispatched(graph)
+    if subclass is not None:
+        config = config.in_torch()
+    layers = decide(graph, next((each for each in config.executors if isinstance(each, LayerExecutor)), None))
+    executable, report = _load_or_compile(graph, config, handle)
+    report.layers = layers
+    _log(handle.name, report)
+    if subclass is not None:
+        _warn_of_subclass(*subclass, handle)
+    return executable if local is None else executable.wrapped(local.around), report
+
+
+def _load_or_compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> Compilation:
+    run, entry = runnable(graph), CacheEntry(graph, config, handle.parameters)
+    count = len(graph.graph.find_nodes(op="placeholder"))
+    eager = lambda *inputs: run(*inputs[:count])
+    return entry.load(eager) or _compile_anew(graph, config, handle, entry, eager)
+
+
+def _compile_anew(
+    graph: torch.fx.GraphModule, config: Config, handle: JitHandle, entry: CacheEntry, eager: Callable
+) -> Compilation:
+    start, equal = time.perf_counter(), entry.equal_lengths
+    capture = dynamo.record(graph, handle.parameters)
+    if config.strict and capture.opaque_calls:
+        raise StrictError(_strict_message(capture.opaque_calls))
+    seconds = time.perf_counter() - start
+    executable, report = pipeline.compile(capture.program, config, eager=eager)
+    if entry.equal_lengths != equal:  # known from the start where a later process compiles a backward of this program
+        return _compile_anew(graph, config, handle, entry, eager)
+    report.opaque_calls = capture.opaque_calls
+    if config.freeze and executable.plan.training is not None:
+        _warn_of_gradients(report, handle)
+    entry.write(executable, report, capture.program.mutated, capture.held)
+    if config.comparison is not None:
+        executable = executable.wrapped(partial(against_eager, eager=eager, program=capture.program))
+    if capture.held:
+        executable = executable.wrapped(partial(_holding, held=capture.held))
+    report.seconds = {"record": seconds, **report.seconds}
+    return executable, report
+
+
+def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
+    """`call`, whose last arguments are tensors that the graph holds."""
+    return lambda *inputs: call(*inputs, *held)
+
+
+def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | Refused, handle: JitHandle) -> Callable:
+    warn(f"a graph runs in eager: {reason}", reason.source)
+    run = runnable(graph)
+
+    def call(*inputs: Any) -> Any:  # Dynamo keeps another object in the place of graph.forward
+        return run(*inputs)
+
+    handle.add_eager(call, str(reason))
+    return call
+
+
+# what is said of a graph
+
+
+def _log(name: str, report: CompileReport) -> None:
+    if not (logs.compile.isEnabledFor(logs.DETAIL) or logs.claim.isEnabledFor(logs.DETAIL)):
+        return  # of a program from disk, claims are read when they are asked for
+    claims = [*report.claims, *report.backward_claims]
+    if logs.compile.isEnabledFor(logs.DETAIL):
+        by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
+        spent = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in report.seconds.items())
+        found = "found on disk; " if report.cached else ""
+        logs.compile.log(logs.DETAIL, "%s: %d operations (%s); %s%s", name, len(claims), by, found, spent)
+    if logs.claim.isEnabledFor(logs.DETAIL):
+        for each in claims:
+            logs.claim.log(logs.DETAIL, "%s: %s by %s  %s", name, each.operation, each.executor, each.source or "")
+            for executor, reason in each.declined:
+                logs.claim.debug("%s:   %s declined: %s", name, executor, reason)
+
+
+def _warn_of_subclass(node: torch.fx.Node, kind: str, handle: JitHandle) -> None:
+    name = dynamo.friendly(node.name, handle.parameters)
+    reason = f"{name} is a {kind}, whose operators are not torch's kernels alone"
+    warn(f"a graph runs by torch's own functions, without regions: {reason}", Source.of(node))
+
+
+def _warn_of_gradients(report: CompileReport, handle: JitHandle) -> None:
+    """Once for a jitted function."""
+    if not handle.warned:
+        handle.warned = True
+        advice = "call it under torch.no_grad() or torch.inference_mode(), or after requires_grad_(False)"
+        reason = report.unfrozen[0].removeprefix("all weights: ")
+        warnings.warn(f"forge.jit(freeze=True) folds no weights: {reason}; {advice}", stacklevel=2)
+
+
+def _refused_by_fullgraph(reason: Unsupported, handle: JitHandle) -> Unsupported:
+    return Unsupported(
+        f"fullgraph=True: forge cannot compile {handle.name}: {reason}; {reason.advice}, or leave out fullgraph, where "
+        "torch runs it"
+    )
+
+
+def _strict_message(names: list[str]) -> str:
+    listed = ", ".join(dict.fromkeys(names))
+    own = all(map(_is_users, names))
+    advice = "say what it means (docs/ops-of-your-own.md)" if own else _ADD_A_SYMBOL
+    return (
+        f"forge.jit(strict=True): torchlang does not have {listed}; {advice}, or jit without strict to run it as an "
+        "opaque call"
+    )
+
+
+_ADD_A_SYMBOL = "add a @torchsymbol in forge/torchlang (docs/adding-an-op.md)"
+_OPERATORS = "torch.ops."
+
+
+def _is_users(name: str) -> bool:
+    """Whether what a graph calls is an operator or a function of the user's, rather than torch's."""
+    if name.startswith(_OPERATORS):
+        return name.removeprefix(_OPERATORS).partition(".")[0] not in _TORCHS_OWN
+    return not name.startswith("torch.")
+
+
+_TORCHS_OWN = frozenset({"aten", "prim", "prims", "higher_order", "inductor", "quantized", "_c10d_functional"})

@@ -1,0 +1,126 @@
+"""The options of forge.jit: checked, and resolved to a Config."""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from forge.compiler.config import Config, generate
+from forge.debug.eager_check import Checked
+from forge.debug.edited import edited
+from forge.executors.executor import Executor, FusionExecutor, resolve_executors, unknown
+from forge.ir import check as require
+from forge.ir.checks import check_flag, check_list
+from forge.transforms.users import Transform
+
+MEMORY = ("speed", "balanced", "smallest")
+SELECT = ("order", "measured")
+CHECK = (None, "eager", "regions")
+NUMERICS = ("fast", "eager")
+CHECK_VARIABLE = "FORGE_CHECK"
+
+
+# options of torch.compile that have another name here (docs/coming-from.md)
+_OF_TORCH_COMPILE = {
+    "mode": 'cuda_graphs=True is its "reduce-overhead", select="measured" its "max-autotune"',
+    "backend": 'executors= says who runs calls; torch.compile(model, backend="forge") takes forge as the backend',
+    "options": 'they are arguments of forge.jit; torch.compile(model, backend="forge", options={...}) takes them so',
+    "disable": "a function that is not given to forge.jit runs in eager",
+}
+
+
+def refuse_unknown(caller: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise TypeError for an option that is not known, with the near ones, or with forge's name for torch.compile's."""
+    for name in names:
+        advice = _OF_TORCH_COMPILE.get(name)
+        what = unknown("option", name, known) if advice is None else f"{name!r} is an option of torch.compile; {advice}"
+        require(name in known, lambda what=what: f"{caller}: {what}", TypeError)
+
+
+def default_check(check: str | None) -> str | None:
+    """Return the kind of check that is asked for: `check`, or else the environment's FORGE_CHECK, or None."""
+    return os.environ.get(CHECK_VARIABLE) or None if check is None else check
+
+
+def resolve_options(
+    executors: Sequence[str | Executor] | None = None,
+    transforms: Sequence[Transform] = (),
+    strict: bool = False,
+    memory: str = "balanced",
+    cache: bool = True,
+    cuda_graphs: bool = False,
+    freeze: bool = False,
+    select: str = "order",
+    numerics: str = "fast",
+    check: str | None = None,
+    edit: str | os.PathLike[str] | None = None,
+    *,
+    first: Sequence[Executor] = (),
+) -> Config:
+    """Return the Config of options of forge.jit.
+
+    Args:
+        executors: names or Executor objects; all available ones for None.
+        first: executors that are asked before these.
+
+    Raises:
+        ValueError: for an unknown `memory`, `select`, `numerics` or `check`, an unknown executor, and a fusion executor
+            that has no regions of such numerics.
+        TypeError: for an option of another type.
+    """
+    check = default_check(check)
+    for name, value, known in (
+        ("memory", memory, MEMORY),
+        ("select", select, SELECT),
+        ("check", check, CHECK),
+        ("numerics", numerics, NUMERICS),
+    ):
+        _require_one_of(name, value, known)
+    _require(isinstance(edit, (str, os.PathLike, type(None))), f"edit is {edit!r}, but must be a folder's path")
+    flags = {"strict": strict, "cache": cache, "cuda_graphs": cuda_graphs, "freeze": freeze}
+    for name, flag in flags.items():
+        check_flag(flag, f"forge.jit: {name}")
+    check_list(transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
+    for transform in transforms:
+        _require(callable(transform), f"a transform is {transform!r}, but must be a function")
+    resolved = (*first, *resolve_executors(executors))
+    if numerics == "eager":
+        resolved = tuple(map(_rounding, resolved))
+    if check == "regions":
+        resolved = tuple(each.checking() if isinstance(each, FusionExecutor) else each for each in resolved)
+    is_plain = check != "eager" and edit is None
+    return Config(
+        executors=resolved,
+        transforms=tuple(transforms),
+        strict=strict,
+        memory=memory,
+        cache=cache and is_plain,
+        cuda_graphs=cuda_graphs and is_plain,
+        freeze=freeze,
+        select=select,
+        numerics=numerics,
+        checks=check is not None,
+        comparison=Checked if check == "eager" else None,
+        codegen=generate if edit is None else partial(edited, folder=edit),
+    )
+
+
+def _require(holds: bool, problem: str) -> None:
+    require(holds, lambda: f"forge.jit: {problem}", TypeError)
+
+
+def _require_one_of(name: str, value: Any, known: Sequence[str | None]) -> None:
+    listed = ", ".join(map(str, known))
+    require(value in known, lambda: f"forge.jit: {name} is {value!r}, but must be one of {listed}")
+
+
+def _rounding(executor: Executor) -> Executor:
+    """Return the executor for numerics="eager". Raises ValueError for one that cannot round as eager does."""
+    if not isinstance(executor, FusionExecutor):
+        return executor
+    rounding = executor.rounding()
+    require(
+        rounding is not None,
+        lambda: f"forge.jit: numerics is 'eager', but executor {executor.name} has no regions that round as eager does",
+    )
+    return rounding

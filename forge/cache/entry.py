@@ -1,0 +1,136 @@
+"""The cache entry of one captured graph: what was compiled for it is read from disk, or written there."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from forge.cache import store
+from forge.cache.graphs import Described, Uncacheable
+from forge.cache.guards import equal_lengths, guards_since, hold
+from forge.cache.keys import key_of
+from forge.cache.programs import dump, load
+from forge.capture import dynamo
+from forge.compiler import pipeline
+from forge.compiler.config import Config
+from forge.compiler.executable import Executable
+from forge.compiler.report import CompileReport
+from forge.executors.executor import Executor
+from forge.ir.interpreter import paused_gc
+from forge.runtime.plan import CompiledPlan
+from forge.runtime.torch_state import modes, restored, under
+from forge.support.owner_only_store import is_on
+
+
+class CacheEntry:
+    """`key` is None where the cache is off, or where the graph cannot be written to disk: then `reason` says why."""
+
+    def __init__(self, graph: torch.fx.GraphModule, config: Config, parameters: Sequence[str]) -> None:
+        self.key: str | None = None
+        self.reason: str | None = None
+        self._seconds = 0.0
+        if not config.cache or not is_on() or dynamo.CHECK_META:
+            return
+        self._graph = graph
+        self._config = config
+        self._parameters = parameters
+        start = time.perf_counter()
+        try:
+            self._described = Described(graph)
+            self.key = key_of(self._described, config, parameters)
+        except Uncacheable as reason:
+            self.reason = str(reason)
+        except Exception as error:  # a graph with something in it that nobody thought of
+            self.reason = f"{type(error).__name__}: {error}"
+        self._seconds = time.perf_counter() - start
+
+    @property
+    def equal_lengths(self) -> dict[Any, Any]:
+        """The lengths that are guarded to be equal by now; nothing where no program is written."""
+        return {} if self.key is None else equal_lengths(self._described.symbols)
+
+    def load(self, eager: Callable) -> tuple[Executable, CompileReport] | None:
+        """Return the program that is on disk, None where there is none that can run here."""
+        if self.key is None:
+            return None
+        start = time.perf_counter()
+        entry = store.read(self.key)
+        if entry is None:
+            return None
+        try:
+            if not hold(entry.data["guards"], self._described.symbols):
+                return None
+            executable, report = load(entry, self._config, self._described, self._compiler(), eager)
+        except Exception as error:  # what an entry names is code of others
+            store.notice(f"a program cannot be used, and is compiled anew: {type(error).__name__}: {error}")
+            return None
+        report.seconds["load"] = self._seconds + time.perf_counter() - start
+        self._write_second_tier_of(executable, report, entry.data["mutated"], entry.data["held"])
+        return executable, report
+
+    def write(
+        self, executable: Executable, report: CompileReport, mutated: list[int], held: list[torch.Tensor]
+    ) -> None:
+        """Write a compiled program to disk; where that cannot be, its report says why."""
+        report.uncached = self.reason
+        if self.key is None:
+            return
+        start = time.perf_counter()
+        try:
+            if key_of(self._described, self._config, self._parameters) != self.key:  # an executor lost something
+                raise Uncacheable("what decides how it is compiled has changed meanwhile")
+            numbers = list(map(self._described.held_number, held))
+            has_second_tier = executable.second_tier is not None
+            entry = dump(
+                executable.plan,
+                report,
+                mutated,
+                numbers,
+                self._config.executors,
+                self._described,
+                has_second_tier=has_second_tier,
+            )
+            entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
+        except Uncacheable as reason:
+            report.uncached = str(reason)
+            return
+        except Exception as error:  # of torch's guards, or of an executor's
+            report.uncached = f"{type(error).__name__}: {error}"
+            return
+        store.write(self.key, entry)
+        report.seconds["keep"] = self._seconds + time.perf_counter() - start
+        self._write_second_tier_of(executable, report, mutated, numbers)
+
+    def _write_second_tier_of(
+        self, executable: Executable, report: CompileReport, mutated: list[int], numbers: list[int]
+    ) -> None:
+        if executable.second_tier is not None:
+            executable.second_tier.on_promote = partial(self._write_second_tier, report, mutated, numbers)
+
+    def _write_second_tier(
+        self,
+        report: CompileReport,
+        mutated: list[int],
+        numbers: list[int],
+        plan: CompiledPlan,
+        executors: Sequence[Executor],
+    ) -> None:
+        """Write the second tier of a program in the place of the first, which stays where that cannot be."""
+        try:
+            entry = dump(plan, report, mutated, numbers, executors, self._described, has_second_tier=False)
+            entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
+        except Uncacheable:
+            return
+        store.write(self.key, entry)
+
+    def _compiler(self) -> Callable[[], tuple[Executable, CompileReport]]:
+        """Return what compiles the graph when it is called, under the modes of now."""
+        graph, config, parameters, now = self._graph, self._config, self._parameters, modes()
+
+        def compile() -> tuple[Executable, CompileReport]:
+            with paused_gc(), restored(), under(now):
+                return pipeline.compile(dynamo.record(graph, parameters).program, config)
+
+        return compile

@@ -1,0 +1,198 @@
+"""The backwards of a program, each compiled when it is first needed: for the outputs that have a gradient then."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from forge.compiler.claim import chooser, compile_until_stable
+from forge.compiler.config import Config
+from forge.compiler.context import Context, Kind
+from forge.compiler.layout import Layouts
+from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir.interpreter import paused_gc
+from forge.ir.pytree import names
+from forge.runtime.autograd import DifferentiableBackward, Sources
+from forge.runtime.buckets import bucket_bytes
+from forge.runtime.plan import CompiledPlan, GeneratedFunction
+from forge.runtime.torch_state import restored
+from forge.torchlang.opaque import keeps_graph, run_opaque_backward
+from forge.transforms.dce import live_calls
+from forge.transforms.double import differentiable_backward
+from forge.transforms.grad import Joint, without_gradients
+from forge.transforms.lifetimes import read_places
+from forge.transforms.parts import find_parts, in_parts
+from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
+
+Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
+Lower = Callable[[Trace, Context], GeneratedFunction]
+CompileProgram = Callable[[Trace, Config], tuple[CompiledPlan, Any]]
+
+
+class BackwardCompiler:
+    """Compiles the backwards of one program (forge.runtime.plan.Backwards).
+
+    lower: runs the pipeline's passes from a backward to its function. compile_program: compiles a differentiable
+    backward as a program of its own. buckets: the positions of the inputs whose gradients leave a backward together.
+    """
+
+    def __init__(self, context: Context, lower: Lower, compile_program: CompileProgram) -> None:
+        self._context = context.attempt()  # without its stages, which the report alone keeps alive
+        self._config = context.config
+        self._layouts: Layouts = context.layouts
+        self._derivative = context.derivative
+        self._lower = lower
+        self._compile_program = compile_program
+        self._bucket_bytes = _bucket_bytes(context)
+        self.buckets: list[list[int]] | None = None  # until a backward was claimed
+
+    @property
+    def _parts(self) -> Split:
+        return self._derivative.parts
+
+    @property
+    def usual(self) -> tuple[bool, ...]:
+        """The outputs that most likely get a gradient: the losses, where there are some among others."""
+        outputs, flowing = self._derivative.outputs, self._derivative.flowing
+        losses = [i for i in flowing if outputs[i].ndim == 0] or flowing
+        return tuple([i in losses for i in range(len(outputs))])
+
+    def compile_usual(self, context: Context) -> tuple[GeneratedFunction, Context]:
+        """Return the backward of the usual outputs, lowered in `context` together with its forward, and its context."""
+        with context.report.timed("backward"):
+            return self._compile(self.usual, (), context, self._layouts)
+
+    def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
+        """Return the backward of the outputs that are `present`, and with the gradients of opaque calls that are None
+        after these; `batched`: by torch's own functions alone."""
+        outputs, report = self._derivative.outputs, self._context.report
+        chosen, missing = present[: len(outputs)], present[len(outputs) :]
+        config = self._config.in_torch() if batched else self._config
+
+        def attempt() -> tuple:
+            context = self._context.attempt(config, times_passes=False)
+            function, own = self._compile(chosen, missing, context, self._layouts, batched=batched)
+            return (function, own), context.regions
+
+        with paused_gc(), restored(), report.timed("backward"):
+            function, own = compile_until_stable(attempt)
+        if not batched:
+            report.backward_traces[:], report.backward_claims[:] = own.stages, own.claims
+        report.shorten()
+        return function
+
+    def _compile(
+        self, chosen: Sequence[bool], missing: Sequence[Missing], context: Context, layouts: Layouts, *, batched=False
+    ) -> tuple[GeneratedFunction, Context]:
+        """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
+        derived, parts = self._derivative, self._parts
+        outputs = [output for i, output in derived.flowing.items() if chosen[i]]
+        joint = _without_unreached(derived.joint, parts, missing)
+        trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
+        trace.boxed = True
+        layouts = layouts.copy()
+        for saved, given in zip(parts.saved_tensors, parts.forward.output[1], strict=True):
+            if given.name != saved.name:  # a copy, which has no gaps between its elements
+                layouts.replace(saved, given.name)
+        for gradient, output in zip(trace.inputs[-len(outputs) :], outputs, strict=True):
+            layouts.add(gradient, like=output)
+        bucket = None if self._bucket_bytes is None or batched or missing else self._in_buckets
+        own = context.of_another(Kind.BACKWARD, layouts=layouts, reference=trace, bucket=bucket, stages=[trace])
+        function = self._lower(trace, own)
+        read = read_places(function.trace) if context.config.is_plain else None
+        return function._replace(read=read), own
+
+    def _in_buckets(self, claimed: Trace) -> Trace:
+        if self.buckets is None:
+            self.buckets = find_parts(claimed, self._bucket_bytes, self._derivative.reached)
+        return in_parts(claimed, self.buckets) if self.buckets else claimed
+
+    def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
+        """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""
+        present, recorded, special, *missing = key
+        derived, report = self._derivative, self._context.report
+        trace, config = derived.trace, self._config.in_torch() if special else self._config
+        with paused_gc(), restored(), report.timed("backward"):
+            chosen = [output for i, output in enumerate(derived.outputs) if present[i]]
+            seeds = seeds_of(trace, chosen, recorded)
+            wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
+            choose = chooser(config.executors, {}, config.selection)
+            unreached = _unreached_results(self._parts, missing)
+            backward = differentiable_backward(trace, wanted, seeds, choose, derived.given, unreached)
+            found = [i for i, gradient in enumerate(backward.output) if gradient is not None]
+            if not found:
+                return DifferentiableBackward(lambda *given: (), [], [], [])
+            output = tuple(backward.output[i] for i in found)
+            program = backward.derive(backward.stage, backward.bound_symbols, output=output)
+            call, program, own = self._compile_program(program, config)
+        report.double_backwards.append(own)
+        own.shorten()
+        read = {name for bound in program.bound_symbols for name in bound.inputs}
+        reads = [i for i, proxy in enumerate(trace.inputs) if proxy.name in read]
+        saved = [*self._parts.saved_tensors, *self._parts.saved_numbers]
+        places = {proxy.name: place for place, proxy in enumerate(saved)}
+        drawn = [places[value.name] for each in derived.given for value in each.values]
+        return DifferentiableBackward(call, reads, drawn, found)
+
+    def numbers(self) -> list[Any]:
+        """Return the symbolic inputs of the program."""
+        inputs = self._derivative.trace.inputs
+        return [getattr(each, "value", None) for each in inputs if not isinstance(each, TensorProxy)]
+
+    def sources(self) -> Sources:
+        """Return where a differentiable backward finds the inputs that it may read."""
+        derived = self._derivative
+        mutated = self._context.program.mutated
+        return _sources(derived.trace, self._parts, mutated, list(derived.flowing.values()), derived.reached)
+
+
+def _bucket_bytes(context: Context) -> int | None:
+    graphs = any(map(keeps_graph, innermost(context.derivative.parts.forward.bound_symbols)))  # some gradients are None
+    config = context.config
+    return None if config.cuda_graphs or config.comparison is not None or graphs else bucket_bytes()
+
+
+def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -> Joint:
+    """The joint program without the gradients of opaque calls that are None, where there are some."""
+    if not missing:
+        return joint
+    graphs = {parts.saved_numbers[place].name: place for place, _ in missing[0]}
+
+    def unreached(bound: BoundSymbol) -> list[str]:
+        if bound.symbol.op is not run_opaque_backward:
+            return []
+        place = graphs.get(bound.args[0].name)
+        return [result.name for i, result in enumerate(bound.output) if (place, i) in missing[0]]
+
+    return without_gradients(joint, unreached)
+
+
+def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str, list[int]]:
+    """Of opaque calls, by the names of their results: the places of the arguments whose gradients are None."""
+    found: dict[str, list[int]] = {}
+    places = {each.name: place for place, each in enumerate(parts.saved_numbers)}
+    for bound in innermost(parts.forward.bound_symbols) if missing else ():
+        place = next((places[name] for name in bound.outputs if name in places), None)
+        if place is not None and keeps_graph(bound):
+            arguments = [i for graph, i in missing[0] if graph == place]
+            found |= dict.fromkeys(bound.outputs, arguments)
+    return found
+
+
+def _sources(
+    trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy], reached: Collection[int]
+) -> Sources:
+    """Where a differentiable backward finds the inputs that it may read. reached: those that have a gradient."""
+    saved = {proxy.name: place for place, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
+    live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
+    live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read
+    read = {name for bound in live for name in bound.inputs}
+    sources = Sources({}, [], [], [], [])
+    for position, proxy in enumerate(trace.inputs):
+        if reached and isinstance(proxy, TensorProxy) and proxy.requires_grad and position not in reached:
+            sources.detached.append(position)
+        if not isinstance(proxy, TensorProxy):
+            sources.numbers.append(position)
+        elif proxy.name in saved:
+            sources.saved[position] = saved[proxy.name]
+        elif proxy.name in read:
+            (sources.mutated if position in mutated else sources.remembered).append(position)
+    return sources

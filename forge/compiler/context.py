@@ -1,0 +1,118 @@
+"""The state of one trace on its way through the pipeline (forge/compiler/pipeline.py)."""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+from forge.compiler.claim import Claim, ClaimedCall, Reasons
+from forge.compiler.config import Config
+from forge.compiler.fusion import FusedRegion
+from forge.compiler.layout import Layouts
+from forge.compiler.program import Program
+from forge.compiler.report import CompileReport
+from forge.ir import TensorProxy, Trace
+from forge.runtime.frozen import Folded
+from forge.transforms import Freezing
+from forge.transforms.double import Given
+from forge.transforms.grad import Joint
+from forge.transforms.split import Split
+
+
+class Kind(Enum):
+    """The traces that go through the pipeline."""
+
+    PROGRAM = "a captured program"
+    CALL = "one call, compiled to be measured"
+    DOUBLE_BACKWARD = "a backward as a program, to be differentiated"
+    BACKWARD = "the backward of a program that was split"
+    EPILOGUE = "what runs outside of the autograd.Function"
+
+
+@dataclass
+class Derivative:
+    """A differentiated program.
+
+    trace: the program before it was differentiated. joint: it, with the runs of its gradient rules. flowing: the
+    outputs through which gradients flow, by position. backward: from all of these to the inputs. copied, unread: as of
+    transforms.split.backward_of. given: calls that must not run again. parts, epilogue: set once it is split.
+    """
+
+    trace: Trace
+    joint: Joint
+    flowing: dict[int, TensorProxy]
+    backward: Trace
+    copied: set[str]
+    unread: set[str]
+    given: list[Given]
+    parts: Split | None = None
+    epilogue: Trace | None = None
+
+    @property
+    def outputs(self) -> list[TensorProxy]:
+        """The outputs of the forward."""
+        return list(self.joint.forward.output)
+
+    @property
+    def reached(self) -> list[int]:
+        """The positions of the inputs that have a gradient."""
+        return [i for i, gradient in enumerate(self.backward.output) if gradient is not None]
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What passes know of a trace beside its calls, and what they leave for those after them.
+
+    Attributes:
+        config, program, report: of the program that the trace belongs to.
+        times_passes: whether the time of each pass goes to the report, by its phase.
+        declined: by output name, why executors declined calls that were taken apart before they were claimed.
+        optimized: the program before it was differentiated.
+        returned: names of outputs that the caller of the program gets.
+        eager_strides: names of outputs that are to have the strides that eager gives them.
+        reference: the trace that values are compared with.
+        bucket: gives the gradients of a claimed backward in buckets.
+        claimed: the calls that `fuse` makes regions of.
+        regions: those of all traces of the program.
+        function: what codegen made; around: what it is to be wrapped in.
+    """
+
+    kind: Kind
+    config: Config
+    program: Program
+    report: CompileReport
+    times_passes: bool = True
+    stages: list[Trace] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    declined: dict[str, Reasons] = field(default_factory=dict)
+    freezing: Freezing | None = None
+    folded: Folded | None = None
+    optimized: Trace | None = None
+    derivative: Derivative | None = None
+    layouts: Layouts | None = None
+    returned: Collection[str] = ()
+    eager_strides: Collection[str] = ()
+    reference: Trace | None = None
+    bucket: Callable[[Trace], Trace] | None = None
+    claimed: list[ClaimedCall] = field(default_factory=list)
+    regions: list[FusedRegion] = field(default_factory=list)
+    around: Callable[[Callable], Callable] | None = None
+    function: Callable | None = None
+
+    def attempt(self, config: Config | None = None, *, times_passes: bool = True) -> "Context":
+        """Return the context of a trace that is lowered from here, with stages, claims and regions of its own."""
+        layouts = None if self.layouts is None else self.layouts.copy()
+        own = {"stages": [], "claims": [], "claimed": [], "regions": [], "layouts": layouts}
+        return dataclasses.replace(self, config=config or self.config, times_passes=times_passes, **own)
+
+    def of_another(self, kind: Kind, **fields: object) -> "Context":
+        """Return the context of another trace of this program; its regions are counted among this one's."""
+        return Context(
+            kind=kind,
+            config=self.config,
+            program=self.program,
+            report=self.report,
+            times_passes=False,
+            regions=self.regions,
+            **fields,
+        )

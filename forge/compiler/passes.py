@@ -1,0 +1,230 @@
+"""The passes of the pipeline, in its order: each is a function of (trace, context) to a trace.
+
+A pass that works on a trace alone is in forge/transforms; here it gets from the context what it needs.
+"""
+
+from functools import partial
+
+import torch
+
+from forge import transforms
+from forge.compiler import claim as claiming
+from forge.compiler import cuda_graph_partition, freezing, layout
+from forge.compiler.claim import chooser, runs_in_torch, strides_in_torch
+from forge.compiler.context import Context, Derivative, Kind
+from forge.compiler.layout import Layouts
+from forge.compiler.program import inline_epilogue, write_early
+from forge.executors.torchex.attention import takes_groups
+from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
+from forge.ir.pytree import names
+from forge.patterns import replace_patterns
+from forge.runtime.cuda_graphs import Pool
+from forge.transforms import grad, split
+from forge.transforms.dce import live_calls
+from forge.transforms.double import given_calls
+from forge.transforms.rematerialize import rematerialize
+from forge.transforms.users import run_users
+
+_FORWARDS, _BACKWARDS = Pool(), Pool()  # a forward runs again while the gradients of the last step are alive
+
+
+# of torch's functions
+
+
+def user_transforms(trace: Trace, context: Context) -> Trace:
+    """Run the user's transforms, each of which is checked and is a stage."""
+    return run_users(context.config.transforms, trace, context.stages)
+
+
+def dce(trace: Trace, context: Context) -> Trace:
+    """Eliminate calls whose results nothing reads."""
+    return transforms.dce(trace)
+
+
+def cse(trace: Trace, context: Context) -> Trace:
+    """Eliminate common subexpressions."""
+    return transforms.cse(trace)
+
+
+def attention_masks(trace: Trace, context: Context) -> Trace:
+    """Replace masks that depend on no input by the flags of attention that mean the same."""
+    return transforms.attention_masks(trace, run=partial(_run_now, context=context))
+
+
+def grouped_queries(trace: Trace, context: Context) -> Trace:
+    """Give attention keys and values of fewer heads where they were repeated for it."""
+    requires_grad = any(isinstance(proxy, TensorProxy) and proxy.requires_grad for proxy in trace.inputs)
+    takes = partial(takes_groups, requires_grad=requires_grad)
+    return transforms.grouped_queries(trace, takes=takes, plain=partial(_runs_in_torch, context=context))
+
+
+def patterns(trace: Trace, context: Context) -> Trace:
+    """Replace the calls that the patterns of the executors' kernels match."""
+    known = [pattern for executor in context.config.executors for pattern in executor.patterns]
+    return replace_patterns(trace, known)[0] if known else trace
+
+
+def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
+    """Compute a language model's head and its loss in chunks."""
+    return transforms.heads(trace, plain=partial(_runs_in_torch, context=context))
+
+
+def fold_norms(trace: Trace, context: Context) -> Trace:
+    """Fold batch norms into the weights of the layers before them."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.fold_norms(trace, freezing=context.freezing, plain=plain)
+
+
+def join_products(trace: Trace, context: Context) -> Trace:
+    """Join linear layers of one input."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.join_products(trace, freezing=context.freezing, plain=plain)
+
+
+def channels_last(trace: Trace, context: Context) -> Trace:
+    """Compute convolutions in channels-last where what is around them is fused."""
+    plain = partial(_runs_in_torch, context=context)
+    return transforms.channels_last(trace, strides=strides_in_torch, plain=plain)
+
+
+def hoist(trace: Trace, context: Context) -> Trace:
+    """Compute now what depends on no input."""
+    return transforms.hoist(trace, run=partial(_run_now, context=context))
+
+
+def fold_weights(trace: Trace, context: Context) -> Trace:
+    """Make what depends on weights alone an input, which is computed when a weight changes."""
+    executors, run = context.config.operator_executors, partial(_run_now, context=context)
+    trace, context.folded = freezing.fold_weights(trace, context.freezing, executors, run, context.stages)
+    return trace
+
+
+def _run_now(program: Trace, context: Context) -> tuple[torch.Tensor, ...]:
+    claimed, _ = claiming.claim(program, context.config.operator_executors)
+    with torch.no_grad():
+        return claimed.python_callable()()
+
+
+def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:
+    return runs_in_torch(bound, context.config.operator_executors)
+
+
+# gradients
+
+
+def differentiate(trace: Trace, context: Context) -> Trace:
+    """Run the gradient rules, if a gradient flows from an output to an input; else return the trace as it is."""
+    config, program = context.config, context.program
+    context.optimized = trace
+    wanted = [proxy.name for proxy in trace.inputs if isinstance(proxy, TensorProxy) and proxy.requires_grad]
+    if not wanted or all(Tag.NO_GRAD in bound.tags for bound in trace.bound_symbols):
+        return trace
+    choose = chooser(config.executors, context.declined, config.selection)
+    joint = grad.differentiate(trace, wanted, choose, again=context.kind is Kind.DOUBLE_BACKWARD)
+    if joint.active.isdisjoint(trace.output_names):
+        return trace
+    flowing = {i: output for i, output in enumerate(joint.forward.output) if output.name in joint.active}
+    mutated = [program.trace.inputs[i].name for i in program.mutated]
+    weights = [program.trace.inputs[i] for i in (*program.weights, *program.unversioned)]
+    parameters = [weight.name for weight in weights if weight.requires_grad]
+    inputs = joint.forward.inputs
+    backward, copied, unread = split.backward_of(joint, list(flowing.values()), inputs, mutated, parameters)
+    context.derivative = Derivative(trace, joint, flowing, backward, copied, unread, given_calls(joint))
+    return joint.forward
+
+
+def rematerialize_forward(trace: Trace, context: Context) -> Trace:
+    """Tag the calls that the backward runs again, rather than read what they saved."""
+    derived, config = context.derivative, context.config
+    if config.memory == "speed":
+        return trace
+    forward = rematerialize(trace, derived.backward, config.may_run_again, derived.copied, derived.unread)
+    derived.joint = grad.Joint(forward, derived.joint.runs, derived.joint.active, derived.joint.parted)
+    return forward
+
+
+def split_forward(trace: Trace, context: Context) -> Trace:
+    """Return the forward, with what its backward reads as a second output."""
+    derived = context.derivative
+    also = [value for each in derived.given for value in each.values or ()]
+    parts = derived.parts = split.split(trace, derived.backward, derived.copied, also)
+    derived.epilogue = context.program.epilogue
+    if derived.epilogue is not None:
+        derived.epilogue, parts.forward = write_early(derived.epilogue, parts.forward, derived.joint.active)
+    context.report.saved = parts.saved()
+    context.returned = names(parts.forward.output[0])
+    context.eager_strides = [name for name in context.returned if name in derived.joint.parted]
+    context.layouts = Layouts(parts.forward.inputs)
+    return parts.forward
+
+
+def inline_effects(trace: Trace, context: Context) -> Trace:
+    """Return one program that computes and then does what its epilogue does: no gradient flows through it."""
+    whole = inline_epilogue(context.program, trace)
+    whole = whole.derive("dce", live_calls(whole.bound_symbols, whole.output_names))
+    context.returned = whole.output_names
+    context.layouts = Layouts(whole.inputs)
+    return whole
+
+
+# to executors' calls
+
+
+def claim(trace: Trace, context: Context) -> Trace:
+    """Give each call to an executor, at the highest level first."""
+    config = context.config
+    trace, context.claimed = claiming.claim_calls(trace, config.executors, context.declined, config.selection)
+    return trace
+
+
+def fuse(trace: Trace, context: Context) -> Trace:
+    """Make one call of each region, compiled by its fusion executor; note the strides of every value."""
+    config = context.config
+    strict = config.strict or config.checks
+    trace, claims, regions = claiming.fuse_claimed(
+        trace, context.claimed, config.executors, context.layouts, strict=strict
+    )
+    context.claimed = []
+    context.claims += claims
+    context.regions += regions
+    return trace
+
+
+def restride_outputs(trace: Trace, context: Context) -> Trace:
+    """Give the strides of eager's to outputs of which they were noted, where other calls than eager's make them."""
+    apart = [name for each in context.claims if each.level for name in each.outputs if name in context.returned]
+    return layout.with_strides(trace, {*context.eager_strides, *apart}, context.layouts)
+
+
+def compare(trace: Trace, context: Context) -> Trace:
+    """Compare each value with that of the reference, as both are computed (check="eager")."""
+    reference = context.reference
+    if reference is None or reference.input_names != trace.input_names:
+        return trace
+    phase = "backward" if context.kind is Kind.BACKWARD else "forward"
+    comparison = context.config.comparison(trace, context.claims, reference, phase)
+    context.around = comparison.around
+    return comparison.trace
+
+
+def cuda_graphs(trace: Trace, context: Context) -> Trace:
+    """Make one call of each run of calls that can be recorded as a CUDA graph."""
+    pool = _BACKWARDS if context.kind is Kind.BACKWARD else _FORWARDS
+    return cuda_graph_partition.record(trace, pool, context.returned)
+
+
+def bucket_gradients(trace: Trace, context: Context) -> Trace:
+    """Yield the gradients of a backward in buckets, each as soon as it is computed."""
+    return trace if context.bucket is None else context.bucket(trace)
+
+
+def lifetimes(trace: Trace, context: Context) -> Trace:
+    """End each value's life at its last use."""
+    return transforms.delete_last_used(trace, own_inputs=context.kind is Kind.BACKWARD)
+
+
+def codegen(trace: Trace, context: Context) -> Trace:
+    """Print the trace as Python and compile it; a user may have edited the text (edit=)."""
+    function, trace = context.config.codegen(trace)
+    context.function = function if context.around is None else context.around(function)
+    return trace
