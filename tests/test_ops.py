@@ -572,7 +572,7 @@ def test_inputs_unchanged(info: OpInfo, executor: str, device: str, dtype: torch
     """No input is modified, but for those that eager modifies, and those in the same way."""
     for sample in samples(info, device, dtype):
         ours = copy_of(sample)
-        executable, report = _compile(info, executor, ours)
+        executable, _ = _compile(info, executor, ours)
         run_eager(info, sample)
         _call(executable, ours)
         for one, other in zip(_inputs(ours), _inputs(sample), strict=True):
