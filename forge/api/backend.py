@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 
 from forge.api.options import refuse_unknown, resolve_options
 from forge.cache import CacheEntry
@@ -35,6 +34,7 @@ from forge.ir.interpreter import paused_gc
 from forge.ir.source import Source, warn
 from forge.runtime.torch_state import restored
 from forge.support import logs
+from forge.torch_internals.dynamo import BackendCompilerFailed, register_backend
 
 Compilation = tuple[Executable, CompileReport]
 
@@ -75,7 +75,7 @@ _OPTIONS = [
 
 # Where forge is installed, torch registers the backend by its entry point, and refuses a name that is registered twice.
 if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forge"):
-    torch._dynamo.register_backend(backend, name="forge")
+    register_backend(backend, name="forge")
 
 
 def compile_graph(graph: torch.fx.GraphModule, config: Config, handle: JitHandle | None = None) -> Callable:

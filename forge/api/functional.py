@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge.api.options import resolve_options
 from forge.capture import direct, nested
@@ -27,6 +26,7 @@ from forge.ir.state import state
 from forge.ir.structure import structure
 from forge.runtime.plan import overlap
 from forge.runtime.torch_state import modes, restored, uncaptured
+from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang import autocast_mode
 
 
@@ -105,7 +105,7 @@ class Direct:
 
     def compile(self, args: tuple, kwargs: dict) -> Compilation:
         """What runs for these arguments."""
-        leaves, spec = _pytree.tree_flatten((args, kwargs))
+        leaves, spec = torch_pytree.tree_flatten((args, kwargs))
         key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
         compiled = self.compiled.get(key)
         if compiled is None:
@@ -132,7 +132,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux).
     Raises TypeError when a primal is no floating point tensor.
     """
-    leaves, spec = _pytree.tree_flatten(primals)
+    leaves, spec = torch_pytree.tree_flatten(primals)
     for i, leaf in enumerate(leaves):
         check(
             isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()),
@@ -142,7 +142,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     again = _recorded(leaves)
     inputs = [_input(leaf, again) for leaf in leaves]
     with torch.enable_grad():
-        result = _call(function, _pytree.tree_unflatten(inputs, spec), {})
+        result = _call(function, torch_pytree.tree_unflatten(inputs, spec), {})
     outputs, *aux = result if has_aux else (result,)
 
     @uncaptured
@@ -161,7 +161,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        return _pytree.tree_unflatten(list(gradients), spec)
+        return torch_pytree.tree_unflatten(list(gradients), spec)
 
     return (outputs, pullback, *aux) if again else (_detached(outputs), pullback, *_detached(aux))
 
@@ -199,11 +199,11 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
             result, found = nested.value_and_gradients(function, args, kwargs, positions, scalar)
             return result, found[0] if isinstance(argnums, int) else tuple(found)
         chosen = [args[position] for position in positions]
-        leaves, spec = _pytree.tree_flatten(chosen)
+        leaves, spec = torch_pytree.tree_flatten(chosen)
         again = _recorded(leaves)
         inputs = [_input(leaf, again) for leaf in leaves]
         given = list(args)
-        for position, value in zip(positions, _pytree.tree_unflatten(inputs, spec), strict=True):
+        for position, value in zip(positions, torch_pytree.tree_unflatten(inputs, spec), strict=True):
             given[position] = value
         with torch.enable_grad():
             result = _call(function, tuple(given), kwargs)
@@ -214,7 +214,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
             )
         else:  # it depends on none of them
             gradients = tuple(map(torch.zeros_like, inputs))
-        found = _pytree.tree_unflatten(list(gradients), spec)
+        found = torch_pytree.tree_unflatten(list(gradients), spec)
         if not again:
             value, aux = value.detach(), _detached(aux)
         shown = (value, *aux) if has_aux else value
@@ -251,11 +251,11 @@ def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
 
 
 def _detached(tree: Any) -> Any:
-    return _pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return torch_pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _shown(value: Any) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import reset_code
 
 from forge.api.backend import Backend
 from forge.api.options import refuse_unknown, resolve_options
@@ -29,6 +28,7 @@ from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.runtime.module import jitted_module
 from forge.runtime.torch_state import uncaptured
+from forge.torch_internals.dynamo import disable, reset_code
 from forge.transforms.users import Transform
 
 
@@ -212,9 +212,7 @@ def _calling_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _calling(target: Callable) -> Callable:
     if _runs_later(target):
-        target = torch._dynamo.disable(
-            target, reason="a generator or an async function runs after it was called; jit what it calls"
-        )
+        target = disable(target, reason="a generator or an async function runs after it was called; jit what it calls")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from rich.table import Table
 from rich.text import Text
-from torch.utils import _pytree
 
 from forge import clang
 from forge.api.functional import Direct
@@ -33,6 +32,7 @@ from forge.ir.printing import counted, table
 from forge.support import timing
 from forge.support.dtypes import dtype_name
 from forge.support.machine import device_name, processor
+from forge.torch_internals.pytree import torch_pytree
 
 EAGER, REFERENCE, FUSER = "eager", "reference", "inductor"
 HEADER = ("kernel", "arguments", "who", "time", "of eager", "bandwidth")
@@ -192,7 +192,7 @@ class _Program:
         self.kernel, self.call, self.backward = kernel, call, backward
         if backward:
             self.call = call.map(lambda leaf: leaf.requires_grad_() if _is_float(leaf) else leaf)
-        leaves = _pytree.tree_leaves((self.call.args, self.call.kwargs))
+        leaves = torch_pytree.tree_leaves((self.call.args, self.call.kwargs))
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def candidates(self) -> dict[str, Callable[[], Callable[[], Any]]]:
@@ -226,7 +226,7 @@ class _Program:
         if not self.backward:
             with torch.no_grad():
                 return forward()
-        outputs = [leaf for leaf in _pytree.tree_leaves(forward()) if _is_float(leaf) and leaf.requires_grad]
+        outputs = [leaf for leaf in torch_pytree.tree_leaves(forward()) if _is_float(leaf) and leaf.requires_grad]
         wanted = [each for each in self.tensors if each.requires_grad]
         gradients = torch.autograd.grad(outputs, wanted, [torch.ones_like(each) for each in outputs], allow_unused=True)
         return outputs, gradients
@@ -234,7 +234,7 @@ class _Program:
     def bytes(self, result: Any) -> int:
         """What must be read and written: inputs and outputs; with a backward the inputs and the incoming gradients once
         more, and the gradients."""
-        found = [leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        found = [leaf for leaf in torch_pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not self.backward:
             return _bytes(self.tensors) + _bytes(found)
         outputs, gradients = result

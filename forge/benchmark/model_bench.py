@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge.api.jit import finish_compiling, jit
 from forge.debug.eager_check import copied
 from forge.ir.checks import in_one_line
 from forge.ir.printing import in_seconds, table
 from forge.support.timing import in_turn, ratio
+from forge.torch_internals.pytree import torch_pytree
 
 EAGER, PEER, OURS = "eager", "torch.compile", "forge"
 _UNSAID = 2.0  # seconds of waiting that nobody is told of
@@ -94,7 +94,9 @@ def training_step(
         if isinstance(loss, torch.Tensor) and loss.ndim == 0:
             loss.backward()
             return loss
-        leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        leaves = [
+            leaf for leaf in torch_pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
         torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
         return output
 
@@ -114,14 +116,14 @@ class Case:
     def copy(self) -> "Case":
         """With a module and tensors of its own."""
         module = isinstance(self.target, torch.nn.Module)
-        args, kwargs = _pytree.tree_map_only(torch.Tensor, copied, (self.args, dict(self.kwargs)))
+        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copied, (self.args, dict(self.kwargs)))
         return Case(self.name, copy.deepcopy(self.target) if module else self.target, args, kwargs, self.training)
 
     def run(self, prepared: Callable) -> Callable[[], Any]:
         """A forward, or a training step, of what a system made of the target."""
         if not self.training:
             return inference(prepared, self.kwargs, self.args)
-        leaves = _pytree.tree_leaves((self.args, self.kwargs))
+        leaves = torch_pytree.tree_leaves((self.args, self.kwargs))
         wanted = [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
         if isinstance(self.target, torch.nn.Module):
             wanted += [each for each in self.target.parameters() if each.requires_grad]

@@ -21,6 +21,7 @@ from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
+from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _NUMBERS = (bool, int, float, complex, range)
 _PLAIN = (*_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -120,7 +121,7 @@ class Described:
         return known[0]
 
     def _named(self, function: Any) -> str:
-        if isinstance(function, torch._ops.HigherOrderOperator):
+        if isinstance(function, HigherOrderOperator):
             return f"higher order {function.name()}"
         if property_name(function) is not None:
             return f"property {property_name(function)}"
@@ -189,9 +190,9 @@ class Described:
 
 def name_in_torch(function: Any) -> str | None:
     """The name of what torch or Python has, which their versions say all of; None for anything else."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         return qualified_name(function) if function.namespace in TORCHS else None
-    if isinstance(function, torch._ops.OpOverloadPacket):
+    if isinstance(function, OpOverloadPacket):
         return qualified_name(function) if function._qualified_op_name.partition("::")[0] in TORCHS else None
     name = qualified_name(function)
     if name is not None and name.partition(".")[0] in _LIBRARIES:

@@ -22,6 +22,7 @@ from forge.executors.hubex import HubExecutor
 from forge.ir.printing import Code, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
+from forge.torch_internals.dispatch import disable_current_modes
 
 TENSOR_BYTES = 64 * 2**20  # of a program's constants
 _PLAIN = (type(None), bool, int, str)
@@ -192,7 +193,7 @@ class Reader:
     def _tensor(self, dtype: list, device: list, shape: list[int], strides: list[int], number: int) -> torch.Tensor:
         data = bytearray(self.entry.blobs[number])
         dtype = self.find(dtype)
-        with torch.utils._python_dispatch._disable_current_modes(), torch.inference_mode(False):
+        with disable_current_modes(), torch.inference_mode(False):
             flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
             return flat.to(self.find(device)).as_strided(shape, strides)
 

@@ -18,6 +18,12 @@ from forge.ir.memory import Memory, Ref, ViewStep
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves
 from forge.ir.strides import is_expanded
+from forge.torch_internals.dispatch import (
+    OpOverload,
+    OpOverloadPacket,
+    dispatch_has_kernel,
+    dispatch_has_kernel_for_dispatch_key,
+)
 
 Pair = tuple[TensorProxy, torch.Tensor]
 
@@ -85,20 +91,20 @@ def _allocates(call: str) -> bool:
     inside = call.removeprefix("torch.").removeprefix("ops.aten.").removeprefix("Tensor.")
     name, _, overload = inside.partition(".")  # of torch.masked.prod it is "masked": no operator
     packet = getattr(torch.ops.aten, name, None)
-    if not call.startswith("torch.") or not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not call.startswith("torch.") or not isinstance(packet, OpOverloadPacket):
         return False
     names = [overload] if overload else [each for each in packet.overloads() if not each.endswith("out")]
     overloads = [each for each in (getattr(packet, name) for name in names) if _has_kernel(each)]
     return bool(overloads) and not any(map(_may_alias, overloads))
 
 
-def _has_kernel(overload: torch._ops.OpOverload) -> bool:
+def _has_kernel(overload: OpOverload) -> bool:
     """Else it is TorchScript's, of numbers and lists."""
-    return torch._C._dispatch_has_kernel(overload.name())
+    return dispatch_has_kernel(overload.name())
 
 
-def _may_alias(overload: torch._ops.OpOverload) -> bool:
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+def _may_alias(overload: OpOverload) -> bool:
+    composite = dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
     return composite or any(each.alias_info is not None for each in overload._schema.returns)
 
 

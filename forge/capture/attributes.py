@@ -8,21 +8,24 @@ from types import WrapperDescriptorType
 from typing import Any
 
 import torch
-from torch._dynamo import symbolic_convert
-from torch._dynamo.exc import ObservedAttributeError, unimplemented
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, is_from_unspecialized_nn_module_source
-from torch._dynamo.variables import (
+
+from forge.torch_internals.dynamo import (
+    AttrSource,
     BuiltinVariable,
     ConstantVariable,
+    GuardBuilder,
+    ObservedAttributeError,
     PythonModuleVariable,
     TensorVariable,
     UserDefinedDictVariable,
     UserDefinedObjectVariable,
     UserFunctionVariable,
     builtin,
+    install_guard,
+    is_from_unspecialized_nn_module_source,
+    symbolic_convert,
+    unimplemented,
 )
-
 from forge.torch_internals.patch import Replaced
 
 

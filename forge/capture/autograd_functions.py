@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import BackwardCFunction, _SingleLevelFunction, once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.fx import GraphModule, Node
 
 from forge import prims, torchlang
@@ -21,6 +21,8 @@ from forge.compiler.program import Unsupported
 from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, end_grad, get_grad, needs_grad, put_grad, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.torch_internals.autograd import FunctionBase, set_grad_enabled
+from forge.torch_internals.autograd import SingleLevelFunction as _SingleLevelFunction
 from forge.torch_internals.patch import Replaced
 from forge.torchlang import autocast_mode, grad_mode
 from forge.transforms.grad import sums_to
@@ -200,7 +202,7 @@ def _mismatch(given: Any, gradient: Any) -> str | None:
 
 def _outer_mode(graph: GraphModule) -> list[Node]:
     """The nodes by which Dynamo turns gradients off for all of a backward: in torch they are on under create_graph."""
-    modes = [node for node in graph.graph.nodes if node.target is torch._C._set_grad_enabled]
+    modes = [node for node in graph.graph.nodes if node.target is set_grad_enabled]
     return [modes[0], modes[-1]] if modes and modes[0].args[0] is False else []
 
 
@@ -356,7 +358,7 @@ def _begin_apply(self: BackwardCFunction) -> None:
     forward.__enter__()
 
 
-_IN_C = vars(torch.autograd.Function).get("apply") is vars(torch._C._FunctionBase)["apply"]  # since torch 2.15
+_IN_C = vars(torch.autograd.Function).get("apply") is vars(FunctionBase)["apply"]  # since torch 2.15
 _recorded = (
     Replaced(BackwardCFunction, "__init__", _begin_apply)
     if _IN_C

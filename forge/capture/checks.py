@@ -14,42 +14,57 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._dynamo import symbolic_convert
-from torch._dynamo.exc import raise_observed_exception
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import BuiltinVariable, ConstantVariable, SymNodeVariable
-from torch._dynamo.variables.builder import wrap_fx_proxy
-from torch._dynamo.variables.lists import SizeVariable
-from torch._dynamo.variables.misc import StringFormatVariable
-from torch._subclasses.fake_tensor import is_fake
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols, statically_known_true
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from forge import prims
 from forge.ir.proxies import NUMBER_TYPES, SYMBOLIC_TYPES
+from forge.torch_internals.dynamo import (
+    BuiltinVariable,
+    ConstantVariable,
+    InstructionTranslatorBase,
+    SizeVariable,
+    StringFormatVariable,
+    SymNodeVariable,
+    raise_observed_exception,
+    symbolic_convert,
+    wrap_fx_proxy,
+)
+from forge.torch_internals.dynamo import LazyGraphModule as _LazyGraphModule
+from forge.torch_internals.fake_tensors import is_fake
+from forge.torch_internals.functions import (
+    torch_assert,
+    torch_check,
+    torch_check_index,
+    torch_check_is_size,
+    torch_check_not_implemented,
+    torch_check_tensor_all,
+    torch_check_tensor_all_with,
+    torch_check_type,
+    torch_check_value,
+    torch_check_with,
+)
 from forge.torch_internals.patch import Replaced
+from forge.torch_internals.sympy import ValueRanges, int_oo
 
 ASSUMES = torch.ops.aten._assert_scalar.default
 _SIZE = torch.ops.aten.sym_size.int
 
 # the exception of each function; None where it is an argument
 CHECKS: dict[Callable, type[Exception] | None] = {
-    torch._assert: AssertionError,
-    torch._check: RuntimeError,
-    torch._check_index: IndexError,
-    torch._check_is_size: RuntimeError,
-    torch._check_not_implemented: NotImplementedError,
-    torch._check_tensor_all: RuntimeError,
-    torch._check_tensor_all_with: None,
-    torch._check_type: TypeError,
-    torch._check_value: ValueError,
-    torch._check_with: None,
+    torch_assert: AssertionError,
+    torch_check: RuntimeError,
+    torch_check_index: IndexError,
+    torch_check_is_size: RuntimeError,
+    torch_check_not_implemented: NotImplementedError,
+    torch_check_tensor_all: RuntimeError,
+    torch_check_tensor_all_with: None,
+    torch_check_type: TypeError,
+    torch_check_value: ValueError,
+    torch_check_with: None,
 }
-_OF_TENSORS = frozenset({torch._check_tensor_all, torch._check_tensor_all_with})
+_OF_TENSORS = frozenset({torch_check_tensor_all, torch_check_tensor_all_with})
 
 
 class Check:
@@ -65,7 +80,7 @@ class Check:
 
     def __call__(self, condition: Any, *values: Any) -> None:
         if isinstance(condition, torch.SymBool):
-            torch._check(condition)  # for what follows
+            torch_check(condition)  # for what follows
         elif not is_fake(condition) and not condition:
             prims.fail(self.error, self.message, *values)
 
@@ -81,10 +96,10 @@ def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: C
         return call(args, kwargs)
     error = CHECKS[function] or given["error_type"].as_python_constant()
     message = given.get("message")
-    if function is torch._check_is_size:
+    if function is torch_check_is_size:
         _add_size_check(tx, error, message, given["i"], given.get("max"))
         return call([given["i"]], {})  # Dynamo learns that it is a length
-    condition = given["condition" if function is torch._assert else "cond"]
+    condition = given["condition" if function is torch_assert else "cond"]
     if not _takes(function, condition):
         return call(args, kwargs)
     if function in _OF_TENSORS:
@@ -95,7 +110,7 @@ def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: C
 
 def _takes(function: Callable, condition: Any) -> bool:
     if condition.is_tensor():
-        return function in _OF_TENSORS or function is torch._assert
+        return function in _OF_TENSORS or function is torch_assert
     known = condition.as_python_constant() if condition.is_python_constant() else getattr(condition, "sym_num", None)
     return isinstance(known, (bool, torch.SymBool)) and function not in _OF_TENSORS
 

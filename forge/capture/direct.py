@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge import torchlang
 from forge.capture import autograd_functions
 from forge.compiler.program import Program, finish
 from forge.ir import TensorProxy, Trace, recording, strides_of
 from forge.ir.pytree import tree_map
+from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang import grad_mode
 
 
@@ -79,7 +79,7 @@ def _as_input(trace: Trace, name: str) -> torch.Tensor:
 
 def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
     """What the function returns for proxies in the place of the tensors among its arguments, which become inputs."""
-    leaves, spec = _pytree.tree_flatten((args, kwargs))
+    leaves, spec = torch_pytree.tree_flatten((args, kwargs))
     names = _argument_names(function, args, kwargs)
     stand_ins = []
     for i, leaf in enumerate(leaves):
@@ -95,7 +95,7 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
             )
             leaf = trace.add_input(proxy)
         stand_ins.append(leaf)
-    proxy_args, proxy_kwargs = _pytree.tree_unflatten(stand_ins, spec)
+    proxy_args, proxy_kwargs = torch_pytree.tree_unflatten(stand_ins, spec)
     with autograd_functions.traced_directly():
         try:
             return function(*proxy_args, **proxy_kwargs)
@@ -117,11 +117,11 @@ def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:
         return []
     names = []
     for parameter, value in bound.arguments.items():
-        count = len(_pytree.tree_leaves(value))
+        count = len(torch_pytree.tree_leaves(value))
         names += [parameter] if count == 1 else [f"{parameter}{i}" for i in range(count)]
     return names
 
 
 def input_tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors that `record` makes inputs of, in order."""
-    return [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in torch_pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge import torchlang
 from forge.capture.higher_order import writes
 from forge.compiler.program import Unsupported
 from forge.ir.source import Source
+from forge.torch_internals.dispatch import TorchDispatchMode
+from forge.torch_internals.fake_tensors import FakeScriptObject
+from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang.sharding import Place, of_gradient, redistribute, spread
 
 if torch.distributed.is_available():
@@ -48,7 +48,7 @@ def localized(graph: GraphModule) -> Localized | None:
 
 
 def _has_dtensor(node: Node) -> bool:
-    return any(isinstance(leaf, DTensor) for leaf in _pytree.tree_leaves(node.meta.get("example_value")))
+    return any(isinstance(leaf, DTensor) for leaf in torch_pytree.tree_leaves(node.meta.get("example_value")))
 
 
 class _Spec(NamedTuple):
@@ -135,7 +135,7 @@ class _Writer:
         return Localized(GraphModule(self.old, self.new), self.around)
 
     def write_node(self, node: Node) -> Any:
-        given = [value for each in node.all_input_nodes for value in _pytree.tree_leaves(_example(each))]
+        given = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(_example(each))]
         if node.op == "placeholder":
             return self.placeholder(node)
         if node.op == "output":
@@ -273,7 +273,7 @@ class _Writer:
             return self.copy(node, _inside(example))
         if writes(node) or "out" in node.kwargs:
             raise Unsupported(f"{name} changes a DTensor in place")
-        results = [leaf for leaf in _pytree.tree_leaves(example) if leaf is not None]
+        results = [leaf for leaf in torch_pytree.tree_leaves(example) if leaf is not None]
         if not all(isinstance(leaf, DTensor) for leaf in results):
             if all(isinstance(leaf, (int, float, str)) for leaf in results):
                 return example  # what is asked of a DTensor
@@ -291,7 +291,7 @@ class _Writer:
             return self.opaque(node, function, node.args, node.kwargs)
         args, kwargs = prepared
         copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
-        copied.meta = {**node.meta, "example_value": _pytree.tree_map(_inside, example)}
+        copied.meta = {**node.meta, "example_value": torch_pytree.tree_map(_inside, example)}
         return copied
 
     def as_local(self, node: Node, trial: "_Trial", results: list[_Spec]) -> tuple[tuple, dict] | None:
@@ -333,17 +333,17 @@ class _Writer:
                 x = self.insert(redistribute, x, "replicate", "partial", *spec.group(dim))
             local[each] = self.spread(x, spec, spread_along) if _example(each).requires_grad else x
         leaves = [local.get(leaf, self.env.get(leaf)) if isinstance(leaf, Node) else leaf for leaf in replaced]
-        return _pytree.tree_unflatten(leaves, trial.structure)
+        return torch_pytree.tree_unflatten(leaves, trial.structure)
 
     def opaque(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Node:
         """A call that makes DTensors of local tensors, and has local ones of what torch makes of them."""
-        leaves, structure = _pytree.tree_flatten((args, kwargs))
+        leaves, structure = torch_pytree.tree_flatten((args, kwargs))
         values = [_example(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
         specs = {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)}
-        results = [_spec(leaf) for leaf in _pytree.tree_leaves(_example(node))]
+        results = [_spec(leaf) for leaf in torch_pytree.tree_leaves(_example(node))]
         called = OfDTensors(function, structure, specs, results)
         made = self.new.call_function(called, tuple(self.local(x) if isinstance(x, Node) else x for x in leaves))
-        made.meta = {**node.meta, "example_value": _pytree.tree_map(_inside, _example(node))}
+        made.meta = {**node.meta, "example_value": torch_pytree.tree_map(_inside, _example(node))}
         return made
 
 
@@ -384,16 +384,16 @@ class OfDTensors:
             DTensor.from_local(leaf, spec.mesh, spec.placements, run_check=False) if spec is not None else leaf
             for leaf, spec in ((leaf, self.specs.get(i)) for i, leaf in enumerate(leaves))
         ]
-        found, structure = _pytree.tree_flatten(_run(self.function, given, self.structure))
+        found, structure = torch_pytree.tree_flatten(_run(self.function, given, self.structure))
         local = [
             each.redistribute(placements=spec.placements).to_local(grad_placements=spec.of_gradient)
             for each, spec in zip(found, self.results, strict=True)
         ]
-        return _pytree.tree_unflatten(local, structure)
+        return torch_pytree.tree_unflatten(local, structure)
 
 
 def _run(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
-    args, kwargs = _pytree.tree_unflatten(list(leaves), structure)
+    args, kwargs = torch_pytree.tree_unflatten(list(leaves), structure)
     return function(*args, **kwargs)
 
 
@@ -415,8 +415,8 @@ class _Watching(TorchDispatchMode):
         kwargs = kwargs or {}
         self.random |= torch.Tag.nondeterministic_seeded in func.tags
         result = func(*args, **kwargs)
-        read = tuple(map(self.label, _pytree.tree_leaves((args, kwargs))))
-        for i, each in enumerate(_pytree.tree_leaves(result)):
+        read = tuple(map(self.label, torch_pytree.tree_leaves((args, kwargs))))
+        for i, each in enumerate(torch_pytree.tree_leaves(result)):
             if isinstance(each, torch.Tensor) and id(each) not in self.labels:
                 self.alive.append(each)
                 self.labels[id(each)] = (str(func), i, read)
@@ -434,7 +434,7 @@ class _Trial:
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
         self.function = function
-        self.leaves, self.structure = _pytree.tree_flatten((args, kwargs))
+        self.leaves, self.structure = torch_pytree.tree_flatten((args, kwargs))
         self.of_dtensors = self._made([_example(x) if isinstance(x, Node) else x for x in self.leaves], {})
 
     def of_local(self, leaves: Sequence[Any], divided: dict[Node, Sequence[int]]) -> Any:
@@ -460,7 +460,7 @@ class _Trial:
                 return None
         if seen.random:
             raise Unsupported(f"{torchlang.function_name(self.function)} of a DTensor draws random numbers")
-        results = [x._local_tensor if isinstance(x, DTensor) else x for x in _pytree.tree_leaves(made)]
+        results = [x._local_tensor if isinstance(x, DTensor) else x for x in torch_pytree.tree_leaves(made)]
         return [seen.label(each) for each in results]
 
     def divisions(self, given: dict[Node, _Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:

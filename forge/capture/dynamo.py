@@ -8,10 +8,8 @@ from typing import Any
 
 import sympy
 import torch
-import torch._functorch.predispatch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from forge import prims, torchlang
 from forge.capture import higher_order, inline_python, layers
@@ -46,6 +44,20 @@ from forge.ir.source import Source
 from forge.ir.strides import contiguous, is_expanded
 from forge.prims.library import operator_symbol
 from forge.prims.recurrent import KINDS
+from forge.torch_internals.autograd import (
+    enter_autocast,
+    enter_dual_level,
+    enter_inference_mode,
+    exit_autocast,
+    exit_inference_mode,
+    get_data_attr,
+    set_grad_enabled,
+)
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
+from forge.torch_internals.functions import nn_pad
+from forge.torch_internals.functorch import lazy_load_decompositions, predispatch
+from forge.torch_internals.sympy import SymT, symbol_is_type
+from forge.torch_internals.tensors import log_api_usage_once
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode
 from forge.torchlang.opaque import opaque_symbol
 
@@ -90,7 +102,7 @@ class _Interpreter:
         self.graph = graph
         self.parameters = parameters
         self.trace = Trace("computation", stage="recorded from Dynamo")
-        modes = graph.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+        modes = graph.graph.find_nodes(op="call_function", target=set_grad_enabled)
         self.trace.memory.has_history |= any(node.args[0] is True for node in modes)
         self.env: dict[Node, Any] = {}
         self.opaque_calls: list[str] = []
@@ -510,7 +522,7 @@ class _Interpreter:
 
     def by_operator(self, function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
         """A call of an operator that torchlang does not have, in a program that torch differentiates."""
-        symbol = operator_symbol(function) if isinstance(function, torch._ops.OpOverload) else None
+        symbol = operator_symbol(function) if isinstance(function, OpOverload) else None
         if symbol is None:
             raise Unsupported(f"torchlang does not have {name}")
         args, kwargs = self.trace.memory.read_all((args, kwargs))
@@ -581,14 +593,14 @@ _SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
 _STRIDED = frozenset(("as_strided", torch.as_strided))
 
 # functions whose lengths may be integers in 0-d tensors
-_PADS = (torch._C._nn.pad, torch.nn.functional.pad)
+_PADS = (nn_pad, torch.nn.functional.pad)
 
 
 # what lowered graphs ask of a shape, whose answer is an expression of the lengths that the program has
 _LENGTHS = tuple(getattr(torch.ops.aten, f"sym_{name}") for name in ("size", "stride", "numel", "storage_offset"))
 _LENGTHS = frozenset(getattr(packet, overload) for packet in _LENGTHS for overload in packet.overloads())
 
-_DATA = (torch.Tensor.data.__get__, torch._C._autograd._get_data_attr)  # a tensor with a version of its own
+_DATA = (torch.Tensor.data.__get__, get_data_attr)  # a tensor with a version of its own
 
 
 def _strided(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
@@ -637,7 +649,7 @@ def _is_batch_norm(node: Node) -> bool:
 def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
     """Whether a function of Python gives results without a history of arguments that have one. Of an operator only
     its kernel knows: the fake implementation has no part in autograd."""
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or not torch.is_grad_enabled():
+    if isinstance(function, (OpOverload, OpOverloadPacket)) or not torch.is_grad_enabled():
         return False
     results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
     return any(fake.requires_grad for _, fake in given) and not any(each.requires_grad for each in results)
@@ -800,14 +812,14 @@ _SPECIAL: dict[Any, Callable] = {
     torch.ops.higher_order.wrap: _inline,
     torch.ops.higher_order.invoke_subgraph: lambda interpreter, body, name, *args: interpreter.inline(body, args),
     torch.ops.higher_order.hints_wrapper: lambda interpreter, body, args, kwargs, hints: interpreter.inline(body, args),
-    torch._functorch.predispatch.lazy_load_decompositions: _nothing,
-    getattr(torch._functorch.predispatch, "_enter_dual_level", torch._C._enter_dual_level): _enter_dual_level,
-    torch._C._set_grad_enabled: lambda interpreter, mode: torch._C._set_grad_enabled(mode),
-    torch.autograd.grad_mode._enter_inference_mode: _enter_inference_mode,
-    torch.autograd.grad_mode._exit_inference_mode: _exit,
-    torch._C._log_api_usage_once: _nothing,
-    torch.amp.autocast_mode._enter_autocast: _enter_autocast,
-    torch.amp.autocast_mode._exit_autocast: _exit,
+    lazy_load_decompositions: _nothing,
+    getattr(predispatch, "_enter_dual_level", enter_dual_level): _enter_dual_level,
+    set_grad_enabled: lambda interpreter, mode: set_grad_enabled(mode),
+    enter_inference_mode: _enter_inference_mode,
+    exit_inference_mode: _exit,
+    log_api_usage_once: _nothing,
+    enter_autocast: _enter_autocast,
+    exit_autocast: _exit,
 }
 if higher_order.REGISTER_HOOK is not None:
     _SPECIAL[higher_order.REGISTER_HOOK] = _register_hook

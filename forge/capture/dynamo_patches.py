@@ -10,37 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch._dynamo import exc, utils
-from torch._dynamo.exc import unimplemented
-from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import (
-    AttrSource,
-    DictGetItemSource,
-    GetItemSource,
-    Source,
-    TypeDictSource,
-    TypeMROSource,
-    TypeSource,
-)
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslatorBase
-from torch._dynamo.variables import (
-    AutogradFunctionVariable,
-    ConstantVariable,
-    TensorVariable,
-    TorchInGraphFunctionVariable,
-    UnspecializedNNModuleVariable,
-    UserDefinedClassVariable,
-    UserDefinedObjectVariable,
-    UserFunctionVariable,
-    UserMethodVariable,
-    functions,
-    lists,
-    script_object,
-)
-from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
-from torch._dynamo.variables.misc import DebuggingVariable, LoggingLoggerVariable, RandomVariable
 from torch.autograd.function import FunctionCtx
-from torch.utils._device import DeviceContext
 
 from forge.capture.attributes import GUARDED
 from forge.capture.autograd_functions import wrong_gradients
@@ -50,7 +20,42 @@ from forge.capture.layers import captured_call, replacing
 from forge.capture.scopes import captured_globals
 from forge.executors.hubex.layers import LayerExecutor
 from forge.ir.versions import TORCH
+from forge.torch_internals.dynamo import (
+    AttrSource,
+    AutogradFunctionApplyVariable,
+    AutogradFunctionVariable,
+    ConstantVariable,
+    DebuggingVariable,
+    DictGetItemSource,
+    GetItemSource,
+    GuardBuilder,
+    InliningInstructionTranslator,
+    InstructionTranslatorBase,
+    LoggingLoggerVariable,
+    RandomVariable,
+    Source,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
+    TypeDictSource,
+    TypeMROSource,
+    TypeSource,
+    UnspecializedNNModuleVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+    UserMethodVariable,
+    exc,
+    functions,
+    graph_break,
+    install_guard,
+    lists,
+    script_object,
+    unimplemented,
+)
+from forge.torch_internals.dynamo import dynamo_utils as utils
+from forge.torch_internals.functorch import maybe_current_level
 from forge.torch_internals.patch import Replaced
+from forge.torch_internals.tensors import DeviceContext
 
 # torch.autograd.Function
 
@@ -58,17 +63,17 @@ from forge.torch_internals.patch import Replaced
 def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
     self.materialize_grads = value
     if not value:
-        torch._dynamo.graph_break("the gradients of a torch.autograd.Function that may be None")
+        graph_break("the gradients of a torch.autograd.Function that may be None")
 
 
 def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
     _marks_dirty.original(self, *tensors)
-    torch._dynamo.graph_break("an input that a torch.autograd.Function changes in place")
+    graph_break("an input that a torch.autograd.Function changes in place")
 
 
 def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
     """A Function's call. In a torch.func transform, Dynamo would differentiate its forward and forget its backward."""
-    if torch._C._functorch.maybe_current_level() is not None:
+    if maybe_current_level() is not None:
         unimplemented(
             gb_type="torch.autograd.Function in a transform of torch.func",
             context=f"{self.fn_cls.__name__}.apply",

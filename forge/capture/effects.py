@@ -7,11 +7,10 @@ Where that cannot be, its schema or its name must tell.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
 from forge.compiler.program import Unsupported
 from forge.ir import Tag, TensorProxy
 from forge.ir.pytree import leaves, tree_map
+from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from forge.torchlang.trial import try_without_values
 
 # they change their tensor's shape, which a handle cannot
@@ -20,7 +19,7 @@ _RESHAPERS = frozenset(
 )
 
 
-_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_OPERATORS = (OpOverload, OpOverloadPacket)
 
 # whose operators communicate with other processes
 _COLLECTIVES = frozenset("_c10d_functional _c10d_functional_autograd c10d symm_mem".split())
@@ -40,7 +39,7 @@ class Effects(NamedTuple):
 
 def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects:
     """What a call does besides returning tensors. Raises Unsupported where it does what a program cannot hold."""
-    if isinstance(function, torch._ops.HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
+    if isinstance(function, HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
         raise Unsupported(f"the graph calls {function.name()}, which forge does not know")
     if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's region
         raise Unsupported(f"{name} differentiates what was computed before the graph")
@@ -59,8 +58,8 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
     return Effects(tried.changed, frozenset(tag for tag, holds in tags.items() if holds), tried.silently)
 
 
-def _qualified(operator: torch._ops.OpOverload | torch._ops.OpOverloadPacket) -> str:
-    return operator.name() if isinstance(operator, torch._ops.OpOverload) else operator._qualified_op_name
+def _qualified(operator: OpOverload | OpOverloadPacket) -> str:
+    return operator.name() if isinstance(operator, OpOverload) else operator._qualified_op_name
 
 
 def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int]:

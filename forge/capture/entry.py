@@ -20,23 +20,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
-import torch
-from torch._C._dynamo.eval_frame import set_eval_frame
-from torch._dynamo import config, eval_frame, symbolic_convert
-from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import (
-    BackendCompilerFailed,
-    FailOnRecompileLimitHit,
-    RecompileError,
-    TorchRuntimeError,
-    Unsupported,
-)
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-from torch._dynamo.utils import counters, get_compilation_metrics, graph_break_reasons
-from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
-from torch.fx.experimental import _config as shapes_config
-from torch.nn.modules.module import _has_any_global_hook as has_global_hooks
 
 from forge.capture.dynamo_patches import WRONG_ARGUMENTS, WRONG_BACKWARD, captured
 from forge.capture.python_dispatch import count_modes, mode_around
@@ -50,6 +34,31 @@ from forge.ir.source import Source, warn
 from forge.prims.library import quiet
 from forge.runtime.torch_state import transforms_restored
 from forge.support import logs
+from forge.torch_internals.dispatch import is_tracing
+from forge.torch_internals.dynamo import (
+    BackendCompilerFailed,
+    ConvertFrameReturn,
+    FailOnRecompileLimitHit,
+    FrameAction,
+    FrameExecStrategy,
+    RecompileError,
+    TorchRuntimeError,
+    compile_lock,
+    counters,
+    eval_frame,
+    get_compilation_metrics,
+    graph_break_reasons,
+    is_fx_symbolic_tracing,
+    optimize,
+    set_eval_frame,
+    shapes_config,
+    symbolic_convert,
+)
+from forge.torch_internals.dynamo import DynamoUnsupported as Unsupported
+from forge.torch_internals.dynamo import dynamo_config as config
+from forge.torch_internals.fake_tensors import fake_tensor
+from forge.torch_internals.functorch import maybe_current_level
+from forge.torch_internals.tensors import has_any_global_hook as has_global_hooks
 from forge.torchlang.autocast_mode import casts_recurrent_layers
 
 free_after_fork(compile_lock)
@@ -413,12 +422,12 @@ def enter(
     guard, a tracer is active (torch.fx, torch.jit.trace) or torch differentiates in forward mode, calls run in eager.
     An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
     """
-    context = torch._dynamo.optimize(backend, nopython=fullgraph, guard_fail_fn=history.guard_failed)
+    context = optimize(backend, nopython=fullgraph, guard_fail_fn=history.guard_failed)
     callback = context.callback = _Configured(context.callback, before, dynamic, history, fullgraph, layers)
     history.entry = function.__code__
     compiled = context(function)
-    compiling, jit_tracing = torch._C._functorch.maybe_current_level, torch._C._is_tracing
-    tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+    compiling, jit_tracing = maybe_current_level, is_tracing
+    tracing = is_fx_symbolic_tracing
     plain = None  # the stance in which a call may go the short way, once one went the long way
 
     @functools.wraps(function)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import is_fake
 
 from forge.ir import Dim
+from forge.torch_internals.fake_tensors import is_fake
 from forge.torchlang import stands_for
 
 Lengths = torch.Tensor | Sequence[Dim]

@@ -7,10 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._dynamo.backends.registry import lookup_backend
-from torch._dynamo.eval_frame import innermost_backend
-from torch._dynamo.repro.after_dynamo import WrapBackendDebug
-from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from forge.capture.entry import History
 from forge.compiler.executable import Executable
@@ -18,6 +14,7 @@ from forge.compiler.report import CompileReport
 from forge.ir import check
 from forge.runtime.frozen import Folded
 from forge.runtime.tiering import TieredProgram
+from forge.torch_internals.dynamo import InstructionTranslator, WrapBackendDebug, innermost_backend, lookup_backend
 
 _handles: "weakref.WeakSet[JitHandle]" = weakref.WeakSet()  # of this process
 _numbers = itertools.count()

@@ -8,30 +8,31 @@ from itertools import chain
 from typing import Any
 
 import torch
-import torch._functorch.predispatch as predispatch
 from torch.fx import Graph, GraphModule, Node
 
 from forge.compiler.program import Unsupported
 from forge.ir.pytree import leaves
 from forge.ir.source import Source
 from forge.runtime.torch_state import Restoring
+from forge.torch_internals.autograd import saved_tensors_hooks_disable, saved_tensors_hooks_enable
+from forge.torch_internals.functorch import functorch, get_unwrapped, is_functorch_wrapped_tensor, predispatch
 
 try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
-    from torch._higher_order_ops.register_hook import register_hook_op as REGISTER_HOOK
+    from forge.torch_internals.dynamo import register_hook_op as REGISTER_HOOK
 except ImportError:
     REGISTER_HOOK = None
 
 
 def _markers(suffix: str) -> set[Callable]:
     """What opens, or closes, a level of torch.func: its functions of that name, for every transform."""
-    found = [getattr(torch._C._functorch, f"_{kind}{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
+    found = [getattr(functorch, f"_{kind}{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
     found += [getattr(predispatch, f"_{kind}{suffix}", None) for kind in ("jvp", "vmap")]
     return {each for each in found if each is not None}
 
 
 _OPENERS, _CLOSERS = _markers("_increment_nesting"), _markers("_decrement_nesting")
-_FORBID_HOOKS = torch._C._autograd._saved_tensors_hooks_disable
-_ALLOW_HOOKS = torch._C._autograd._saved_tensors_hooks_enable
+_FORBID_HOOKS = saved_tensors_hooks_disable
+_ALLOW_HOOKS = saved_tensors_hooks_enable
 STARTS = frozenset({*_OPENERS, _FORBID_HOOKS})
 _INPLACE = frozenset(
     getattr(operator, name)
@@ -142,7 +143,7 @@ def _note_line(error: Exception, graph: GraphModule) -> None:
 
 
 def _is_wrapped(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value)
 
 
 def _changed(region: Region, inside: list[Node]) -> list[int]:
@@ -172,7 +173,7 @@ def _memory(tree: Any) -> set[int]:
     for leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):
             while _is_wrapped(leaf):
-                leaf = torch._C._functorch.get_unwrapped(leaf)
+                leaf = get_unwrapped(leaf)
             found.add(leaf.untyped_storage()._cdata)
     return found
 

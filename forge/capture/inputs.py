@@ -7,11 +7,11 @@ They are noted in the graph, which may be recorded once more, later.
 from typing import NamedTuple
 
 import torch
-from torch._dynamo.source import UnspecializedParamBufferSource
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forge.ir.source import Source, text_of
+from forge.torch_internals.dispatch import is_traceable_wrapper_subclass
+from forge.torch_internals.dynamo import UnspecializedParamBufferSource
 
 _WEIGHT, _GAINS_HISTORY = "forge_weight", "forge_gains_history"  # in the meta of nodes
 

@@ -17,11 +17,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo.variables import ConstantVariable, SymNodeVariable, TensorVariable
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import wrap_fx_proxy
-from torch._dynamo.variables.lists import ListVariable, TupleVariable
-from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols, guard_scalar
 
@@ -37,6 +32,16 @@ from forge.ir import SYMBOLIC_TYPES, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors
 from forge.ir.source import text_of
+from forge.torch_internals.dynamo import (
+    ConstantVariable,
+    ListVariable,
+    SymNodeVariable,
+    TensorVariable,
+    TupleVariable,
+    UnspecializedNNModuleVariable,
+    VariableTracker,
+    wrap_fx_proxy,
+)
 from forge.torchlang import autocast_mode
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

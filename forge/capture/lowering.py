@@ -10,12 +10,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.capture import fake_substitutes
 from forge.capture.autograd_functions import run_alone
@@ -25,6 +22,9 @@ from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.library import quiet, without_values
 from forge.runtime.torch_state import transforms_restored
+from forge.torch_internals.dispatch import DisableTorchFunction, OpOverload, disable_current_modes
+from forge.torch_internals.fake_tensors import FakeTensor
+from forge.torch_internals.tensors import core_aten_decompositions, get_decompositions
 from forge.torchlang.opaque import record_pullback, tracked
 
 aten = torch.ops.aten
@@ -113,8 +113,8 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
             fake_substitutes.absent(),
             transforms_restored(),
             quiet(),
-            _disable_current_modes(),
-            torch._C.DisableTorchFunction(),
+            disable_current_modes(),
+            DisableTorchFunction(),
             without_values(args, allow_non_fake_inputs=True),
             sdpa_kernel(SDPBackend.MATH),
         ):
@@ -126,7 +126,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
     if {aten._linalg_det.default, aten._linalg_svd.default} <= {node.target for node in graph.graph.nodes}:
         raise Unsupported("torch's derivative of a determinant depends on whether it is 0")
     for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
             raise Unsupported(f"{node.target} draws random numbers")
         if node.target is aten.lift_fresh_copy.default:  # of a tensor that the graph holds
             node.target = aten.clone.default
@@ -142,7 +142,7 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
 def _acts(node: Node) -> bool:
     """Return whether a node does something beside its results, as `_linalg_check_errors` does, which has none. Before
     torch 2.13, Node.is_impure is not true of that."""
-    return node.is_impure() or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns)
+    return node.is_impure() or (isinstance(node.target, OpOverload) and not node.target._schema.returns)
 
 
 def _without_changed_shapes(graph: GraphModule) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge import clang, prims, torchlang
 from forge.ir import TensorProxy, Trace, check, current_trace, recording
 from forge.ir.pytree import rename, tensors
 from forge.ir.symbol import substitute
+from forge.torch_internals.pytree import torch_pytree
 from forge.transforms.double import show_inside
 from forge.transforms.grad import backward, differentiate
 from forge.transforms.split import free_names
@@ -38,14 +38,14 @@ def value_and_gradients(
             NotImplementedError,
         )
         value = trace.memory.read(scalar(result))
-    wanted = [tensors(_pytree.tree_leaves(stand_ins[position])) for position in positions]
+    wanted = [tensors(torch_pytree.tree_leaves(stand_ins[position])) for position in positions]
     _join(outer, trace)
     with recording(outer, clang.language):
         seed = prims.full((), 1, value.dtype, value.device)
     trace.names.add(seed.name)
     gradients = _inline(outer, trace, {value.name: seed}, given, wanted)
-    spec = [_pytree.tree_structure(args[position]) for position in positions]
-    return rename(result, given), [_pytree.tree_unflatten(*pair) for pair in zip(gradients, spec, strict=True)]
+    spec = [torch_pytree.tree_structure(args[position]) for position in positions]
+    return rename(result, given), [torch_pytree.tree_unflatten(*pair) for pair in zip(gradients, spec, strict=True)]
 
 
 def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorProxy]) -> Any:
@@ -64,7 +64,7 @@ def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorPro
         given[fresh.name] = value
         return fresh
 
-    return _pytree.tree_map(make, tree)
+    return torch_pytree.tree_map(make, tree)
 
 
 def _join(outer: Trace, inner: Trace) -> None:

@@ -9,21 +9,29 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import _get_dispatch_stack_at, is_traceable_wrapper_subclass
 
 from forge.capture.dtensors import DTensor
 from forge.ir.pytree import leaves
+from forge.torch_internals.dispatch import (
+    DispatchKey,
+    TorchDispatchModeKey,
+    dispatch_keys,
+    get_dispatch_mode,
+    is_traceable_wrapper_subclass,
+    len_torch_dispatch_stack,
+)
+from forge.torch_internals.dispatch import get_dispatch_stack_at as _get_dispatch_stack_at
 
-_KEYS = (torch._C.DispatchKey.Python, torch._C.DispatchKey.Functionalize)
-_TRACES = torch._C._TorchDispatchModeKey.PROXY
-count_modes = torch._C._len_torch_dispatch_stack
+_KEYS = (DispatchKey.Python, DispatchKey.Functionalize)
+_TRACES = TorchDispatchModeKey.PROXY
+count_modes = len_torch_dispatch_stack
 
 
 def is_dispatched(x: Any) -> bool:
     """Whether a tensor's operators are more than its kernels."""
     if not isinstance(x, torch.Tensor):
         return False
-    keys = torch._C._dispatch_keys(x)
+    keys = dispatch_keys(x)
     return any(map(keys.has, _KEYS))
 
 
@@ -50,7 +58,7 @@ def _example(node: Node) -> Any:
 def mode_around() -> str | None:
     """Return the class of an active dispatch mode that is to see the operators of compiled programs, too. None where
     there is none, and while make_fx traces: the calls are part of its graph."""
-    if torch._C._get_dispatch_mode(_TRACES) is not None:
+    if get_dispatch_mode(_TRACES) is not None:
         return None
     modes = map(_get_dispatch_stack_at, range(count_modes()))
     found = (mode for mode in modes if mode.is_infra_mode() or not mode.ignore_compile_internals())

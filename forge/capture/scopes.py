@@ -9,10 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from torch._dynamo.source import AttrSource, GlobalSource
-from torch._dynamo.symbolic_convert import InliningInstructionTranslator
-from torch._dynamo.variables.builder import VariableBuilder
-
+from forge.torch_internals.dynamo import AttrSource, GlobalSource, InliningInstructionTranslator, VariableBuilder
 from forge.torch_internals.patch import Replaced
 
 

@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from forge.benchmark.model_bench import Case
 from forge.cli import small_models
 from forge.cli.app import TargetError
 from forge.executors.executor import unknown
 from forge.ir.checks import in_one_line
+from forge.torch_internals.pytree import pytree
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _LISTED = 100  # names that are told of a module's

@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import clang
 from forge.compiler import autotune_store
@@ -36,6 +34,8 @@ from forge.ir.structure import key_of, settings
 from forge.support import progress, timing
 from forge.support.dtypes import dtype_name
 from forge.support.machine import device_name, processor
+from forge.torch_internals.dispatch import disable_current_modes
+from forge.torch_internals.pytree import torch_pytree
 
 PARTS = "its parts"  # the candidate that nobody takes: the calls of its decomposition, each by who takes that
 _PATIENCE = 60.0  # seconds that one thread's measuring waits for another's
@@ -199,7 +199,7 @@ class Measuring:
         runs: dict[str, Callable[[], Any]] = {}
         dropped: dict[str, str] = {}
         try:
-            with _disable_current_modes(), torch.no_grad():
+            with disable_current_modes(), torch.no_grad():
                 inputs = program.inputs()
                 for place, option in enumerate(options):
                     try:
@@ -260,13 +260,13 @@ class _Program:
         except Undescribed as reason:
             raise _Unmeasured(str(reason)) from reason
         self.metas: list[Meta] = []
-        leaves, spec = _pytree.tree_flatten((bound.args, bound.kwargs))
-        described = _pytree.tree_leaves((call.args, call.kwargs))
+        leaves, spec = torch_pytree.tree_flatten((bound.args, bound.kwargs))
+        described = torch_pytree.tree_leaves((call.args, call.kwargs))
         known: dict[str, TensorProxy] = {}
         with recording(self.trace, clang.language), self.trace.tagged(bound.tags - {Tag.DIFFERENTIATED}):
             pairs = zip(leaves, described, strict=True)
             given = [self._input(leaf, meta, known, active) if isinstance(meta, Meta) else meta for leaf, meta in pairs]
-            args, kwargs = _pytree.tree_unflatten(given, spec)
+            args, kwargs = torch_pytree.tree_unflatten(given, spec)
             self.trace.output = tuple(tensors(self._record(args, kwargs)))
         names = {each.name: place for place, each in enumerate(known.values())}
         places = [names[each.name] if isinstance(each, TensorProxy) else each for each in given]

@@ -12,10 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
-from torch._prims_common import suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
 from forge.executors.executor import is_own
@@ -29,6 +26,10 @@ from forge.ir.structure import key_of, settings
 from forge.ir.undecided import Undecided, decided, for_all_sizes
 from forge.ir.versions import TORCH
 from forge.prims.library import quiet, symbolic_dispatch
+from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
+from forge.torch_internals.fake_tensors import FakeTensorMode
+from forge.torch_internals.functions import torch_neg_view
+from forge.torch_internals.tensors import suggest_memory_format
 from forge.transforms.dce import live_calls
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
@@ -249,7 +250,7 @@ def _is_static(x: torch.Tensor) -> bool:
 def _viewed(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a view, those of dims of one element as torch's kernel has them: whether an image counts as
     one whose channels lie beside each other is decided by them, too."""
-    with _disable_current_modes():
+    with disable_current_modes():
         return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
 
 
@@ -321,7 +322,7 @@ def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None])
     own = (*[x.stride(dim) for dim in before], *[0] * len(shape), *[x.stride(dim) for dim in after])
     wide = (*[1] * len(before), *shape, *[1] * len(after))
     whole = (*[x.shape[dim] for dim in before], *shape, *[x.shape[dim] for dim in after])
-    with _disable_current_modes():
+    with disable_current_modes():
         placed = [torch.empty_strided(shape, strides, device="meta").reshape(wide) for strides in stepped]
         return [own, *[_broadcast_strides(each, whole) for each in placed]]
 
@@ -519,7 +520,7 @@ class Layouts:
         if not isinstance(value, Layout):
             return value
         made = torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
-        made = torch._neg_view(made) if value.negated else made
+        made = torch_neg_view(made) if value.negated else made
         return torch.conj(made) if value.conjugated else made
 
     def _key(self, proxy: Proxy) -> Any:
@@ -545,7 +546,7 @@ class Layouts:
             return given[leaf.name] if leaf.name in given else given.setdefault(leaf.name, self.stand_in(leaf))
 
         try:
-            with _lock, quiet(), _disable_current_modes(), torch.no_grad(), self.fake, self._values_unknown():
+            with _lock, quiet(), disable_current_modes(), torch.no_grad(), self.fake, self._values_unknown():
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))
                 with _Operators(counts=not self.is_symbolic) as operators:
                     result = call.symbol.op(*args, **kwargs)

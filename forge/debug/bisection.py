@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge.capture.handles import handle_of
 from forge.debug.eager_check import copied, differs, largest, same_random_numbers, tolerance
 from forge.executors.errors import CheckError
 from forge.executors.executor import resolve_executors
 from forge.ir.checks import in_one_line
+from forge.torch_internals.pytree import torch_pytree
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class _Bisected:
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
         """Results and gradients by name."""
         target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
-        args, kwargs = _pytree.tree_map_only(torch.Tensor, copied, self._given)
+        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copied, self._given)
         with same_random_numbers():
-            leaves = _pytree.tree_leaves(jit(target)(*args, **kwargs))
+            leaves = torch_pytree.tree_leaves(jit(target)(*args, **kwargs))
         results = [each for each in leaves if isinstance(each, torch.Tensor)]
         found = {f"result {place}": each.detach() for place, each in enumerate(results)}
-        wanted = {f"of input {i}": each for i, each in enumerate(_pytree.tree_leaves((args, kwargs)))}
+        wanted = {f"of input {i}": each for i, each in enumerate(torch_pytree.tree_leaves((args, kwargs)))}
         wanted |= dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
         wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}
         flowing = [each.sum() for each in results if each.requires_grad]

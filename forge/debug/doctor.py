@@ -108,7 +108,7 @@ def _compilers() -> Iterator[Row]:
 
 
 def _caches() -> Iterator[Row]:
-    inductor = importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir
+    inductor = importlib.import_module("forge.torch_internals.inductor.cache_dir").cache_dir
     places: dict[str, Callable[[], str | Path]] = {
         "programs": lambda: user_cache() / "programs",
         "verdicts": lambda: user_cache() / "verdicts",

@@ -21,6 +21,7 @@ from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.printing import in_words
 from forge.ir.pytree import names, tensors
+from forge.torch_internals.dispatch import OpOverload
 from forge.transforms.dce import dce
 
 # How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
@@ -182,7 +183,7 @@ def _parameter(bound: BoundSymbol, name: str) -> str:
     """What the function that runs a call names the argument in which it gets the value `name`."""
     op = bound.symbol.op
     try:
-        if isinstance(op, torch._ops.OpOverload):
+        if isinstance(op, OpOverload):
             known = [argument.name for argument in op._schema.arguments]
             named = {**dict(zip(known, bound.args, strict=False)), **bound.kwargs}
         else:
@@ -193,7 +194,7 @@ def _parameter(bound: BoundSymbol, name: str) -> str:
 
 
 def _advice(bound: BoundSymbol) -> str:
-    if isinstance(bound.symbol.op, torch._ops.OpOverload):
+    if isinstance(bound.symbol.op, OpOverload):
         return "declare it in the operator's mutates_args (or schema), or let it copy that first"
     return "let it copy that first"
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge.compiler.program import Program
 from forge.debug.eager_check import copied, differs, largest, same_random_numbers, tolerance_of
 from forge.executors.errors import CheckError
+from forge.torch_internals.pytree import torch_pytree
 
 
 def against_eager(call: Callable, eager: Callable, program: Program) -> Callable:
@@ -37,7 +37,7 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class _Comparison:

@@ -15,7 +15,6 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import prims
 from forge.compiler.autotune import random_values
@@ -30,6 +29,7 @@ from forge.ir.proxies import hint_of
 from forge.ir.pytree import tensors, tree_map
 from forge.ir.strides import contiguous
 from forge.runtime.cuda_graphs import Graph
+from forge.torch_internals.dispatch import disable_current_modes
 from forge.torchlang.opaque import run_opaque_backward, run_opaque_forward
 from forge.transforms.makers import innermost
 
@@ -126,7 +126,7 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
     devices = {proxy.device for trace in (forward, backward) if trace is not None for proxy in _all_tensors(trace)}
     gpu = next((device for device in devices if device.type == "cuda"), None)
     clocks = [None if trace is None else _Clock(trace, gpu) for trace in (forward, backward)]
-    with _disable_current_modes(), torch.no_grad(), same_random_numbers():
+    with disable_current_modes(), torch.no_grad(), same_random_numbers():
         inputs = [_value(proxy) for proxy in forward.inputs]
         sizes = [None if trace is None else _Sizes(trace) for trace in (forward, backward)]
         _run(sizes, inputs)

@@ -39,6 +39,7 @@ from forge.hub.manifest.model import Build, Manifest
 from forge.hub.policy import Policy
 from forge.support import child_processes, owner_only_store
 from forge.support.owner_only_store import user_cache
+from forge.torch_internals.dispatch import dispatch_get_all_op_names
 
 FORMAT = 1
 RECORD = "build.json"
@@ -377,7 +378,7 @@ def load_built(built: Built) -> None:
     with _loading:
         if built.key in _loaded:
             return
-        present = set(torch._C._dispatch_get_all_op_names())
+        present = set(dispatch_get_all_op_names())
         taken = [name for name in built.operators if name in present]
         taken += [name for name in built.namespaces if compiler.is_defined(name)]
         if taken:

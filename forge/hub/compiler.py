@@ -10,19 +10,21 @@ from typing import Any
 
 import torch
 
+from forge.torch_internals.dispatch import dispatch_get_all_op_names
+
 
 def main(request: dict[str, Any]) -> None:
     """Writes beside the library which operators it registers. Exits with the message of torch or of the compiler."""
     from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
 
-    before = set(torch._C._dispatch_get_all_op_names())
+    before = set(dispatch_get_all_op_names())
     try:
         cpp_extension.load(is_python_module=False, **request)
     except OSError as error:  # of loading it: the system's message is the cause
         sys.exit(f"{error.__cause__ or error}")
     except Exception as error:
         sys.exit(f"{error}")
-    operators = sorted(set(torch._C._dispatch_get_all_op_names()) - before)
+    operators = sorted(set(dispatch_get_all_op_names()) - before)
     namespaces = sorted({name.partition("::")[0] for name in operators})
     file = request["name"] + cpp_extension.LIB_EXT
     output = {"file": file, "operators": operators, "namespaces": [*filter(is_defined, namespaces)]}

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch._C._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo.types import FrameAction, FrameExecStrategy
+from forge.torch_internals.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
 
 def unconverted(function: Callable) -> Callable:

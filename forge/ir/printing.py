@@ -16,12 +16,14 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from forge.ir import pytree
 from forge.ir.proxies import SYMBOLIC_TYPES, Proxy, TensorProxy
 from forge.ir.source import Source
 from forge.ir.symbol import BoundSymbol, Symbol
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
+from forge.torch_internals.functions import torch_nn_module
+from forge.torch_internals.sympy import PythonPrinter
 
 DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
 YIELD = Symbol("yield", "python.yield", meta=lambda *proxies: None)
@@ -51,9 +53,9 @@ def held(number: int) -> Any:
 
 def qualified_name(function: Any) -> str | None:
     """The dotted name under which `import torch` (or the function's own module) finds `function`, or None."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         return f"torch.ops.{function.namespace}.{function._schema.name.split('::')[1]}.{function._overloadname}"
-    if isinstance(function, torch._ops.OpOverloadPacket):
+    if isinstance(function, OpOverloadPacket):
         return f"torch.ops.{function._qualified_op_name.replace('::', '.')}"
     name = getattr(function, "__name__", None)
     if name is None or not name.isidentifier():
@@ -77,7 +79,7 @@ _WELL_KNOWN = (
     ("torch", torch),
     ("torch.nn.functional", torch.nn.functional),
     ("torch.Tensor", torch.Tensor),
-    ("torch._C._nn", torch._C._nn),
+    ("torch._C._nn", torch_nn_module),
     ("torch.special", torch.special),
     ("torch.linalg", torch.linalg),
     ("torch.fft", torch.fft),

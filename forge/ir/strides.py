@@ -6,6 +6,7 @@ import torch
 
 from forge.ir.proxies import Dim
 from forge.ir.structure import key_of
+from forge.torch_internals.tensors import reinterpret_tensor
 
 
 def same(one: Dim | tuple[Dim, ...], other: Dim | tuple[Dim, ...] | None) -> bool:
@@ -29,7 +30,7 @@ def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 # torch.as_strided without autograd: the elements of x's memory from `offset` on, with this shape and these strides
-reinterpreted = torch._C._dynamo.guards._reinterpret_tensor
+reinterpreted = reinterpret_tensor
 
 
 def in_row_major(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from forge.ir import Tag, TensorProxy, check
 from forge.prims.core import check_tensor, make_prim
+from forge.torch_internals.functions import torch_check_with
 
 
 class Violated(RuntimeError):
@@ -17,7 +18,7 @@ class Violated(RuntimeError):
 def fail(error: type[Exception], message: str | Callable[..., str] | None, *values: Any) -> NoReturn:
     """Raise what torch._check_with does of a condition that does not hold. Arguments as those of `require`."""
     text = partial(message, *values) if callable(message) else partial(str, message)
-    torch._check_with(error, False, None if message is None else text)
+    torch_check_with(error, False, None if message is None else text)
     raise AssertionError("torch._check_with did not raise")
 
 

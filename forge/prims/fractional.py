@@ -1,18 +1,17 @@
 """Pooling over windows of random lengths."""
 
-import torch
-
 from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.creation import full
 from forge.prims.indexing import scatter_reduce
 from forge.prims.library import make_library_prim
 from forge.prims.shape import reshape
+from forge.torch_internals.functions import nn_fractional_max_pool2d, nn_fractional_max_pool3d
 
 fractional_max_pool2d = make_library_prim(
-    torch._C._nn.fractional_max_pool2d, "The largest value of each window, and its place among all of its channel's."
+    nn_fractional_max_pool2d, "The largest value of each window, and its place among all of its channel's."
 )
 fractional_max_pool3d = make_library_prim(
-    torch._C._nn.fractional_max_pool3d, "The largest value of each window, and its place among all of its channel's."
+    nn_fractional_max_pool3d, "The largest value of each window, and its place among all of its channel's."
 )
 
 

@@ -11,17 +11,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.ir import SYMBOLIC_TYPES, NumberProxy, Symbol, Tag, TensorProxy, current_trace
 from forge.ir.pytree import leaves, tree_map
 from forge.prims.core import make_prim
+from forge.torch_internals.dispatch import (
+    DisableTorchFunction,
+    OpOverload,
+    disable_current_modes,
+    enable_python_dispatcher,
+)
+from forge.torch_internals.fake_tensors import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 _functions: dict[Symbol, Callable] = {}
 
@@ -50,7 +50,7 @@ def library_functions() -> dict[Symbol, Callable]:
 
 
 @functools.cache
-def operator_symbol(operator: torch._ops.OpOverload) -> Symbol | None:
+def operator_symbol(operator: OpOverload) -> Symbol | None:
     """The symbol of one of torch's own operators, which torch runs: for programs that torch differentiates, in which it
     needs no gradient rule. None where its results are no new tensors, or where values decide their shapes."""
     schema = operator._schema
@@ -73,7 +73,7 @@ def _metadata(op: str, function: Callable, args: tuple, kwargs: dict) -> Any:
     Raises: what torch raises; NotImplementedError where the result's shape depends on values.
     """
     without = without_values((args, kwargs))
-    with quiet(), _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), without:
+    with quiet(), disable_current_modes(), DisableTorchFunction(), torch.no_grad(), without:
         args, kwargs = tree_map(_stand_in, (args, kwargs))
         try:
             result = function(*args, **kwargs)

@@ -9,6 +9,7 @@ import torch
 
 from forge.prims.library import make_library_prim
 from forge.prims.random import RANDOM
+from forge.torch_internals.functions import nn_rrelu_with_noise
 
 
 def cauchy_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -29,7 +30,7 @@ def log_normal_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def rrelu_slopes(x: torch.Tensor, lower: float, upper: float) -> torch.Tensor:
     """What torch.rrelu multiplies x by in training."""
     noise = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # which torch fills row by row
-    torch._C._nn.rrelu_with_noise(x, noise, lower, upper, True)
+    nn_rrelu_with_noise(x, noise, lower, upper, True)
     return noise
 
 

@@ -7,9 +7,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._autograd import SavedTensor
-from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
-from torch._C._functorch import is_legacy_batchedtensor as is_batched
 
 from forge.ir import check
 from forge.ir.bounded import Bounded
@@ -17,6 +14,10 @@ from forge.ir.interpreter import unconverted
 from forge.ir.locks import new_lock
 from forge.ir.printing import note_place, qualified_name
 from forge.ir.undecided import for_sizes
+from forge.torch_internals.autograd import SavedTensor
+from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
+from forge.torch_internals.functorch import is_legacy_batchedtensor as is_batched
+from forge.torch_internals.tensors import is_view
 from forge.torchlang import autocast_mode
 from forge.torchlang.opaque import OpaqueGraph, Unreached
 
@@ -300,7 +301,7 @@ class _BucketEnd(torch.autograd.Function):
         return None, None, *ctx.shared.take(ctx.count)
 
 
-_IS_VIEW = torch.Tensor._is_view
+_IS_VIEW = is_view
 
 
 def _with_own_views(

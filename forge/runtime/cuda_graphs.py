@@ -15,6 +15,7 @@ import torch
 
 from forge.ir.bounded import Bounded
 from forge.ir.checks import in_one_line
+from forge.torch_internals.tensors import storage_Use_Count
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
 _MOVES = 2  # of an input between calls, before it is copied
@@ -263,4 +264,4 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _uses(storage: torch.UntypedStorage) -> int:
-    return torch._C._storage_Use_Count(storage._cdata)
+    return storage_Use_Count(storage._cdata)

@@ -7,10 +7,24 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.ir.interpreter import unconverted
 from forge.runtime.buckets import bucket_bytes, bucket_bytes_at
+from forge.torch_internals.autograd import (
+    enter_inference_mode,
+    exit_dual_level,
+    is_fwd_grad_enabled,
+    pop_saved_tensors_default_hooks,
+    push_saved_tensors_default_hooks,
+    saved_tensors_hooks_disable,
+    saved_tensors_hooks_enable,
+    saved_tensors_hooks_get_disabled_error_message,
+    set_fwd_grad_enabled,
+    set_grad_enabled,
+    top_saved_tensors_default_hooks,
+)
+from forge.torch_internals.dispatch import C, PreserveDispatchKeyGuard, disable_current_modes
+from forge.torch_internals.functorch import get_dynamic_layer_stack_depth, pop_dynamic_layer_stack
 from forge.torchlang import autocast_mode
 
 
@@ -28,8 +42,8 @@ def restored() -> Iterator[None]:
     which are for what the program computes, see nothing of it."""
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
-    apart = _disable_current_modes(), _without_hooks()
-    kept = transforms_restored(), torch._C._PreserveDispatchKeyGuard(), autocast_mode.kept()
+    apart = disable_current_modes(), _without_hooks()
+    kept = transforms_restored(), PreserveDispatchKeyGuard(), autocast_mode.kept()
     with ExitStack() as stack:
         for each in (*apart, *kept):
             stack.enter_context(each)
@@ -37,9 +51,9 @@ def restored() -> Iterator[None]:
             yield
         finally:
             if torch.is_inference_mode_enabled() != inference:
-                torch.autograd.grad_mode._enter_inference_mode(inference)
-            torch._C._set_grad_enabled(grad)
-            torch._C._set_fwd_grad_enabled(forward)
+                enter_inference_mode(inference)
+            set_grad_enabled(grad)
+            set_fwd_grad_enabled(forward)
             torch.set_default_dtype(dtype)
             for restore, state in random:
                 restore(state)
@@ -50,36 +64,36 @@ def _without_hooks() -> Iterator[None]:
     """Inside, no saved-tensor hooks are registered."""
     hooks = []
     try:
-        while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+        while (pair := top_saved_tensors_default_hooks(True)) is not None:
+            pop_saved_tensors_default_hooks()
             hooks.append(pair)
         yield
     finally:
         for pack, unpack in reversed(hooks):
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+            push_saved_tensors_default_hooks(pack, unpack)
 
 
 @contextmanager
 def transforms_restored() -> Iterator[None]:
     """Levels of torch.func and of forward mode that the inside opened are closed, and saved-tensor hooks are allowed,
     or forbidden, as before."""
-    depth, level = torch._C._functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
-    message = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    depth, level = get_dynamic_layer_stack_depth(), forward_ad._current_level
+    message = saved_tensors_hooks_get_disabled_error_message()
     try:
         yield
     except BaseException:
         with suppress(RuntimeError):  # a captured program opens and closes this level without forward_ad's knowledge
-            torch._C._exit_dual_level(level=forward_ad._current_level + 1)
+            exit_dual_level(level=forward_ad._current_level + 1)
         raise
     finally:
         while forward_ad._current_level > level:
             forward_ad.exit_dual_level()
-        while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
-            torch._C._functorch.pop_dynamic_layer_stack()
+        while get_dynamic_layer_stack_depth() > depth:
+            pop_dynamic_layer_stack()
         if message is None:
-            torch._C._autograd._saved_tensors_hooks_enable()
+            saved_tensors_hooks_enable()
         else:
-            torch._C._autograd._saved_tensors_hooks_disable(message)
+            saved_tensors_hooks_disable(message)
 
 
 class Restoring:
@@ -94,7 +108,7 @@ class Restoring:
 
 
 def _forward_grad_enabled() -> bool:
-    return torch._C._is_fwd_grad_enabled()
+    return is_fwd_grad_enabled()
 
 
 def _random_states() -> list[tuple[Callable, torch.Tensor]]:
@@ -163,7 +177,7 @@ _MODES: dict[str, _Flag | _Entered] = {
     "deterministic": _Flag(_deterministic, _set_deterministic),
     "matmul": _Flag(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     **{
-        kind: _Flag(getattr(torch._C, f"_get_{kind}_enabled"), getattr(torch._C, setter))
+        kind: _Flag(getattr(C, f"_get_{kind}_enabled"), getattr(C, setter))
         for kind, setter in {
             "flash_sdp": "_set_sdp_use_flash",
             "mem_efficient_sdp": "_set_sdp_use_mem_efficient",
@@ -172,7 +186,7 @@ _MODES: dict[str, _Flag | _Entered] = {
             "mkldnn": "_set_mkldnn_enabled",
             "cudnn": "_set_cudnn_enabled",
         }.items()
-        if hasattr(torch._C, f"_get_{kind}_enabled") and hasattr(torch._C, setter)
+        if hasattr(C, f"_get_{kind}_enabled") and hasattr(C, setter)
     },
 }
 

@@ -10,7 +10,7 @@ _NAME = "forge_group_of_one"
 @cache
 def _made() -> "torch.distributed.ProcessGroup":
     """The group, which torch refers to weakly."""
-    from torch._C import _distributed_c10d as c10d  # torch may have been built without
+    from forge.torch_internals.tensors import distributed_c10d as c10d  # torch may have been built without
 
     group = torch.distributed.ProcessGroup(torch.distributed.HashStore(), 0, 1)
     kind = torch.distributed.ProcessGroup.BackendType.CUSTOM
@@ -26,7 +26,7 @@ def group_of_one() -> str:
     It is made on first use, and registered again where it has to be: ``torch.distributed.destroy_process_group``
     forgets every group, also those that it did not make.
     """
-    from torch._C import _distributed_c10d as c10d
+    from forge.torch_internals.tensors import distributed_c10d as c10d
 
     try:
         c10d._resolve_process_group(_NAME)

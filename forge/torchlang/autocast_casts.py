@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.ir import TensorProxy
 from forge.ir.bounded import Bounded
 from forge.ir.pytree import leaves, tree_map
 from forge.prims.recurrent import KINDS
+from forge.torch_internals.dispatch import TorchDispatchMode
+from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disabled, state
 from forge.torchlang.trial import run_without_values
 
@@ -88,7 +89,7 @@ _INSIDE = frozenset(
         torch.Tensor.pinverse,
         torch.trace,
         torch.Tensor.trace,
-        torch._weight_norm,
+        torch_weight_norm,
         torch.ops.aten._safe_softmax.default,
     )
 )

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from forge.torch_internals.autograd import is_any_autocast_enabled
+
 DEVICES = ("cpu", "cuda")
 
 
 def is_enabled() -> bool:
     """Whether the calls of this thread are under autocast, for some device."""
-    return torch._C._is_any_autocast_enabled()
+    return is_any_autocast_enabled()
 
 
 def casts_recurrent_layers() -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import Dim, Number, Symbol, TensorProxy, check
 from forge.prims.core import check_dim, same
+from forge.torch_internals.functions import torch_chunk_cat, vf_block_diag, vf_cartesian_prod
 from forge.torchlang import joining
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.nn import resample
@@ -19,7 +20,7 @@ Tensors = Sequence[TensorProxy]
 Parts = tuple[TensorProxy, ...]
 
 
-@torchsymbol(torch.functional.block_diag, torch._VF.block_diag)
+@torchsymbol(torch.functional.block_diag, vf_block_diag)
 def block_diag(*tensors: Any) -> TensorProxy:
     """A matrix with the tensors, of at most 2 dims, one after another along its diagonal, promoted to one dtype."""
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
@@ -45,7 +46,7 @@ def block_diag(*tensors: Any) -> TensorProxy:
     return clang.cat(rows, 0)
 
 
-@torchsymbol(torch.functional.cartesian_prod, torch._VF.cartesian_prod)
+@torchsymbol(torch.functional.cartesian_prod, vf_cartesian_prod)
 def cartesian_prod(*tensors: Any) -> TensorProxy:
     """Every choice of one element of each vector as a row; of one vector, that vector. Dtypes: one."""
     tensors = varargs(tensors[0], tensors[1:])
@@ -90,7 +91,7 @@ def _count(tensor: TensorProxy, dim: int) -> Dim:
     return count
 
 
-@torchsymbol(torch._chunk_cat)
+@torchsymbol(torch_chunk_cat)
 def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
     """Each tensor in `num_chunks` chunks along `dim`, the last filled up with zeros; the k-th of all side by side.
 

@@ -28,6 +28,15 @@ from forge.ir.memory import Memory, ViewStep
 from forge.ir.printing import qualified_name
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tensors, tree_map
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, jit_resolve_packet
+from forge.torch_internals.functions import (
+    VariableFunctions,
+    nn_gelu,
+    torch_fft_module,
+    torch_linalg_module,
+    torch_nn_module,
+    torch_special_module,
+)
 from forge.torchlang import autocast_casts, autocast_mode, grad_mode, out
 
 language = LanguageContext("torchlang")
@@ -188,7 +197,7 @@ class RecordFactories(TorchFunctionMode):
         return _enter(function, args, kwargs)
 
 
-def register_operator(symbol: Symbol, operator: torch._ops.OpOverload, handler: Handler) -> None:
+def register_operator(symbol: Symbol, operator: OpOverload, handler: Handler) -> None:
     """Makes a symbol the meaning of an operator that is not torch's own; calls of it go through `handler`.
 
     What the operator meant before is forgotten. all_symbols does not have it: it is no part of torchlang.
@@ -230,21 +239,21 @@ def _entry_of(function: Any) -> Entry | None:
         return _entries[function]
     if has_one_overload(function):
         return _entry_of(getattr(function, *function.overloads()))
-    return _entries.get(_builtin(function)) if isinstance(function, torch._ops.OpOverload) else None
+    return _entries.get(_builtin(function)) if isinstance(function, OpOverload) else None
 
 
 # what torch makes of the schemas of aten's operators
 _BUILTINS = (
-    torch._C._VariableFunctions,
+    VariableFunctions,
     torch.Tensor,
-    torch._C._nn,
-    torch._C._special,
-    torch._C._linalg,
-    torch._C._fft,
+    torch_nn_module,
+    torch_special_module,
+    torch_linalg_module,
+    torch_fft_module,
 )
 
 
-def _builtin(function: torch._ops.OpOverload) -> Callable | None:
+def _builtin(function: OpOverload) -> Callable | None:
     """The function of torch that is made of the schema of an operator of aten, whose arguments it takes."""
     if function.namespace != "aten" or torch.Tag.out_variant in getattr(function, "tags", ()):
         return None
@@ -253,21 +262,21 @@ def _builtin(function: torch._ops.OpOverload) -> Callable | None:
     return next((each for each in found if each in _entries and type(each) in _C_FUNCTIONS), None)
 
 
-_C_FUNCTIONS = (type(torch.relu), type(torch.Tensor.relu), type(torch._C._nn.gelu))
+_C_FUNCTIONS = (type(torch.relu), type(torch.Tensor.relu), type(nn_gelu))
 
 
 def has_one_overload(function: Any) -> bool:
     """Whether a function is a torch.ops.acme.f of one overload."""
-    return isinstance(function, torch._ops.OpOverloadPacket) and len(function.overloads()) == 1
+    return isinstance(function, OpOverloadPacket) and len(function.overloads()) == 1
 
 
 def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
     """The overload that a call of torch.ops.acme.f means, as torch chooses it; any other function as it is."""
-    if not isinstance(function, torch._ops.OpOverloadPacket) or _entry_of(function) is not None:
+    if not isinstance(function, OpOverloadPacket) or _entry_of(function) is not None:
         return function
     args, kwargs = tree_map(_example, (args, kwargs))
     try:
-        return getattr(function, torch._C._jit_resolve_packet(function._qualified_op_name, *args, **kwargs))
+        return getattr(function, jit_resolve_packet(function._qualified_op_name, *args, **kwargs))
     except (RuntimeError, TypeError):  # torch says what does not fit when the call is made
         return function
 

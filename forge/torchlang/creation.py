@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._refs
 from torch import Tensor
 
 from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
 from forge.ir import Dim, Number, Symbol, TensorProxy, check
+from forge.torch_internals.functions import refs_tensor
 from forge.torchlang.core import torchsymbol
 
 Dtype = torch.dtype | None
@@ -196,7 +196,7 @@ def _holds_tensor(data: Any) -> bool:
     return isinstance(data, TensorProxy) or hasattr(data, "__array__")
 
 
-@torchsymbol(torch.tensor, torch._refs.tensor, factory=True)
+@torchsymbol(torch.tensor, refs_tensor, factory=True)
 def tensor(
     data: Any, *, dtype: Dtype = None, device: Device = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> TensorProxy:

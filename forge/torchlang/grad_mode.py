@@ -14,6 +14,7 @@ import torch
 
 from forge.ir import Tag, Trace
 from forge.ir.pytree import tree_map
+from forge.torch_internals.autograd import set_grad_enabled
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def restored(call: Callable, mode: bool) -> Callable:
         try:
             return call(*args)
         except BaseException:
-            torch._C._set_grad_enabled(mode)
+            set_grad_enabled(mode)
             raise
 
     return run

@@ -8,6 +8,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_dim, known, same
+from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 from forge.torchlang import shape as shapes
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import check_operands, check_tensor
@@ -134,7 +135,7 @@ def _between(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
     return clang.minimum(clang.maximum(index, low), high)
 
 
-@torchsymbol(torch._unsafe_masked_index)
+@torchsymbol(torch_unsafe_masked_index)
 def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices, fill: Number) -> TensorProxy:
     """input[indices] where mask is true, else `fill`; places outside count as the nearest ones."""
     op = "_unsafe_masked_index"
@@ -152,7 +153,7 @@ def _as(dtype: torch.dtype, number: Number) -> Number:
     return number if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else int(number)
 
 
-@torchsymbol(torch._unsafe_masked_index_put_accumulate)
+@torchsymbol(torch_unsafe_masked_index_put_accumulate)
 def _unsafe_masked_index_put_accumulate(
     input: TensorProxy, mask: TensorProxy, indices: Indices, values: TensorProxy
 ) -> TensorProxy:

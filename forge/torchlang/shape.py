@@ -10,6 +10,8 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
 from forge.ir.memory import Ambiguous, Memory, ViewStep
 from forge.prims.core import check_dim, check_dims, known
+from forge.torch_internals.autograd import get_data_attr
+from forge.torch_internals.functions import vf_broadcast_tensors, vf_meshgrid
 from forge.torchlang.core import View, torchsymbol
 
 Format = torch.memory_format
@@ -138,7 +140,7 @@ def broadcast_to(input: TensorProxy, size: Sequence[Dim]) -> TensorProxy:
     return clang.expand(input, size)
 
 
-@torchsymbol(torch.functional.broadcast_tensors, torch._VF.broadcast_tensors)
+@torchsymbol(torch.functional.broadcast_tensors, vf_broadcast_tensors)
 def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
     """The tensors, broadcast together."""
     tensors = varargs(tensors[0], tensors[1:]) if tensors else ()
@@ -146,7 +148,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
     return tuple(clang.expand(tensor, shape) for tensor in tensors)
 
 
-@torchsymbol(torch.functional.meshgrid, torch._VF.meshgrid)
+@torchsymbol(torch.functional.meshgrid, vf_meshgrid)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, ...]:
     """Coordinate grids of vectors: "ij" (the default) for matrix order, "xy" with the first two dims exchanged."""
     tensors = varargs(tensors[0], tensors[1:])
@@ -532,7 +534,7 @@ def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) 
     torch.detach,
     Tensor.detach,
     Tensor.data.__get__,
-    torch._C._autograd._get_data_attr,
+    get_data_attr,
     methods=("data",),
     view=View.ALWAYS,
     invert=lambda x, new: prims.with_data(x, new),

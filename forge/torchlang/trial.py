@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from forge.ir import SYMBOLIC_TYPES, TensorProxy
 from forge.ir.proxies import hint_of
 from forge.ir.pytree import leaves, tree_map
+from forge.torch_internals.dispatch import DisableTorchFunction, TorchDispatchMode, disable_current_modes
+from forge.torch_internals.fake_tensors import FakeTensorMode
 
 
 def run_without_values(
@@ -26,7 +26,7 @@ def run_without_values(
     The leaves of the arguments that it was given.
     """
     mode = torch.set_grad_enabled(grad)
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), mode, FakeTensorMode():
+    with disable_current_modes(), DisableTorchFunction(), mode, FakeTensorMode():
         try:
             args, kwargs = tree_map(lambda leaf: _empty(leaf, dtype), (args, kwargs))  # a length may have no value yet
             given = list(leaves((args, kwargs)))

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge.executors.hubex.kernels import Kernel
 from forge.hub.manifest.where import plain, show
 from forge.ir import SYMBOLIC_TYPES, TensorProxy
 from forge.support.dtypes import dtype_name
+from forge.torch_internals.pytree import torch_pytree
 
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 
@@ -38,11 +38,11 @@ class Call:
 
     @property
     def metas(self) -> list[Meta]:
-        return [leaf for leaf in _pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Meta)]
+        return [leaf for leaf in torch_pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Meta)]
 
     def map(self, function: Callable[[Any], Any]) -> "Call":
         """The call with every leaf replaced."""
-        return Call(*_pytree.tree_map(function, (self.args, self.kwargs)))
+        return Call(*torch_pytree.tree_map(function, (self.args, self.kwargs)))
 
 
 Passes = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None

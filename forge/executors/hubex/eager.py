@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge import clang
 from forge.compiler.claim import choose, claim
@@ -25,6 +24,14 @@ from forge.executors.hubex.verification.verdicts import verifier
 from forge.ir import BoundSymbol, Tag, Trace, check, recording
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, names
+from forge.torch_internals.dispatch import (
+    DispatchKey,
+    DispatchKeySet,
+    ForceDispatchKeyGuard,
+    dispatch_tls_local_exclude_set,
+    dispatch_tls_local_include_set,
+)
+from forge.torch_internals.pytree import torch_pytree
 from forge.transforms.cse import argument_key
 from forge.transforms.dce import live_calls
 
@@ -41,7 +48,7 @@ class _Program:
     def __init__(self, function: Function, values: Values) -> None:
         self.trace = Trace(function.symbol.name)
         with recording(self.trace, clang.language):
-            args, kwargs = function.call(_pytree.tree_map(self._stand_in, values))
+            args, kwargs = function.call(torch_pytree.tree_map(self._stand_in, values))
             self.trace.output = function.symbol(*args, **kwargs)
 
     def _stand_in(self, leaf: Any) -> Any:
@@ -168,15 +175,15 @@ class Eager:
 @contextmanager
 def _autograd_enabled() -> Iterator[None]:
     """torch runs an operator below its autograd; calls inside are differentiated again where grad mode says so."""
-    autograd = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
-    included = torch._C._dispatch_tls_local_include_set()
-    excluded = torch._C._dispatch_tls_local_exclude_set() - autograd
-    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.no_grad():
+    autograd = DispatchKeySet(DispatchKey.AutogradFunctionality)
+    included = dispatch_tls_local_include_set()
+    excluded = dispatch_tls_local_exclude_set() - autograd
+    with ForceDispatchKeyGuard(included, excluded), torch.no_grad():
         yield
 
 
 def _tensors(values: Any) -> Tensors:
-    return [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in torch_pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _key(values: Values) -> tuple:
@@ -287,7 +294,7 @@ class _Gradient:
 
     def set_up(self, ctx: Any, inputs: tuple, output: Any, keyword_only_inputs: dict[str, Any] | None = None) -> None:
         """Saves the arguments."""
-        leaves, ctx.spec = _pytree.tree_flatten(inputs)
+        leaves, ctx.spec = torch_pytree.tree_flatten(inputs)
         ctx.is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
         ctx.wanted = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
         ctx.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -298,12 +305,12 @@ class _Gradient:
         """The gradient of each input that needs one."""
         saved = iter(ctx.saved_tensors)
         leaves = [next(saved) if tensor else other for tensor, other in zip(ctx.is_tensor, ctx.others, strict=True)]
-        inputs = _pytree.tree_unflatten(leaves, ctx.spec)
+        inputs = torch_pytree.tree_unflatten(leaves, ctx.spec)
         operator = getattr(getattr(torch.ops, BACKWARD), self.name.partition("::")[2])
         found = iter(operator(list(grads), ctx.wanted, *inputs, **ctx.keywords))
         wanted = iter(ctx.wanted)
         given = [next(found) if tensor and next(wanted) else None for tensor in ctx.is_tensor]
-        result = _pytree.tree_unflatten(given, ctx.spec)
+        result = torch_pytree.tree_unflatten(given, ctx.spec)
         return tuple(
             each if isinstance(value, torch.Tensor) or _tensors(value) else None
             for each, value in zip(result, inputs, strict=True)

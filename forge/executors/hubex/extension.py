@@ -16,13 +16,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import hub
 from forge.hub.manifest import Build, Library, Manifest, Mark
 from forge.hub.manifest import kernel as entry_of
 from forge.ir import check
 from forge.patterns import Pattern
+from forge.torch_internals.dispatch import disable_current_modes
 
 _CONTRACT = ("is_available", "assert_compatible", "build_aot", "build_jit", "load")
 _SAID = ("op", "name", "library", "priority", "options", "module", "build", "kernel_name")
@@ -204,7 +204,7 @@ class Extended:
         return None
 
     def _loaded(self) -> Callable:
-        with _disable_current_modes():
+        with disable_current_modes():
             found = self.extension.load()
         name = self.extension.kernel_name
         if isinstance(found, ModuleType):

@@ -20,6 +20,12 @@ from forge.ir import Symbol, Tag, TensorProxy, check, current_trace, speaking
 from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.prims.library import without_values
+from forge.torch_internals.dispatch import (
+    DisableTorchFunction,
+    OpOverload,
+    dispatch_has_kernel_for_dispatch_key,
+    get_schema,
+)
 
 _UNTRACEABLE = (NotImplementedError, TypeError, AttributeError)
 _EXAMPLES = {"int": 1, "bool": False, "str": "", "float": 1e-5, "number": 1}
@@ -67,7 +73,7 @@ class Function:
         return name == self.schema.name
 
     @property
-    def operator(self) -> torch._ops.OpOverload:
+    def operator(self) -> OpOverload:
         """torch's own object for it."""
         namespace, _, base = self.schema.name.partition("::")
         return getattr(getattr(getattr(torch.ops, namespace), base), self.schema.overload_name or "default")
@@ -223,7 +229,7 @@ def _own(handle: TensorProxy, memory: Memory, taken: list[Any]) -> TensorProxy:
 def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
     """What a function of tensors gives for a call on proxies, which is run on tensors without values."""
     trace = current_trace()
-    with torch._C.DisableTorchFunction(), torch.no_grad(), without_values((args, kwargs)):
+    with DisableTorchFunction(), torch.no_grad(), without_values((args, kwargs)):
         args, kwargs = tree_map(_faked, (args, kwargs))
         returned = function(*args, **kwargs)
     return tree_map(
@@ -314,7 +320,7 @@ class Declarations:
 
 def _get_schema(base: str, overload: str) -> Any:
     try:
-        return torch._C._get_schema(base, overload)
+        return get_schema(base, overload)
     except RuntimeError:
         return None
 
@@ -332,7 +338,7 @@ def _foreign(schema: Any) -> bool:
 def has_fake(name: str) -> bool:
     """Whether torch knows an operator's metadata without running it."""
     keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+    return any(dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
 
 
 def _unsupported(schema: Any) -> Iterator[str]:

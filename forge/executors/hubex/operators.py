@@ -18,6 +18,12 @@ from forge.executors.hubex.functions import Declarations, Function
 from forge.hub.manifest import Checker, KernelEntry, Signature, from_function, from_schema
 from forge.hub.manifest.constraints import is_default
 from forge.ir import Symbol
+from forge.torch_internals.dispatch import (
+    dispatch_find_schema_or_throw,
+    dispatch_get_all_op_names,
+    jit_get_schemas_for_operator,
+)
+from forge.torch_internals.functions import torch_nn_module
 
 PATTERN = "pattern:"
 TORCH_OPS = "torch.ops."
@@ -64,7 +70,7 @@ class Operators:
         yield from torchlang.all_symbols()
         yield from (prim.id for prim in prims.all_prims().values())
         yield from (symbol.id for symbol in clang.all_symbols().values())
-        yield from torch._C._dispatch_get_all_op_names()
+        yield from dispatch_get_all_op_names()
         yield from (PATTERN + name for name in self.patterns)
 
     def target(self, name: str) -> Target | None:
@@ -124,7 +130,7 @@ def _torch_symbol(name: str) -> Symbol | None:
 def _schema(name: str) -> Any:
     """The schema of `ns::name.overload`; the overload may be left out where there is one, or a default one."""
     base, _, overload = name.partition(".")
-    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(base) if _is_dispatched(schema)]
+    schemas = [schema for schema in jit_get_schemas_for_operator(base) if _is_dispatched(schema)]
     named = [schema for schema in schemas if schema.overload_name == overload]
     if named:
         return named[0]
@@ -134,7 +140,7 @@ def _schema(name: str) -> Any:
 def _is_dispatched(schema: Any) -> bool:
     """Whether it is an operator on tensors; TorchScript has others of the same names (aten::add for two ints)."""
     try:
-        torch._C._dispatch_find_schema_or_throw(schema.name, schema.overload_name)
+        dispatch_find_schema_or_throw(schema.name, schema.overload_name)
     except RuntimeError:
         return False
     return True
@@ -157,7 +163,7 @@ def _aten_target(name: str) -> Target | None:
 
 def _spellings(base: str) -> Iterator[Symbol]:
     """The torchlang symbols of torch's functions of this name, and of the method."""
-    owners = (torch, torch.nn.functional, torch._C._nn, torch.special, torch.linalg)
+    owners = (torch, torch.nn.functional, torch_nn_module, torch.special, torch.linalg)
     functions = [getattr(owner, base, None) for owner in owners]
     functions += [getattr(owner, base.removeprefix(owner.__name__.rpartition(".")[2] + "_"), None) for owner in owners]
     for found in [function for function in functions if callable(function)] + [base]:

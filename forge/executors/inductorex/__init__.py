@@ -17,13 +17,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._triton import has_triton
 
 from forge.executors.can_fuse_cache import Answers
 from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
 from forge.executors.inductorex import ahead
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import leaves, tensors
+from forge.torch_internals.tensors import has_triton
 
 _NEVER = {
     Tag.RANDOM: "random numbers are drawn by torch, as in eager",
@@ -66,7 +66,7 @@ class InductorExecutor(FusionExecutor):
         """What Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
         if _inductor.cache_info().currsize and _inductor().waits.has_failed():
             return decline("Inductor could not compile a region")
-        config = importlib.import_module("torch._inductor.config")
+        config = importlib.import_module("forge.torch_internals.inductor.config").inductor_config
         return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton(), self.rounds))
 
     def dump(self, function: Callable) -> bytes | Declined:

@@ -17,9 +17,9 @@ from math import factorial
 from typing import Any
 
 import torch
-from torch._inductor.codegen.cpp import CppKernel, CppVecOverrides
 
 from forge.ir.undecided import Undecided
+from forge.torch_internals.inductor.codegen import CppKernel, CppVecOverrides
 
 _NAMES = "atanh", "erf", "expm1"
 # by the power of what they are in, from the least; a polynomial's largest error is 1e-8

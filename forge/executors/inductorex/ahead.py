@@ -51,7 +51,7 @@ def known() -> Path:
 @functools.cache
 def remember() -> None:
     """From now on, Inductor does not ask again what was found to work once, by this process or another one."""
-    kind = importlib.import_module("torch._inductor.cpu_vec_isa").VecISA
+    kind = importlib.import_module("forge.torch_internals.inductor.cpu").VecISA
     check = kind.check_build
 
     @functools.wraps(check)
@@ -83,11 +83,11 @@ def _compiler() -> str:
 
 
 def _cache() -> Path:
-    return Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+    return Path(importlib.import_module("forge.torch_internals.inductor.cache_dir").cache_dir())
 
 
 def _ask() -> None:
     with processes.no_fork, contextlib.suppress(Exception):  # who compiles asks again, and says what is wrong
         remember()
-        importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
+        importlib.import_module("forge.torch_internals.inductor.cpu").pick_vec_isa()
         known().touch()

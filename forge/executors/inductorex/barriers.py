@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch._inductor.codegen.triton import TritonKernel
+from forge.torch_internals.inductor.codegen import TritonKernel
 
 _LOOP = re.compile(r" *for r\d_offset in ")
 _STORE = re.compile(r"tl\.(?:store|atomic_\w+)\((\w+_ptr\d+)")

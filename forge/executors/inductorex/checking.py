@@ -27,8 +27,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.compiler.unspecified_strides import poisoned
 from forge.executors.errors import CheckError
@@ -38,6 +36,9 @@ from forge.executors.inductorex.strides import NO_STRIDES, Strides
 from forge.ir.interpreter import unconverted
 from forge.ir.printing import qualified_name, symbolic_expression
 from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.torch_internals.dispatch import disable_current_modes
+from forge.torch_internals.fake_tensors import FakeTensorMode
+from forge.torch_internals.tensors import storage_Use_Count
 
 aten = torch.ops.aten
 _EMPTY = frozenset({aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided})
@@ -280,10 +281,10 @@ def _poison_when_freed(value: torch.Tensor) -> None:
 
 @unconverted
 def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
-    others = torch._C._storage_Use_Count(storage._cdata) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
+    others = storage_Use_Count(storage._cdata) > 2 or sys.getrefcount(storage) > _OWN_REFERENCES
     if others or (storage.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return
-    with _disable_current_modes(), torch.inference_mode():
+    with disable_current_modes(), torch.inference_mode():
         size = storage.nbytes() // dtype.itemsize
         poisoned(torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (size,)))
 

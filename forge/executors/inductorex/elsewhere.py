@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_config
 
 from forge.executors.executor import Decision, decline
 from forge.executors.inductorex import processes
 from forge.executors.inductorex.graphs import Described
 from forge.executors.inductorex.saved import loaded
 from forge.executors.inductorex.strides import Strides
+from forge.torch_internals.inductor.config import inductor_config
 
 _log = logging.getLogger("forge.inductor")
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from forge.compiler.layout import Layout
 from forge.ir.pytree import tree_map
+from forge.torch_internals.dispatch import OpOverload
+from forge.torch_internals.fake_tensors import FakeTensorMode
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
     def value(leaf: Any) -> Any:
         if isinstance(leaf, Node):
             return places[leaf]
-        if isinstance(leaf, torch._ops.OpOverload):
+        if isinstance(leaf, OpOverload):
             return _Operator(str(leaf))
         if leaf is operator.getitem or isinstance(leaf, _PLAIN):
             return leaf

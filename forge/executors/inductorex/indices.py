@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 
 import sympy
-from torch._inductor import sizevars
-from torch._inductor.codegen import cpp
+
+from forge.torch_internals.inductor.codegen import cpp, sizevars
 
 LONGEST = 200  # terms
 _PLACE = sizevars if hasattr(sizevars, "simplify_index_in_vec_range") else cpp

@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode
-from torch._inductor.codegen.cpp_utils import LocalBufferContext
-from torch._inductor.virtualized import V
+from forge.torch_internals.inductor.codegen import LocalBufferContext, OuterLoopFusedSchedulerNode, V
 
 
 @contextmanager

@@ -13,22 +13,10 @@ from operator import add, mul
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext, tracing
-from torch._inductor import config as inductor_config
-from torch._inductor import lowering
-from torch._inductor.compile_fx import compile_fx_inner, get_cpp_wrapper_config
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.output_code import CompiledFxGraph
-from torch._subclasses import fake_impls
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.compiler import config as compiler_config
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from forge.compiler.claim import claim
 from forge.compiler.layout import ATTENTION, Layout, Layouts, paired
@@ -46,6 +34,19 @@ from forge.ir.strides import same
 from forge.ir.undecided import Undecided
 from forge.ir.versions import TORCH
 from forge.prims.library import symbolic_dispatch
+from forge.torch_internals.dispatch import OpOverload, disable_current_modes
+from forge.torch_internals.dynamo import TracingContext, tracing
+from forge.torch_internals.fake_tensors import FakeTensorMode, fake_impls
+from forge.torch_internals.functorch import functorch_config
+from forge.torch_internals.inductor.compiler import (
+    CompiledFxGraph,
+    compile_fx_inner,
+    get_cpp_wrapper_config,
+    lowering,
+    select_decomp_table,
+)
+from forge.torch_internals.inductor.config import inductor_config
+from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
 
 aten = torch.ops.aten
 _log = logging.getLogger("forge.inductor")
@@ -449,7 +450,7 @@ def compile_region_elsewhere(region: Trace, start: Callable = Compilation, *, ro
 @contextmanager
 def _alone() -> Iterator[None]:
     """Inductor compiles for one thread at a time, and under no mode of the caller's."""
-    with _lock, _disable_current_modes(), torch.no_grad():
+    with _lock, disable_current_modes(), torch.no_grad():
         yield
 
 
@@ -561,7 +562,7 @@ def _rounded(number: Any, dtype: torch.dtype) -> Any:
     """Return a number as a dtype of half precision holds it; another argument, or of another dtype, as it is."""
     if isinstance(number, bool) or not isinstance(number, (int, float)) or dtype not in _HALVES:
         return number
-    with _disable_current_modes():
+    with disable_current_modes():
         return torch.tensor(number, dtype=torch.float64).to(dtype).item()
 
 
@@ -624,7 +625,7 @@ def _only_relabels(node: torch.fx.Node) -> bool:
 
 
 def _changes(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any]) -> Strides:
@@ -656,7 +657,7 @@ def _is_widened(node: torch.fx.Node) -> bool:
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _is_narrowing(node: torch.fx.Node) -> bool:

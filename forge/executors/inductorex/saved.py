@@ -17,13 +17,11 @@ from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
-from torch._inductor import config as inductor_config
-from torch._inductor import utils as inductor_utils
-from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
-
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import ahead, units
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
+from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache, inductor_utils
+from forge.torch_internals.inductor.config import inductor_config
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
 _kept: "weakref.WeakKeyDictionary[Callable, Kept | _Dumped]" = weakref.WeakKeyDictionary()

@@ -24,13 +24,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_config
-from torch._inductor.async_compile import AsyncCompile, get_compile_threads
-from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
-from torch._inductor.cpu_vec_isa import pick_vec_isa
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from forge.ir.locks import new_lock
+from forge.torch_internals.inductor.async_compile import AsyncCompile, get_compile_threads
+from forge.torch_internals.inductor.cache_dir import cache_dir
+from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
+from forge.torch_internals.inductor.config import inductor_config
+from forge.torch_internals.inductor.cpu import pick_vec_isa
 
 PREFIX = "kernel_"  # of the names of a unit's functions; Inductor calls its only one `kernel`
 

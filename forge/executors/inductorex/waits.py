@@ -17,14 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import PyCodeCache
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-
 from forge.executors.executor import Declined, decline
 from forge.executors.inductorex import units
 from forge.ir.checks import in_one_line, without_frames
 from forge.support import progress
+from forge.torch_internals.inductor.async_compile import AsyncCompile
+from forge.torch_internals.inductor.cache_dir import cache_dir
+from forge.torch_internals.inductor.codecache import PyCodeCache
 
 
 class Started:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.executor import Declined, decline
 from forge.executors.nvfuserex.definition import Definition, Output, define, dump, load
@@ -23,6 +22,7 @@ from forge.ir.proxies import hint_of
 from forge.ir.strides import restrided
 from forge.ir.structure import key_of
 from forge.ir.undecided import Undecided
+from forge.torch_internals.dispatch import disable_current_modes
 
 KEPT = 4096  # functions of one library
 
@@ -102,7 +102,7 @@ class Compiler:
             return decline(f"nvFuser failed: {in_one_line(error)}")
 
     def _make(self, definition: Definition, region: Trace) -> Fusion:
-        with _lock, _disable_current_modes(), torch.no_grad():
+        with _lock, disable_current_modes(), torch.no_grad():
             fusion = Fusion(definition, self.library, ())
             given = [_zeros(proxy) for proxy in region.inputs]
             fusion.laid_out = _different(fusion.execute(given), region.output, definition.outputs)

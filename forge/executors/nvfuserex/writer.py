@@ -5,11 +5,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.functions import FloorDiv
 
 from forge.executors.nvfuserex.definition import CAST, NumberInput, Operation, Ref, TensorInput
 from forge.ir import Dim, NumberProxy, Proxy, TensorProxy
 from forge.ir.proxies import SYMBOLIC_TYPES
+from forge.torch_internals.sympy import FloorDiv
 
 # operators that compute nothing: nvFuser may give an argument's own memory for their result
 _MOVING = frozenset("set permute reshape broadcast broadcast_in_dim expand squeeze slice stride_order".split())

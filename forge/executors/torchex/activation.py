@@ -1,12 +1,11 @@
 """How torch runs the activation family: by its built-in functions, where torch.nn.functional wraps them in Python."""
 
-import torch
-
 from forge import torchlang
 from forge.executors.torchex.core import as_what_it_calls, run_torchlang
+from forge.torch_internals.functions import torch_nn_module
 
 for _name in "silu mish hardswish hardsigmoid hardtanh leaky_relu relu6 elu".split():
-    run_torchlang(getattr(torchlang, _name), getattr(torch._C._nn, _name))
+    run_torchlang(getattr(torchlang, _name), getattr(torch_nn_module, _name))
 
 
 for _symbol in (

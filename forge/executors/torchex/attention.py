@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge import clang, torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
@@ -22,6 +20,16 @@ from forge.ir.bounded import Bounded
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.strides import restrided
 from forge.prims.core import like
+from forge.torch_internals.attention import (
+    get_cudnn_sdp_enabled,
+    get_flash_sdp_enabled,
+    get_math_sdp_enabled,
+    get_mem_efficient_sdp_enabled,
+    get_sdp_priority_order,
+)
+from forge.torch_internals.dispatch import disable_current_modes
+from forge.torch_internals.fake_tensors import FakeTensor
+from forge.torch_internals.functions import torch_fused_sdp_choice
 
 aten = torch.ops.aten
 
@@ -233,9 +241,9 @@ def _settings() -> tuple:
     return (_flash_is_on(), _efficient_is_on(), _math_is_on(), _cudnn_is_on(), *_priorities())
 
 
-_flash_is_on, _efficient_is_on = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled
-_math_is_on, _cudnn_is_on = torch._C._get_math_sdp_enabled, torch._C._get_cudnn_sdp_enabled
-_priorities = torch._C._get_sdp_priority_order
+_flash_is_on, _efficient_is_on = get_flash_sdp_enabled, get_mem_efficient_sdp_enabled
+_math_is_on, _cudnn_is_on = get_math_sdp_enabled, get_cudnn_sdp_enabled
+_priorities = get_sdp_priority_order
 
 
 def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callable, Callable] | None:
@@ -258,10 +266,10 @@ def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callabl
 def _choice(call: Attention, leaves: list[torch.Tensor | None]) -> int:
     """torch's choice; for tensors without values, what it is for memory like theirs."""
     if isinstance(leaves[0], FakeTensor):
-        with _disable_current_modes():
+        with disable_current_modes():
             return _choice(call, [None if leaf is None else _real(leaf) for leaf in leaves])
     with torch.enable_grad():
-        return torch._fused_sdp_choice(
+        return torch_fused_sdp_choice(
             *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
         )
 
@@ -271,7 +279,7 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
     `times` fewer heads of key and value: its composition would repeat them again."""
     call = Attention(0.0, given["is_causal"], given["scale"], False, (requires_grad,) * 3 + (False,))
     grouped = Attention(0.0, given["is_causal"], given["scale"], True, call.wanted)
-    with _disable_current_modes():
+    with disable_current_modes():
         leaves = [_like(x).requires_grad_(requires_grad) for x in (query, given["key"], given["value"])]
         leaves.append(None if given["attn_mask"] is None else _like(given["attn_mask"]))
         fewer = [leaves[0], *[x[:, :: hint_of(times)] for x in leaves[1:3]], leaves[3]]

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch._C._autograd import _get_current_graph_task_keep_graph as graph_is_kept
 
 from forge import clang
 from forge.executors.torchex.core import torchex
 from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
+from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torchlang import linear_cross_entropy
 from forge.torchlang.nn.head import Step
 

@@ -4,8 +4,9 @@ import torch
 
 from forge import prims
 from forge.executors.torchex.core import run_prim, run_prims
+from forge.torch_internals.autograd import set_grad_enabled
 
-run_prims({prims.set_grad_enabled: torch._C._set_grad_enabled})
+run_prims({prims.set_grad_enabled: set_grad_enabled})
 
 
 @run_prim(prims.as_inference)

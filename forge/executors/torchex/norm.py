@@ -5,12 +5,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from forge import clang, torchlang
 from forge.executors.torchex.core import run_torchlang, torchex
 from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import known, like
+from forge.torch_internals.tensors import suggest_memory_format
 from forge.torchlang.nn.norm import batch_norm_train, rms_norm_grad
 
 aten = torch.ops.aten

@@ -17,6 +17,7 @@ import torch
 from forge.hub.manifest.model import Build, Manifest, OpEntry
 from forge.hub.manifest.signatures import parsed_schema
 from forge.hub.manifest.validate import bound_namespace, is_bound
+from forge.torch_internals.dispatch import get_schema
 
 FOLDER = "forge-executorch"
 BINDING = f"{FOLDER}/binding.cpp"
@@ -110,7 +111,7 @@ def _schema(op: OpEntry) -> Any:
     if op.schema is not None:
         return parsed_schema(op.schema, namespace="aten")
     base, _, overload = op.name.partition(".")
-    return torch._C._get_schema(base, overload)
+    return get_schema(base, overload)
 
 
 # C++

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forge.hub.manifest.layout import fits, strides_of
 from forge.hub.manifest.model import (
@@ -22,6 +21,7 @@ from forge.hub.manifest.model import (
 from forge.hub.manifest.where import Undecided, same, show
 from forge.ir import TensorProxy
 from forge.support.dtypes import dtype_name
+from forge.torch_internals.dispatch import is_traceable_wrapper_subclass
 
 PLAIN = {torch.Tensor, torch.nn.Parameter, TensorProxy, type(None)}
 TENSORS = (TensorProxy, torch.Tensor)

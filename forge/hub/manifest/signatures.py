@@ -11,6 +11,7 @@ import torch
 
 from forge.hub.manifest.model import REQUIRED, Parameter, Signature
 from forge.ir import TensorProxy
+from forge.torch_internals.dispatch import parse_schema as torch_parse_schema
 
 MAX_SCHEMA = 4000
 
@@ -64,11 +65,11 @@ def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
     if namespace is not None:
         text = text.replace("Tensor(?)", "Tensor?")  # as ExecuTorch's documentation writes an optional tensor
     try:
-        schema = torch._C.parse_schema(text)
+        schema = torch_parse_schema(text)
     except RuntimeError as error:
         raise InvalidSchema(f"invalid schema: {str(error).strip()}") from None
     if "::" not in schema.name and namespace is not None:
-        schema = torch._C.parse_schema(f"{namespace}::{text.strip()}")
+        schema = torch_parse_schema(f"{namespace}::{text.strip()}")
     for problem in _schema_problems(schema, torch_namespaces=namespace is not None):
         raise InvalidSchema(f"invalid schema: {problem}")
     return schema

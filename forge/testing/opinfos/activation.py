@@ -20,6 +20,7 @@ from forge.testing.opinfo import (
     register_opinfo,
     sample,
 )
+from forge.torch_internals.functions import nn_elu
 
 aten = torch.ops.aten
 
@@ -121,7 +122,7 @@ def _scaled_elu_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) 
     yield sample(info.tensor((5,), device, dtype), alpha=0.7, input_scale=0.5)
 
 
-register_opinfo(OpInfo("_C._nn.elu", torch._C._nn.elu, _scaled_elu_samples, _float_errors))
+register_opinfo(OpInfo("_C._nn.elu", nn_elu, _scaled_elu_samples, _float_errors))
 
 
 def _threshold_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:

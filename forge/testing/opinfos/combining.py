@@ -7,6 +7,7 @@ import torch
 
 from forge.testing.opinfo import ALL, ErrorGenerator, OpInfo, SampleGenerator, register_opinfo, sample
 from forge.testing.opinfos.cases import cases, errors, method, of_input, register_computed
+from forge.torch_internals.functions import torch_chunk_cat
 
 _DTYPES = (*ALL, torch.complex64)
 
@@ -72,7 +73,7 @@ _register(
 )
 _register(
     "_chunk_cat",
-    torch._chunk_cat,
+    torch_chunk_cat,
     cases(
         lambda make: sample([make(5, 2), make(2, 2)], 0, 2),
         lambda make: sample([make(2, 5, 2), make(2, 3, 1)], 1, 3),

@@ -7,6 +7,7 @@ import torch
 
 from forge.testing.opinfo import Directive, OpInfo, register_opinfo, sample
 from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.torch_internals.functions import torch_native_batch_norm_legit
 
 aten = torch.ops.aten
 NUMBERS = (bool, float)
@@ -78,7 +79,7 @@ _register(
 )
 _register(
     "_native_batch_norm_legit",
-    _updating(torch._native_batch_norm_legit),
+    _updating(torch_native_batch_norm_legit),
     (
         *_samples,
         sample(_x, *_parameters, True, 0.1, 1e-5),

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from forge.testing.opinfo import Directive, OpInfo, register_opinfo, sample
 from forge.testing.opinfos.specs import Spec, calls, errors, t, wrong
+from forge.torch_internals.functions import torch_weight_norm
 
 _HALF = (torch.bfloat16, torch.float16)
 _ROUNDED = Directive(
@@ -193,7 +194,7 @@ _register(
 )
 _register(
     "_weight_norm",
-    torch._weight_norm,
+    torch_weight_norm,
     (
         sample(t(3, 4, 5), t(3, 1, 1), 0),
         sample(t(3, 4, 5), t(1, 4, 1), 1),

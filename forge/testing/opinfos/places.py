@@ -4,6 +4,7 @@ import torch
 
 from forge.testing.opinfo import ALL, FLOATS, INTEGERS, REAL, OpInfo, register_opinfo, sample
 from forge.testing.opinfos.cases import Maker, cases, errors, method
+from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 
 _WITH_COMPLEX = (*ALL, torch.complex64)
 
@@ -96,7 +97,7 @@ for _name, _op in {"put": torch.put, "Tensor.put": method("put"), "Tensor.put_":
 register_opinfo(
     OpInfo(
         "_unsafe_masked_index",
-        torch._unsafe_masked_index,
+        torch_unsafe_masked_index,
         cases(
             lambda make: sample(make(5), make.mask(6), [make.index((6,), 9)], 2),
             lambda make: sample(make(4, 5), make.mask(3, 2), [make.index((3, 1), 6), make.index((1, 2), 6)], 1),
@@ -116,7 +117,7 @@ register_opinfo(
 register_opinfo(
     OpInfo(
         "_unsafe_masked_index_put_accumulate",
-        torch._unsafe_masked_index_put_accumulate,
+        torch_unsafe_masked_index_put_accumulate,
         cases(
             lambda make: sample(make(5), make.mask(6), [make.index((6,), 9)], make(6)),
             lambda make: sample(make(4, 5), make.mask(3, 2), [make.index((3, 1), 6), make.index((2,), 6)], make(3, 2)),

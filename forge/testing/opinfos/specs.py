@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge.testing.opinfo import (
     ErrorGenerator,
@@ -16,6 +15,7 @@ from forge.testing.opinfo import (
     make_tensor,
     sample,
 )
+from forge.torch_internals.pytree import torch_pytree
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def fill(call: Sample, info: OpInfo, device: torch.device, dtype: torch.dtype) -
     def make(leaf: Any) -> Any:
         return leaf.tensor(info, device, dtype) if isinstance(leaf, Spec) else leaf
 
-    return Sample(_pytree.tree_map(make, call.args), _pytree.tree_map(make, call.kwargs))
+    return Sample(torch_pytree.tree_map(make, call.args), torch_pytree.tree_map(make, call.kwargs))
 
 
 def calls(*wanted: Sample) -> SampleGenerator:

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
+from forge.torch_internals.functions import torch_nn_module
 from forge.torchlang import elementwise
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import check_tensor
 
 aten = torch.ops.aten
-_nn = torch._C._nn
+_nn = torch_nn_module
 
 
 def _wide(op: str, input: TensorProxy) -> TensorProxy:

@@ -12,6 +12,7 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.ir.memory import Memory
 from forge.prims.core import check_tensor, known
+from forge.torch_internals.functions import torch_native_batch_norm_legit
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.nn.norm import (
     batch_norm,
@@ -186,7 +187,7 @@ def _handle_legit(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> 
     return _handle(symbol, (), _legit_arguments(*args, **kwargs), memory)
 
 
-@torchsymbol(torch._native_batch_norm_legit, aten._native_batch_norm_legit.default, handler=_handle_legit)
+@torchsymbol(torch_native_batch_norm_legit, aten._native_batch_norm_legit.default, handler=_handle_legit)
 def native_batch_norm_legit(
     input: TensorProxy,
     weight: Parameter,

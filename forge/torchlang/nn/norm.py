@@ -10,6 +10,7 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.ir.memory import Memory
 from forge.prims.core import check_dim, check_tensor, known, same
+from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.core import torchsymbol, write
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.linalg import check_one_dtype
@@ -490,7 +491,7 @@ def local_response_norm(
     return input / (clang.reshape(means, input.shape) * alpha + k) ** beta
 
 
-@torchsymbol(torch._weight_norm)
+@torchsymbol(torch_weight_norm)
 def weight_norm(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
     """v * g / |v|, where the norm is over every dim but `dim` (all for -1)."""
     if dim in (0, v.ndim - 1) and torch.float16 not in (v.dtype, g.dtype):  # torch has a kernel of its own for these

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from forge import clang, prims
 from forge.ir import Dim, Number, Symbol, TensorProxy, check
 from forge.prims.core import check_tensor, known
+from forge.torch_internals.functions import nn_adaptive_avg_pool2d, nn_adaptive_avg_pool3d
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 
@@ -168,8 +169,8 @@ def _adaptive_avg_pool_of(count: int, function: Callable, *others: Callable) -> 
 
 
 adaptive_avg_pool1d = _adaptive_avg_pool_of(1, torch.adaptive_avg_pool1d)
-adaptive_avg_pool2d = _adaptive_avg_pool_of(2, F.adaptive_avg_pool2d, torch._C._nn.adaptive_avg_pool2d)
-adaptive_avg_pool3d = _adaptive_avg_pool_of(3, F.adaptive_avg_pool3d, torch._C._nn.adaptive_avg_pool3d)
+adaptive_avg_pool2d = _adaptive_avg_pool_of(2, F.adaptive_avg_pool2d, nn_adaptive_avg_pool2d)
+adaptive_avg_pool3d = _adaptive_avg_pool_of(3, F.adaptive_avg_pool3d, nn_adaptive_avg_pool3d)
 
 
 def _adaptive_max_pool_of(count: int, function: Callable) -> Symbol:

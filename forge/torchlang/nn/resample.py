@@ -9,6 +9,7 @@ from forge import clang, prims
 from forge.ir import Dim, Number, TensorProxy, check
 from forge.prims import Upsampling
 from forge.prims.core import check_tensor, known, same
+from forge.torch_internals.functions import nn_pad
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.pooling import adaptive_mean
 
@@ -130,7 +131,7 @@ def resize(
 # padding
 
 
-@torchsymbol(torch._C._nn.pad, F.pad)
+@torchsymbol(nn_pad, F.pad)
 def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: Number | None = None) -> TensorProxy:
     """The input widened (or cropped, by negative amounts) at the ends of its last dims.
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.hubex import functions
 from forge.executors.hubex.kernels import Kernel
@@ -39,6 +38,7 @@ from forge.hub.manifest import KernelEntry
 from forge.ir import Symbol
 from forge.ir.grad_rules import grad_rule
 from forge.patterns import Pattern
+from forge.torch_internals.dispatch import CustomOpDef, OpOverload, OpOverloadPacket, custom_ops, disable_current_modes
 
 LIMIT = 20_000  # objects that are looked at
 VALUE_BYTES = 1 << 20  # of a tensor or an array that is hashed by its values
@@ -91,7 +91,7 @@ def fingerprint_of(*values: Any, about: Iterable[str] = ()) -> Fingerprint:
     """What functions, or other objects, are now. `about`: what else the hash is of."""
     walk = _Walk()
     walk.put(*about)
-    with _disable_current_modes():
+    with disable_current_modes():
         for value in values:
             try:
                 walk.visit(value)
@@ -314,10 +314,10 @@ class _Walk:
 
     # operators
 
-    def _packet(self, packet: torch._ops.OpOverloadPacket) -> None:
+    def _packet(self, packet: OpOverloadPacket) -> None:
         self._operator(packet, packet._qualified_op_name)
 
-    def _overload(self, overload: torch._ops.OpOverload) -> None:
+    def _overload(self, overload: OpOverload) -> None:
         self.put(overload._overloadname)
         self._operator(overload, overload._schema.name)
 
@@ -447,7 +447,7 @@ _COMPILED = frozenset(
         "triton.runtime.autotuner.Heuristics",
     )
 )
-_CUSTOM: Mapping[str, Any] = getattr(torch._library.custom_ops, "OPDEFS", {})
+_CUSTOM: Mapping[str, Any] = getattr(custom_ops, "OPDEFS", {})
 _VISITORS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
     (types.FunctionType, _Walk._function),
     (types.MethodType, _Walk._method),
@@ -458,9 +458,9 @@ _VISITORS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
     (types.ModuleType, _Walk._module),
     (list, _Walk._list),
     ((dict, types.MappingProxyType), _Walk._mapping),
-    (torch._ops.OpOverloadPacket, _Walk._packet),
-    (torch._ops.OpOverload, _Walk._overload),
-    (torch._library.custom_ops.CustomOpDef, _Walk._custom),
+    (OpOverloadPacket, _Walk._packet),
+    (OpOverload, _Walk._overload),
+    (CustomOpDef, _Walk._custom),
     (torch.Tensor, _Walk._tensor),
     (Pattern, _Walk._pattern),
     (Symbol, _Walk._symbol),

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from forge.torch_internals.dispatch import dispatch_dump
+
 _MAPS = Path("/proc/self/maps")
 _LIBRARY = re.compile(r"\.(so(\.[\d.]+)?|dylib|pyd|dll)$")
 _PYTHON = re.compile(r"registered at (<|/dev/null|.*\.py:)")
@@ -67,7 +69,7 @@ def _own() -> list[str]:
 
 def _registrations(operator: str) -> list[str]:
     """What torch knows of where an operator's kernels come from; its metadata aside, which computes no values."""
-    lines = torch._C._dispatch_dump(operator).splitlines()
+    lines = dispatch_dump(operator).splitlines()
     return [line for line in lines if ": registered at " in line and not line.startswith(("Meta", "debug"))]
 
 

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Answer, Ended, Question, Request, Silent, receive, send
 from forge.hub.compat import library
 from forge.hub.manifest import KernelEntry
 from forge.support import child_processes
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket, disable_current_modes
 
 try:
     import resource
@@ -228,8 +228,8 @@ def pickled(kernel: Kernel) -> bytes | None:
 _REDUCERS: dict[type, Callable[[Any], tuple]] = {  # torch.ops and what is in it, by name
     type(torch.ops): lambda ops: (getattr, (torch, "ops")),
     type(torch.ops.aten): lambda namespace: (getattr, (torch.ops, namespace.name)),
-    torch._ops.OpOverloadPacket: lambda packet: (_operator, (*packet._qualified_op_name.split("::"),)),
-    torch._ops.OpOverload: lambda overload: (getattr, (overload.overloadpacket, overload._overloadname)),
+    OpOverloadPacket: lambda packet: (_operator, (*packet._qualified_op_name.split("::"),)),
+    OpOverload: lambda overload: (getattr, (overload.overloadpacket, overload._overloadname)),
 }
 
 
@@ -253,7 +253,7 @@ def _triton_kernel(function: Callable, options: dict[str, Any]) -> Any:
     return importlib.import_module("triton.runtime.jit").JITFunction(function, **options)
 
 
-def _operator(namespace: str, name: str) -> torch._ops.OpOverloadPacket:
+def _operator(namespace: str, name: str) -> OpOverloadPacket:
     return getattr(getattr(torch.ops, namespace), name)
 
 
@@ -320,7 +320,7 @@ def ask_fork(kernel: Kernel, question: Question, seconds: float, verify: Callabl
 
 def _differentiates() -> bool:
     """Whether autograd runs in this process."""
-    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+    with disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros((), requires_grad=True)
         try:
             torch.autograd.grad(x * 1, x)

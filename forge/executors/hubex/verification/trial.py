@@ -6,7 +6,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from forge import clang
 from forge.compiler.claim import choose, claim
@@ -17,6 +16,8 @@ from forge.executors.hubex.derived import Derived, derived
 from forge.executors.hubex.kernels import ALLOCATE, HubExecutor, Kernel, compares_values
 from forge.ir import Symbol, TensorProxy, Trace, recording
 from forge.ir.pytree import tensors
+from forge.torch_internals.pytree import torch_pytree
+from forge.torch_internals.tensors import get_tolerances
 
 GUARD = 256  # bytes before and behind what is given to a kernel
 POISON = 0xFF  # not a number in every float dtype
@@ -196,7 +197,7 @@ class Trial:
 
     def tolerance(self, dtype: torch.dtype) -> tuple[float, float]:
         """(rtol, atol): the manifest's, or torch.testing's own for a dtype."""
-        default = torch.testing._comparison.get_tolerances(dtype, rtol=None, atol=None)
+        default = get_tolerances(dtype, rtol=None, atol=None)
         return self.kernel.entry.tolerance.get(dtype, default)
 
 
@@ -249,7 +250,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _leaves(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class _Program:
@@ -257,7 +258,7 @@ class _Program:
 
     def __init__(self, kernel: Kernel, case: Case) -> None:
         self.kernel = kernel
-        leaves, spec = _pytree.tree_flatten((case.args, case.kwargs))
+        leaves, spec = torch_pytree.tree_flatten((case.args, case.kwargs))
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.trace = Trace("verified")
         names = iter(_names(kernel, case))
@@ -265,7 +266,7 @@ class _Program:
             stand_ins = [
                 self._input(leaf, next(names), case) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
             ]
-            self.args, self.kwargs = _pytree.tree_unflatten(stand_ins, spec)
+            self.args, self.kwargs = torch_pytree.tree_unflatten(stand_ins, spec)
             try:
                 self.trace.output = kernel.target.symbol(*self.args, **self.kwargs)
             except Exception as error:
@@ -288,9 +289,9 @@ class _Program:
 
     def outputs(self, result: Any) -> list[torch.Tensor]:
         """The tensors of a result. Raises Failed where something else stands in the place of one."""
-        spec = _pytree.tree_structure(self.trace.output)
+        spec = torch_pytree.tree_structure(self.trace.output)
         found = spec.flatten_up_to(result)
-        wanted = _pytree.tree_leaves(self.trace.output)
+        wanted = torch_pytree.tree_leaves(self.trace.output)
         for value, proxy in zip(found, wanted, strict=True):
             if isinstance(proxy, TensorProxy) and not isinstance(value, torch.Tensor):
                 advice = "; result: result[i] in the manifest says which of several it is" if _leaves(value) else ""
@@ -424,7 +425,7 @@ def _reference(trial: Trial, program: _Program) -> Callable[[list[torch.Tensor]]
 
     def run(inputs: list[torch.Tensor]) -> Any:
         by_name = dict(zip(program.trace.input_names, inputs, strict=True))
-        args, kwargs = _pytree.tree_map(
+        args, kwargs = torch_pytree.tree_map(
             lambda leaf: by_name[leaf.name] if isinstance(leaf, TensorProxy) else leaf, (program.args, program.kwargs)
         )
         return function(*args, **kwargs)

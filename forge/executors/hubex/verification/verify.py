@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.executors.hubex.calls import Case, Undescribed, call_of
 from forge.executors.hubex.kernels import Kernel
@@ -11,6 +10,7 @@ from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.samples import call_cases, general_cases, variations
 from forge.executors.hubex.verification.trial import Trial
+from forge.torch_internals.dispatch import disable_current_modes
 
 
 def verify(kernel: Kernel, question: Question, report: Callable[[str], None]) -> Answer:
@@ -29,7 +29,7 @@ def verify(kernel: Kernel, question: Question, report: Callable[[str], None]) ->
 
 
 def _reason(trial: Trial, question: Question) -> str | None:
-    with _disable_current_modes(), torch.inference_mode(False), torch.random.fork_rng(devices=_seeded(question.device)):
+    with disable_current_modes(), torch.inference_mode(False), torch.random.fork_rng(devices=_seeded(question.device)):
         torch.manual_seed(0)
         reason = trial.run(_cases(trial.kernel, question))
         if reason is None and question.call is None and trial.first is not None:

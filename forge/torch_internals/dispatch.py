@@ -1,0 +1,36 @@
+"""The dispatcher: keys, schemas, modes, operators."""
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch._library import custom_ops as custom_ops
+from torch._library.custom_ops import CustomOpDef as CustomOpDef
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import _get_dispatch_stack_at as get_dispatch_stack_at
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
+
+C = torch._C
+DisableTorchFunction = torch._C.DisableTorchFunction
+DispatchKey = torch._C.DispatchKey
+DispatchKeySet = torch._C.DispatchKeySet
+ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
+PreserveDispatchKeyGuard = torch._C._PreserveDispatchKeyGuard
+TorchDispatchModeKey = torch._C._TorchDispatchModeKey
+dispatch_dump = torch._C._dispatch_dump
+dispatch_find_schema_or_throw = torch._C._dispatch_find_schema_or_throw
+dispatch_get_all_op_names = torch._C._dispatch_get_all_op_names
+dispatch_has_kernel = torch._C._dispatch_has_kernel
+dispatch_has_kernel_for_dispatch_key = torch._C._dispatch_has_kernel_for_dispatch_key
+dispatch_keys = torch._C._dispatch_keys
+dispatch_tls_local_exclude_set = torch._C._dispatch_tls_local_exclude_set
+dispatch_tls_local_include_set = torch._C._dispatch_tls_local_include_set
+get_dispatch_mode = torch._C._get_dispatch_mode
+get_schema = torch._C._get_schema
+is_tracing = torch._C._is_tracing
+jit_get_schemas_for_operator = torch._C._jit_get_schemas_for_operator
+jit_resolve_packet = torch._C._jit_resolve_packet
+len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+parse_schema = torch._C.parse_schema
+HigherOrderOperator = torch._ops.HigherOrderOperator
+OpOverload = torch._ops.OpOverload
+OpOverloadPacket = torch._ops.OpOverloadPacket

@@ -1,0 +1,83 @@
+"""Dynamo: its bytecode translator, variables, guards and settings."""
+
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import disable as disable
+from torch._dynamo import eval_frame as eval_frame
+from torch._dynamo import exc as exc
+from torch._dynamo import graph_break as graph_break
+from torch._dynamo import optimize as optimize
+from torch._dynamo import register_backend as register_backend
+from torch._dynamo import symbolic_convert as symbolic_convert
+from torch._dynamo import utils as dynamo_utils
+from torch._dynamo.backends.registry import lookup_backend as lookup_backend
+from torch._dynamo.convert_frame import compile_lock as compile_lock
+from torch._dynamo.eval_frame import innermost_backend as innermost_backend
+from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
+from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
+from torch._dynamo.exc import ObservedAttributeError as ObservedAttributeError
+from torch._dynamo.exc import RecompileError as RecompileError
+from torch._dynamo.exc import TorchRuntimeError as TorchRuntimeError
+from torch._dynamo.exc import Unsupported as DynamoUnsupported
+from torch._dynamo.exc import raise_observed_exception as raise_observed_exception
+from torch._dynamo.exc import unimplemented as unimplemented
+from torch._dynamo.guards import GuardBuilder as GuardBuilder
+from torch._dynamo.guards import install_guard as install_guard
+from torch._dynamo.repro.after_dynamo import WrapBackendDebug as WrapBackendDebug
+from torch._dynamo.source import AttrSource as AttrSource
+from torch._dynamo.source import DictGetItemSource as DictGetItemSource
+from torch._dynamo.source import GetItemSource as GetItemSource
+from torch._dynamo.source import GlobalSource as GlobalSource
+from torch._dynamo.source import Source as Source
+from torch._dynamo.source import TypeDictSource as TypeDictSource
+from torch._dynamo.source import TypeMROSource as TypeMROSource
+from torch._dynamo.source import TypeSource as TypeSource
+from torch._dynamo.source import UnspecializedParamBufferSource as UnspecializedParamBufferSource
+from torch._dynamo.source import is_from_unspecialized_nn_module_source as is_from_unspecialized_nn_module_source
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator as InliningInstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslator as InstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase as InstructionTranslatorBase
+from torch._dynamo.types import ConvertFrameReturn as ConvertFrameReturn
+from torch._dynamo.types import FrameAction as FrameAction
+from torch._dynamo.types import FrameExecStrategy as FrameExecStrategy
+from torch._dynamo.utils import counters as counters
+from torch._dynamo.utils import get_compilation_metrics as get_compilation_metrics
+from torch._dynamo.utils import graph_break_reasons as graph_break_reasons
+from torch._dynamo.variables import AutogradFunctionVariable as AutogradFunctionVariable
+from torch._dynamo.variables import BuiltinVariable as BuiltinVariable
+from torch._dynamo.variables import ConstantVariable as ConstantVariable
+from torch._dynamo.variables import PythonModuleVariable as PythonModuleVariable
+from torch._dynamo.variables import SymNodeVariable as SymNodeVariable
+from torch._dynamo.variables import TensorVariable as TensorVariable
+from torch._dynamo.variables import TorchInGraphFunctionVariable as TorchInGraphFunctionVariable
+from torch._dynamo.variables import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
+from torch._dynamo.variables import UserDefinedClassVariable as UserDefinedClassVariable
+from torch._dynamo.variables import UserDefinedDictVariable as UserDefinedDictVariable
+from torch._dynamo.variables import UserDefinedObjectVariable as UserDefinedObjectVariable
+from torch._dynamo.variables import UserFunctionVariable as UserFunctionVariable
+from torch._dynamo.variables import UserMethodVariable as UserMethodVariable
+from torch._dynamo.variables import builtin as builtin
+from torch._dynamo.variables import functions as functions
+from torch._dynamo.variables import lists as lists
+from torch._dynamo.variables import script_object as script_object
+from torch._dynamo.variables.base import VariableTracker as VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
+from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
+from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable as AutogradFunctionApplyVariable
+from torch._dynamo.variables.lists import ListVariable as ListVariable
+from torch._dynamo.variables.lists import SizeVariable as SizeVariable
+from torch._dynamo.variables.lists import TupleVariable as TupleVariable
+from torch._dynamo.variables.misc import DebuggingVariable as DebuggingVariable
+from torch._dynamo.variables.misc import LoggingLoggerVariable as LoggingLoggerVariable
+from torch._dynamo.variables.misc import RandomVariable as RandomVariable
+from torch._dynamo.variables.misc import StringFormatVariable as StringFormatVariable
+from torch._guards import TracingContext as TracingContext
+from torch._guards import tracing as tracing
+from torch._higher_order_ops.register_hook import register_hook_op as register_hook_op
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing as is_fx_symbolic_tracing
+from torch.fx.experimental import _config as shapes_config
+
+reset_code = torch._C._dynamo.eval_frame.reset_code
+set_code_exec_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
+set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame

@@ -1,0 +1,3 @@
+"""Inductor's settings."""
+
+from torch._inductor import config as inductor_config

@@ -1,0 +1,3 @@
+"""Torch's pytrees."""
+
+from torch.utils import _pytree as torch_pytree

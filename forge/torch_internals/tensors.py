@@ -1,0 +1,16 @@
+"""Tensors, their storages and memory formats."""
+
+import torch
+from torch._decomp import core_aten_decompositions as core_aten_decompositions
+from torch._decomp import get_decompositions as get_decompositions
+from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
+from torch.testing._comparison import get_tolerances as get_tolerances
+from torch.utils._device import DeviceContext as DeviceContext
+from torch.utils._triton import has_triton as has_triton
+
+is_view = torch.Tensor._is_view
+distributed_c10d = torch._C._distributed_c10d
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+log_api_usage_once = torch._C._log_api_usage_once
+storage_Use_Count = torch._C._storage_Use_Count
