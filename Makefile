@@ -56,6 +56,7 @@ test-kernels-versions: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
 # the documentation as a site, in build/site

@@ -32,7 +32,7 @@ from forge.torchlang import autocast_mode
 
 @uncaptured
 def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
-    """The trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
+    """Return the trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
 
     Raises TypeError for a branch on a tensor's value, NotImplementedError naming a torch function without a symbol.
     """
@@ -50,7 +50,7 @@ class Programs:
         self._compiled: Bounded = Bounded(size)
 
     def compile(self, program: Program, config: Config) -> Compilation:
-        """What runs for a program, compiled unless one of the same structure was."""
+        """Return what runs for a program, compiled unless one of the same structure was."""
         parts = [structure(trace) for trace in (program.trace, program.epilogue) if trace is not None]
         key = (*parts, program.grad, tuple(program.mutated), config.executors, *modes().values())
         try:
@@ -74,7 +74,8 @@ def _compile(program: Program, config: Config) -> Compilation:
 
 
 def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """What the function returns, computed by its compiled program. The tensors that it closes over are constants."""
+    """Return what the function returns, computed by its compiled program. The tensors that it closes over are
+    constants."""
     with restored():
         recorded = direct.Recorded(function, args, kwargs)
     mutated = recorded.program.mutated
@@ -104,7 +105,7 @@ class Direct:
         return executable.call(*direct.input_tensors(args, kwargs))
 
     def compile(self, args: tuple, kwargs: dict) -> Compilation:
-        """What runs for these arguments."""
+        """Return what runs for these arguments."""
         leaves, spec = torch_pytree.tree_flatten((args, kwargs))
         key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
         compiled = self.compiled.get(key)
@@ -168,7 +169,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
 @uncaptured
 def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
-    """A function that returns (value, gradients) of a scalar-valued `function`.
+    """Return a function that returns (value, gradients) of a scalar-valued `function`.
 
     The gradients are of argument `argnums` (or a tuple of them), in its structure. With `has_aux`, function returns
     (value, aux) and the result is ((value, aux), gradients). Raises RuntimeError when the value is no scalar.
@@ -225,7 +226,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
 
 @uncaptured
 def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
-    """A function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
+    """Return a function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
 
     As torch.func.grad; see value_and_grad.
     """
@@ -241,12 +242,12 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
 
 
 def _recorded(leaves: Sequence[Any]) -> bool:
-    """Whether torch's autograd records what is done with these, so that gradients are differentiated again."""
+    """Return whether torch's autograd records what is done with these, so that gradients are differentiated again."""
     return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
-    """A value of its own to differentiate by; with `again`, what is done with it flows on to the leaf."""
+    """Return a value of its own to differentiate by; with `again`, what is done with it flows on to the leaf."""
     return leaf.view_as(leaf) if again and leaf.requires_grad else leaf.detach().requires_grad_()
 
 

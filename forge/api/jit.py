@@ -54,7 +54,7 @@ def jit(
     dynamic: bool | None = None,
     **others: Any,
 ) -> Any:
-    """The same function or module, compiled when it is first called (and again when a guard fails).
+    """Return the same function or module, compiled when it is first called (and again when a guard fails).
 
     executors: names or Executor objects, asked in order; all available ones by default.
     transforms: functions Trace -> Trace, run on each recorded trace before forge's own passes; not where a program is
@@ -192,8 +192,8 @@ _entries = itertools.count()
 
 
 def _entry(target: Callable) -> Callable:
-    """A function of forge's own to compile, with a code object and a name of its own: Dynamo's cache and its limit of
-    recompilations are one per code object, and what it learnt of changing shapes is one per name.
+    """Return a function of forge's own to compile, with a code object and a name of its own: Dynamo's cache and its
+    limit of recompilations are one per code object, and what it learnt of changing shapes is one per name.
 
     Dynamo's guards live as long as the types and modules that they look at, and they keep its globals: nothing that
     shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
@@ -221,13 +221,13 @@ def _calling(target: Callable) -> Callable:
 
 
 def _runs_later(target: Callable) -> bool:
-    """Whether a call of it runs nothing yet; Dynamo would run all of it at once."""
+    """Return whether a call of it runs nothing yet; Dynamo would run all of it at once."""
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(is_one(target) for is_one in kinds)
 
 
 def last_traces(jitted: Any) -> list[Trace]:
-    """Every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole.
+    """Return every stage of the last graph that was compiled: the forward's where gradients are needed, else the whole.
 
     Of a large program the last one, with a warning; all of them under FORGE_KEEP_STAGES=1.
     """
@@ -235,7 +235,8 @@ def last_traces(jitted: Any) -> list[Trace]:
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
-    """Every stage of the last backward that was compiled of the last graph. Of a large program as last_traces."""
+    """Return every stage of the last backward that was compiled of the last graph. Of a large program as
+    last_traces."""
     return _stages(jitted, "last_backward_traces", "backward_traces")
 
 
@@ -247,7 +248,7 @@ def _stages(jitted: Any, caller: str, which: str) -> list[Trace]:
 
 
 def refold(jitted: Any) -> None:
-    """Has what a frozen function computed of its weights computed again at the next call.
+    """Have what a frozen function computed of its weights computed again at the next call.
 
     Nobody needs it after a change that torch counts, nor after a write through `data` or `numpy()` of a parameter. It
     is for what is written through other aliases: `buffer.data`, `p.detach().numpy()`, DLPack, or a tensor of `p.data`
@@ -260,7 +261,7 @@ def refold(jitted: Any) -> None:
 
 
 def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
-    """Waits until a jitted function runs as it will from now on: small programs are compiled a second time, beside the
+    """Wait until a jitted function runs as it will from now on: small programs are compiled a second time, beside the
     program that runs, once they were called often. Here they are at once, and take their place.
 
     timeout: seconds, None for as long as it takes. Returns whether all is done. Raises TypeError for what was not made

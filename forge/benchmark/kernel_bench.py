@@ -62,7 +62,7 @@ class Bench:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def ratio(self, who: str) -> float | None:
-        """How many times as long as eager it takes."""
+        """Return how many times as long as eager it takes."""
         if EAGER not in self.seconds or who not in self.seconds:
             return None
         return self.seconds[who] / self.seconds[EAGER]
@@ -83,7 +83,7 @@ class Bench:
         return {**{name: getattr(self, name) for name in told}, "candidates": candidates}
 
     def rows(self) -> Iterator[tuple[str, ...]]:
-        """A row of cells for each candidate, as HEADER names them."""
+        """Yield a row of cells for each candidate, as HEADER names them."""
         arguments = self.arguments or f"{self.dtype} on {self.device}"
         for who, seconds in self.seconds.items():
             ratio, rate = self.ratio(who), f"{1e-9 * self.bytes / seconds:.1f} GB/s"
@@ -103,7 +103,7 @@ def bench(
     backward: bool = False,
     verifier: Verifier | None = None,
 ) -> Iterator[Bench]:
-    """What each kernel's calls take, one after the other.
+    """Yield what each kernel's calls take, one after the other.
 
     op: kernels of this operation alone, as `forge kernels verify` prints it. shapes: of the tensors of each call; by
     default some that the kernel's constraints allow. dtype, device: these alone. backward: forward and backward
@@ -158,7 +158,7 @@ def _of_kernel(
 
 
 def _timed(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
-    """The candidates of one call, timed in turn."""
+    """Return the candidates of one call, timed in turn."""
     program = _Program(kernel, call, told.backward)
     runs: dict[str, Callable[[], Any]] = {}
     reasons: dict[str, str] = {}
@@ -209,7 +209,7 @@ class _Program:
         return made
 
     def _compiled(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
-        """Raises _NotTaken where it is not who was meant that runs the call, with the reason."""
+        """Raise _NotTaken where it is not who was meant that runs the call, with the reason."""
         with torch.set_grad_enabled(self.backward):
             executable, report = Direct(self._symbol_call, executors).compile(self.call.args, self.call.kwargs)
         if taken_by is not None and all(claim.executor != taken_by for claim in report.claims):
@@ -222,7 +222,7 @@ class _Program:
             return self.kernel.target.symbol(*args, **kwargs)
 
     def _run(self, forward: Callable[[], Any]) -> Any:
-        """The outputs; with the gradients of the float inputs where the backward is part of it."""
+        """Return the outputs; with the gradients of the float inputs where the backward is part of it."""
         if not self.backward:
             with torch.no_grad():
                 return forward()
@@ -232,8 +232,8 @@ class _Program:
         return outputs, gradients
 
     def bytes(self, result: Any) -> int:
-        """What must be read and written: inputs and outputs; with a backward the inputs and the incoming gradients once
-        more, and the gradients."""
+        """Return what must be read and written: inputs and outputs; with a backward the inputs and the incoming
+        gradients once more, and the gradients."""
         found = [leaf for leaf in torch_pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not self.backward:
             return _bytes(self.tensors) + _bytes(found)
@@ -272,7 +272,7 @@ class _Samples:
         return (call for call in calls if call.metas and _elements(call) and not self._constraints.failing(call))
 
     def sized(self) -> list[Call]:
-        """The call with lengths as large as the constraints allow, for each of SIZES."""
+        """Return the call with lengths as large as the constraints allow, for each of SIZES."""
         found = {repr(call): call for call in map(self._grown, SIZES)}
         return list(found.values())
 
@@ -292,7 +292,7 @@ class _Samples:
         return call
 
     def of(self, shapes: Shapes) -> Call:
-        """A call on tensors of these shapes. Raises ValueError with the first constraint that fails."""
+        """Return a call on tensors of these shapes. Raises ValueError with the first constraint that fails."""
         metas = self.start.metas
         names = ", ".join(self.kernel.target.signature.tensors)
         check(
@@ -314,7 +314,7 @@ class _Samples:
         return call
 
     def values(self, call: Call) -> Call:
-        """The call on real tensors: the repository's own samples where it makes some."""
+        """Return the call on real tensors: the repository's own samples where it makes some."""
         case = next(self._samples.call_cases(self.kernel, call))
         return Call(case.args, case.kwargs)
 
@@ -338,7 +338,7 @@ def _written(shapes: Any) -> str:
 
 
 def parse_shapes(text: str) -> Shapes:
-    """The shapes of '2x512,512'. Raises ValueError for what is none."""
+    """Return the shapes of '2x512,512'. Raises ValueError for what is none."""
     try:
         shapes = [tuple(int(length) for length in each.split("x")) for each in text.split(",")]
         check(all(length >= 0 for shape in shapes for length in shape), lambda: "a length is negative")
@@ -357,7 +357,7 @@ def parse_dtype(text: str) -> torch.dtype:
 
 
 def parse_device(text: str) -> torch.device:
-    """A device. Raises ValueError for what is none."""
+    """Return a device. Raises ValueError for what is none."""
     try:
         return torch.device(text)
     except RuntimeError as error:
@@ -389,7 +389,7 @@ def rich_table(results: Sequence[Bench]) -> Table:
 
 
 def plotter(path: Path) -> Callable[[Sequence[Bench]], None]:
-    """Draws time against the first tensor's elements to a file, one picture a kernel and dtype.
+    """Draw time against the first tensor's elements to a file, one picture a kernel and dtype.
 
     Raises ValueError, before anything is timed, where matplotlib is not installed.
     """
@@ -418,5 +418,5 @@ def _draw(pyplot: Any, path: Path, results: Sequence[Bench]) -> None:
 
 
 def show(results: Sequence[Bench]) -> str:
-    """A table of text."""
+    """Return a table of text."""
     return "\n".join(table([HEADER, *[row for each in results for row in each.rows()]]))

@@ -63,14 +63,14 @@ def systems(executors: Sequence[str] | None = None) -> dict[str, System]:
 
 
 def _finish(jitted: Callable) -> None:
-    """Waits for larger regions, and says so where that takes long."""
+    """Wait for larger regions, and says so where that takes long."""
     if not finish_compiling(jitted, timeout=_UNSAID):
         print("forge: waiting for larger regions to be compiled (FORGE_BACKGROUND=0: without them)", file=sys.stderr)
         finish_compiling(jitted)
 
 
 def inference(model: Callable, inputs: Mapping[str, Any], args: Sequence[Any] = ()) -> Callable[[], Any]:
-    """One forward without gradients."""
+    """Return one forward without gradients."""
 
     def run() -> Any:
         with torch.no_grad():
@@ -120,7 +120,7 @@ class Case:
         return Case(self.name, copy.deepcopy(self.target) if module else self.target, args, kwargs, self.training)
 
     def run(self, prepared: Callable) -> Callable[[], Any]:
-        """A forward, or a training step, of what a system made of the target."""
+        """Return a forward, or a training step, of what a system made of the target."""
         if not self.training:
             return inference(prepared, self.kwargs, self.args)
         leaves = torch_pytree.tree_leaves((self.args, self.kwargs))
@@ -142,7 +142,7 @@ class Timed:
 
 
 def compare(case: Case, compared: Sequence[System], rounds: int) -> list[Timed]:
-    """What each system takes. One that fails is told with its reason, and the others are timed."""
+    """Return what each system takes. One that fails is told with its reason, and the others are timed."""
     runs: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -186,7 +186,7 @@ def as_json(timed: Sequence[Timed]) -> list[dict[str, Any]]:
 
 
 def show(timed: Sequence[Timed]) -> str:
-    """A table of text."""
+    """Return a table of text."""
     others = [name for name in (EAGER, PEER) if any(each.system == name and each.seconds for each in timed)]
     rows = [("", "time", *(f"of {name}" for name in others), "first call")]
     for each in timed:
@@ -198,6 +198,6 @@ def show(timed: Sequence[Timed]) -> str:
 
 
 def _of(each: Timed, timed: Sequence[Timed], name: str) -> float | None:
-    """How many times as long as that system it takes."""
+    """Return how many times as long as that system it takes."""
     other = next((other for other in timed if other.system == name), None)
     return ratio(each.seconds, other.seconds) if each.seconds and other is not None and other.seconds else None

@@ -12,12 +12,13 @@ from forge.ir.proxies import hint_of
 
 
 def count(symbols: Sequence[torch.SymInt]) -> int:
-    """How many guards there are."""
+    """Return how many guards there are."""
     return len(symbols[0].node.shape_env.guards) if symbols else 0
 
 
 def guards_since(symbols: Sequence[torch.SymInt], before: int) -> str | None:
-    """What is asked of a graph's symbolic inputs since there were so many guards, in words; None where nothing is."""
+    """Return what is asked of a graph's symbolic inputs since there were so many guards, in words; None where nothing
+    is."""
     if count(symbols) == before:
         return None
     env = symbols[0].node.shape_env
@@ -25,7 +26,7 @@ def guards_since(symbols: Sequence[torch.SymInt], before: int) -> str | None:
 
 
 def hold(guards: str | None, symbols: Sequence[torch.SymInt]) -> bool:
-    """Whether guards hold of these inputs; then they are guarded from now on."""
+    """Return whether guards hold of these inputs; then they are guarded from now on."""
     if guards is None:
         return True
     env: Any = symbols[0].node.shape_env
@@ -36,12 +37,13 @@ def hold(guards: str | None, symbols: Sequence[torch.SymInt]) -> bool:
 
 
 def equal_lengths(symbols: Sequence[torch.SymInt]) -> dict[Any, Any]:
-    """The symbols that guards have made equal to a number or to an expression of others, with what they equal."""
+    """Return the symbols that guards have made equal to a number or to an expression of others, with what they
+    equal."""
     return dict(symbols[0].node.shape_env.replacements) if symbols else {}
 
 
 def known_of(symbols: Sequence[torch.SymInt]) -> list[str]:
-    """What is known of symbolic inputs before a graph is compiled: hints, ranges, guards."""
+    """Return what is known of symbolic inputs before a graph is compiled: hints, ranges, guards."""
     if not symbols:
         return []
     env: Any = symbols[0].node.shape_env

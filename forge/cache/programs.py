@@ -108,7 +108,7 @@ def _training_data(training: TrainingPlan | None) -> dict[str, Any] | None:
 
 
 def _hash(split: Trace) -> str:
-    """What a forward saves, and of what: the layout of what its backwards are given."""
+    """Return what a forward saves, and of what: the layout of what its backwards are given."""
     saved = [names(part) for part in split.output]
     return hashlib.sha256(repr((split.input_names, split.bound_symbols, saved)).encode()).hexdigest()
 
@@ -168,7 +168,7 @@ def _function(reader: Reader, name: str, **code: Any) -> GeneratedFunction:
 
 
 def _fallbacks(generated: GeneratedFunction | None) -> dict[str, Fallback]:
-    """Those of a function's regions, by the region's name."""
+    """Return those of a function's regions, by the region's name."""
     scope = {} if generated is None else generated.function.__globals__
     found = [each for each in scope.values() if isinstance(each, Fallback)]
     return {region: each for each in found for region in each.regions}
@@ -226,7 +226,7 @@ class _LoadedBackwards:
 
 
 def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
-    """What the executor makes of a region; once in a process."""
+    """Return what the executor makes of a region; once in a process."""
     key = (executor, hashlib.sha256(data).digest())
     function = _loaded.get(key)
     if function is None:
@@ -293,8 +293,8 @@ def _claim(
 
 
 def _of_whole(name: str, otherwise: Callable[[LoadedReport], Any]) -> property:
-    """An attribute of the report of the program compiled here; `otherwise` where there is none. Its empty start, which
-    CompileReport assigns, is ignored."""
+    """Return an attribute of the report of the program compiled here; `otherwise` where there is none. Its empty start,
+    which CompileReport assigns, is ignored."""
 
     def get(report: LoadedReport) -> Any:
         whole = report._program.compiled

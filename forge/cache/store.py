@@ -26,19 +26,19 @@ class Entry:
     blobs: list[bytes] = field(default_factory=list)
 
     def add(self, blob: bytes) -> int:
-        """The number of a blob, the same for equal ones."""
+        """Return the number of a blob, the same for equal ones."""
         if blob not in self.blobs:
             self.blobs.append(blob)
         return self.blobs.index(blob)
 
 
 def folder() -> Path:
-    """Where programs are kept."""
+    """Return where programs are kept."""
     return user_cache() / "programs"
 
 
 def read(key: str) -> Entry | None:
-    """The entry of a key; None where there is none that may be used."""
+    """Return the entry of a key; None where there is none that may be used."""
     path = folder() / f"{key}{_SUFFIX}"
     try:
         owner_only_store.check_folder(path.parent)
@@ -57,7 +57,7 @@ def read(key: str) -> Entry | None:
 
 
 def write(key: str, entry: Entry) -> None:
-    """Keeps an entry; a place that cannot be written to costs a notice."""
+    """Keep an entry; a place that cannot be written to costs a notice."""
     path = folder() / f"{key}{_SUFFIX}"
     try:
         owner_only_store.write(path, FORMAT, _bytes_of(entry, key), SIZE)
@@ -66,7 +66,7 @@ def write(key: str, entry: Entry) -> None:
 
 
 def notice(text: str) -> None:
-    """Says a thing once in a process."""
+    """Say a thing once in a process."""
     if text not in _noticed:
         _noticed.add(text)
         _log.warning("forge: program cache: %s", text)
@@ -78,7 +78,7 @@ def _bytes_of(entry: Entry, key: str) -> bytes:
 
 
 def _parsed(body: bytes, key: str) -> Entry:
-    """Raises UntrustedFile for anything but what `_bytes_of` gave for this key."""
+    """Raise UntrustedFile for anything but what `_bytes_of` gave for this key."""
     try:
         size, _, rest = body.partition(b"\n")
         head, place, blobs = json.loads(rest[: int(size)]), int(size), []

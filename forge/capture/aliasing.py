@@ -29,7 +29,7 @@ Pair = tuple[TensorProxy, torch.Tensor]
 
 
 def reconcile(memory: Memory, given: Sequence[Pair], output: Any, example: Any, call: str) -> Any:
-    """The output of a call, with `memory` as the fake tensors have it.
+    """Return the output of a call, with `memory` as the fake tensors have it.
 
     given: the handles that the call was given, with their fake tensors; example: the fake tensors of its output; call:
     its name, "" where it writes to its out=. A handle of the output that is one of the arguments, where torch returns
@@ -83,8 +83,8 @@ def _reconcile(
 
 @functools.cache
 def _allocates(call: str) -> bool:
-    """Whether the operator of this name gives tensors of its own, by its schema: where its fake tensors are made by a
-    decomposition in Python, they may be what it was given (torch.native_dropout's without training).
+    """Return whether the operator of this name gives tensors of its own, by its schema: where its fake tensors are made
+    by a decomposition in Python, they may be what it was given (torch.native_dropout's without training).
 
     What a composite operator's schema says of memory is not to be relied on.
     """
@@ -109,8 +109,8 @@ def _may_alias(overload: OpOverload) -> bool:
 
 
 def _shown(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
-    """The first handle that has what a result of the call shows: of those that share its memory, two rows of one tensor
-    say, the first that reaches as far."""
+    """Return the first handle that has what a result of the call shows: of those that share its memory, two rows of one
+    tensor say, the first that reaches as far."""
     sharing = [pair for pair in given if _place(pair[1]) == _place(example)]
     if len(sharing) < 2:
         return sharing[0] if sharing else None
@@ -124,20 +124,20 @@ def _place(fake: torch.Tensor) -> int:
 
 
 def _reach(fake: torch.Tensor) -> tuple[int, int]:
-    """The places of its first and last element in its memory."""
+    """Return the places of its first and last element in its memory."""
     start, ends = hint_of(fake.storage_offset()), zip(fake.shape, fake.stride(), strict=True)
     return start, start + sum((hint_of(length) - 1) * hint_of(stride) for length, stride in ends)
 
 
 def _follows(known: Ref | None, base: Ref) -> bool:
-    """Whether a view of the base is known, by steps that need no tensor but the memory's first handle."""
+    """Return whether a view of the base is known, by steps that need no tensor but the memory's first handle."""
     if known is None or known.storage is not base.storage:
         return False
     return all(tensor is known.storage.root for step in known.chain for tensor in step.tensors)
 
 
 def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
-    """What `example` shows of `base`, by strides."""
+    """Return what `example` shows of `base`, by strides."""
     offset = example.storage_offset() - base.storage_offset()
     args = (tuple(example.shape), tuple(example.stride()), offset, tuple(base.stride()))
     return ViewStep(
@@ -146,7 +146,7 @@ def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
 
 
 def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:
-    """The handles of a node's arguments with their fake tensors, those in objects too."""
+    """Return the handles of a node's arguments with their fake tensors, those in objects too."""
     found: list[Pair] = []
     for node in leaves(arguments):
         value = env[node] if isinstance(node, Node) else None

@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tuple], *, follows: bool = False) -> Run:
-    """Records a body with a memory of its own. `outputs` takes those from its result; `follows`: a call in the body
+    """Record a body with a memory of its own. `outputs` takes those from its result; `follows`: a call in the body
     that ran without grad has no gradient, as of a backward that is differentiated."""
     trace = current_trace()
     outer, trace.memory = trace.memory, Memory()
@@ -71,7 +71,7 @@ def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tupl
 
 
 def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> int | None:
-    """The position of the first that has the memory of this one, which is at `position`."""
+    """Return the position of the first that has the memory of this one, which is at `position`."""
     if not isinstance(leaf, TensorProxy):
         return None
     first = places.setdefault(id(memory.ref(leaf).storage), position)
@@ -110,7 +110,7 @@ class FunctionCall:
         return tuple(own), tuple(run.written[i] for i in self.written)
 
     def rule(self, *inputs: Any) -> tuple:
-        """The gradient rule: the Function's own backward."""
+        """Return the gradient rule: the Function's own backward."""
         outputs, written = self.body(*inputs)
         gradients = tuple(self._gradient(i, output) for i, output in enumerate(outputs))
         kept = list(leaves(self.made.kept))
@@ -133,7 +133,7 @@ class FunctionCall:
         return prims.full(output.shape, 0, output.dtype, output.device)
 
     def record(self, args: tuple) -> tuple:
-        """The outputs of the call: what it changed is written, what shares memory may not be changed later."""
+        """Return the outputs of the call: what it changed is written, what shares memory may not be changed later."""
         memory = current_trace().memory
         grad_mode.note(current_trace())
         values = memory.read_all(args)
@@ -160,8 +160,8 @@ class FunctionCall:
 
 
 def wrong_gradients(name: str, inputs: Sequence[Any], needs: Sequence[bool], found: Any) -> str | None:
-    """What torch says of the result of a backward of a Function with these inputs, tensors and others; None: it takes
-    it. `needs`: which inputs need a gradient."""
+    """Return what torch says of the result of a backward of a Function with these inputs, tensors and others; None: it
+    takes it. `needs`: which inputs need a gradient."""
     found = found if isinstance(found, tuple) else (found,)
     surplus = any(each is not None for each in found[len(inputs) :])
     if len(found) < len(inputs) or surplus:
@@ -190,7 +190,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _mismatch(given: Any, gradient: Any) -> str | None:
-    """Why autograd does not take a gradient of a tensor."""
+    """Return why autograd does not take a gradient of a tensor."""
     if not sums_to(gradient.shape, given.shape):
         return f"got {list(gradient.shape)} but expected shape compatible with {list(given.shape)}"
     if gradient.dtype.is_complex and not given.dtype.is_complex:
@@ -201,7 +201,8 @@ def _mismatch(given: Any, gradient: Any) -> str | None:
 
 
 def _outer_mode(graph: GraphModule) -> list[Node]:
-    """The nodes by which Dynamo turns gradients off for all of a backward: in torch they are on under create_graph."""
+    """Return the nodes by which Dynamo turns gradients off for all of a backward: in torch they are on under
+    create_graph."""
     modes = [node for node in graph.graph.nodes if node.target is set_grad_enabled]
     return [modes[0], modes[-1]] if modes and modes[0].args[0] is False else []
 
@@ -213,7 +214,8 @@ _ONCE_LINES = re.compile(
 
 
 def _once_differentiable(backward: GraphModule) -> bool:
-    """Whether a backward was recorded through @once_differentiable, of which only the lines that ran are left."""
+    """Return whether a backward was recorded through @once_differentiable, of which only the lines that ran are
+    left."""
     return any(_ONCE_LINES.search(node.meta.get("stack_trace") or "") for node in backward.graph.nodes)
 
 
@@ -222,14 +224,14 @@ _FORWARD = re.compile(r"\s*def forward\(")
 
 
 def _calls_functions(backward: GraphModule) -> bool:
-    """Whether a backward calls another torch.autograd.Function: Dynamo leaves what its forward did, without its
+    """Return whether a backward calls another torch.autograd.Function: Dynamo leaves what its forward did, without its
     backward, which only a second differentiation would ask for."""
     frames = {frame for node in backward.graph.nodes for frame in _FRAME.findall(node.meta.get("stack_trace") or "")}
     return any(_is_static_forward(path, int(line)) for path, line in frames)
 
 
 def _is_static_forward(path: str, line: int) -> bool:
-    """Whether a line is one of a static method `forward`, which a module's is not."""
+    """Return whether a line is one of a static method `forward`, which a module's is not."""
     above = linecache.getlines(path)[:line]
     start = next((i for i in range(len(above) - 1, -1, -1) if _FORWARD.match(above[i])), 0)
     decorators = itertools.takewhile(lambda text: text.strip().startswith("@"), reversed(above[:start]))
@@ -237,14 +239,14 @@ def _is_static_forward(path: str, line: int) -> bool:
 
 
 def is_once_differentiable(backward: GraphModule) -> bool:
-    """Whether the graph of a backward says by its lines that it cannot be differentiated."""
+    """Return whether the graph of a backward says by its lines that it cannot be differentiated."""
     return _once_differentiable(backward) or _calls_functions(backward)
 
 
 def from_graphs(
     inline: Callable[..., Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
 ) -> FunctionCall:
-    """A call as Dynamo hands it over. Raises Unsupported for options that another torch has."""
+    """Return a call as Dynamo hands it over. Raises Unsupported for options that another torch has."""
     if not options.keys() <= _OPTIONS:
         raise Unsupported(f"torch.autograd.Function with {', '.join(sorted(options.keys() - _OPTIONS))}")
 
@@ -285,7 +287,7 @@ class Context:
 
 
 def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
-    """Records Function.apply(*args) of a Function that is traced directly."""
+    """Record Function.apply(*args) of a Function that is traced directly."""
     single = False
 
     def forward(*inputs: Any) -> Forward:
@@ -329,7 +331,7 @@ def _is_differentiable(proxy: TensorProxy) -> bool:
 
 @classmethod
 def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-    """What Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
+    """Return what Function.apply calls, which the user may have taken before: `apply = Mine.apply`."""
     if any(isinstance(each, TensorProxy) for each in args):
         return from_class(function, args)
     return super(_SingleLevelFunction, function).apply(*args, **kwargs)

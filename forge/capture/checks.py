@@ -89,7 +89,8 @@ class Check:
 
 
 def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: Callable) -> Any:
-    """A call of one of CHECKS becomes one of a Check. `call` is Dynamo's own, for arguments that torch refuses."""
+    """Return a call of one of CHECKS becomes one of a Check. `call` is Dynamo's own, for arguments that torch
+    refuses."""
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
@@ -134,7 +135,7 @@ def _add_check(tx: Any, error: type[Exception], condition: Any, message: Any) ->
 
 
 def _is_known(tx: Any, condition: Any) -> bool | None:
-    """Whether a condition holds, where that is known now, or guarded; else None."""
+    """Return whether a condition holds, where that is known now, or guarded; else None."""
     if condition.is_python_constant():
         return condition.as_python_constant()
     if not isinstance(condition, SymNodeVariable):
@@ -145,7 +146,7 @@ def _is_known(tx: Any, condition: Any) -> bool | None:
 
 
 def _captured_message(tx: Any, message: Any) -> Any:
-    """The text of a message: a constant, a format, or None for torch's own."""
+    """Return the text of a message: a constant, a format, or None for torch's own."""
     if message is None or (message.is_python_constant() and message.as_python_constant() is None):
         return None
     with _formats:
@@ -200,8 +201,8 @@ _formats = Replaced(InstructionTranslatorBase, "_format_value", _format_value)
 
 
 def _is_assert(self: InstructionTranslatorBase, *how: Any) -> bool:
-    """Whether a jump is that of an `assert`. Of one on a number that is a symbol Dynamo keeps the condition alone, for
-    itself: it becomes a check."""
+    """Return whether a jump is that of an `assert`. Of one on a number that is a symbol Dynamo keeps the condition
+    alone, for itself: it becomes a check."""
     found = captured_asserts.original(self, *how)
     condition = sys._getframe(1).f_locals["value"] if found else None
     if isinstance(condition, SymNodeVariable) and isinstance(condition.sym_num, torch.SymBool):
@@ -221,7 +222,7 @@ captured_asserts = Replaced(symbolic_convert, "_detect_and_normalize_assert_stat
 
 
 def assumptions_last(graph: GraphModule) -> None:
-    """Moves what Dynamo assumes to the end of a graph, and of those inside of it: in eager, a call that needs it raises
+    """Move what Dynamo assumes to the end of a graph, and of those inside of it: in eager, a call that needs it raises
     first, or a check. A program makes sure of it as soon as the numbers are known (`checks_of`)."""
     for node in graph.graph.nodes:
         if node.op == "get_attr" and isinstance(inner := operator.attrgetter(node.target)(graph), GraphModule):
@@ -248,7 +249,8 @@ def _computes_number(node: Node) -> bool:
 
 
 def checks_of(graph: Graph) -> list[Node]:
-    """The program's own checks, then what Dynamo assumes: of two that do not hold, eager raises the program's."""
+    """Return the program's own checks, then what Dynamo assumes: of two that do not hold, eager raises the
+    program's."""
     own = [node for node in graph.nodes if isinstance(node.target, Check)]
     return own + list(graph.find_nodes(op="call_function", target=ASSUMES))
 
@@ -262,7 +264,7 @@ class Asked:
         self._numbers: dict[Node, Any] = {}
 
     def number(self, node: Any) -> Any:
-        """The number of a node, of symbols of which nothing is known; anything but a number as it is."""
+        """Return the number of a node, of symbols of which nothing is known; anything but a number as it is."""
         example = node.meta.get("example_value") if isinstance(node, Node) else None
         if not isinstance(example, NUMBER_TYPES):
             return node if example is None else example

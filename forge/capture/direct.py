@@ -16,8 +16,8 @@ from forge.torchlang import grad_mode
 
 
 def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "computation") -> Program:
-    """The program that `function(*args, **kwargs)` runs. Tensors among the arguments become inputs, in pytree order;
-    numbers and other arguments are part of the program, as are the tensors that the function closes over.
+    """Return the program that `function(*args, **kwargs)` runs. Tensors among the arguments become inputs, in pytree
+    order; numbers and other arguments are part of the program, as are the tensors that the function closes over.
 
     Raises TypeError for a branch on a tensor's value; NotImplementedError naming a torch function without a symbol.
     """
@@ -53,7 +53,7 @@ class Recorded:
         self.inputs = [*input_tensors(args, kwargs), *captured]
 
     def result(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """What the function returned, with the tensors that the program gave."""
+        """Return what the function returned, with the tensors that the program gave."""
         return tree_map(lambda leaf: outputs[leaf.position] if isinstance(leaf, _Place) else leaf, self._tree)
 
 
@@ -71,14 +71,15 @@ def _started(name: str) -> Trace:
 
 
 def _as_input(trace: Trace, name: str) -> torch.Tensor:
-    """Makes a tensor that the trace closed over an input, under its name, and returns it."""
+    """Make a tensor that the trace closed over an input, under its name, and returns it."""
     value = trace.constants.pop(name)
     trace.add_input(TensorProxy(name, tuple(value.shape), value.dtype, value.device, strides=strides_of(value)))
     return value.detach()
 
 
 def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
-    """What the function returns for proxies in the place of the tensors among its arguments, which become inputs."""
+    """Return what the function returns for proxies in the place of the tensors among its arguments, which become
+    inputs."""
     leaves, spec = torch_pytree.tree_flatten((args, kwargs))
     names = _argument_names(function, args, kwargs)
     stand_ins = []
@@ -110,7 +111,7 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:
-    """A name for each leaf: the parameter's, numbered where it holds several."""
+    """Return a name for each leaf: the parameter's, numbered where it holds several."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -123,5 +124,5 @@ def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:
 
 
 def input_tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors that `record` makes inputs of, in order."""
+    """Return the tensors that `record` makes inputs of, in order."""
     return [leaf for leaf in torch_pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

@@ -40,7 +40,7 @@ class Localized(NamedTuple):
 
 
 def localized(graph: GraphModule) -> Localized | None:
-    """The graph on local tensors, None where it has no DTensors. Raises Unsupported for a placement that is not
+    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for a placement that is not
     known, and what draws random numbers or changes a DTensor in place."""
     if not any(map(_has_dtensor, graph.graph.nodes)):
         return None
@@ -83,7 +83,7 @@ def _place(placement: Any) -> Place | None:
 
 
 def _find_spec(value: Any) -> _Spec | str:
-    """How a DTensor is placed, or why that cannot be compiled."""
+    """Return how a DTensor is placed, or why that cannot be compiled."""
     mesh = value._spec.mesh
     mesh = mesh.real_obj if isinstance(mesh, FakeScriptObject) else mesh
     places = tuple(map(_place, value._spec.placements))
@@ -106,7 +106,7 @@ def _spec(value: Any) -> _Spec:
 
 
 def _inside(value: Any) -> Any:
-    """The fake local tensor of a fake DTensor; what is none, as it is."""
+    """Return the fake local tensor of a fake DTensor; what is none, as it is."""
     if not isinstance(value, DTensor):
         return value
     local = value._local_tensor.detach()
@@ -194,7 +194,7 @@ class _Writer:
     # calls
 
     def copy(self, node: Node, example: Any = None) -> Node:
-        """The node on local tensors."""
+        """Return the node on local tensors."""
         if node.op == "get_attr" and isinstance(getattr(self.old, node.target, None), DTensor):
             raise Unsupported("the graph holds a DTensor")
         copied = self.new.node_copy(node, self.local)
@@ -203,13 +203,13 @@ class _Writer:
         return copied
 
     def local(self, node: Node) -> Any:
-        """What a node of the graph has become."""
+        """Return what a node of the graph has become."""
         if node in self.waiting:
             raise Unsupported(f"a result of {node.name} is used before it is redistributed")
         return self.env[node]
 
     def insert(self, target: Callable, x: Node, *args: Any) -> Node:
-        """A call of one of forge's own functions of a local tensor."""
+        """Return a call of one of forge's own functions of a local tensor."""
         value = _example(x)
         with value.fake_mode, torch.no_grad():
             made = target(value, *args)
@@ -267,7 +267,7 @@ class _Writer:
         return local
 
     def call(self, node: Node, name: str) -> Any:
-        """A torch function: of the local tensors where that is the same, else opaque."""
+        """Return a torch function: of the local tensors where that is the same, else opaque."""
         example = _example(node)
         if name == "getitem" and isinstance(_example(node.args[0]), (tuple, list)):
             return self.copy(node, _inside(example))
@@ -295,7 +295,7 @@ class _Writer:
         return copied
 
     def as_local(self, node: Node, trial: "_Trial", results: list[_Spec]) -> tuple[tuple, dict] | None:
-        """The arguments with which the function of local tensors is the call; None where there are none."""
+        """Return the arguments with which the function of local tensors is the call; None where there are none."""
         nodes = [each for each in trial.leaves if isinstance(each, Node) and isinstance(_example(each), torch.Tensor)]
         if not all(isinstance(_example(each), DTensor) for each in nodes):
             return None
@@ -316,7 +316,7 @@ class _Writer:
     def arguments(
         self, trial: "_Trial", replaced: list[Any], given: dict[Node, _Spec], results: list[_Spec], divided: dict
     ) -> tuple[tuple, dict] | None:
-        """The arguments on local tensors, divided and spread where that is to be."""
+        """Return the arguments on local tensors, divided and spread where that is to be."""
         local: dict[Node, Node] = {}
         for each, spec in given.items():
             places = ["partial" if dim in divided.get(each, ()) else place for dim, place in enumerate(spec.places)]
@@ -336,7 +336,7 @@ class _Writer:
         return torch_pytree.tree_unflatten(leaves, trial.structure)
 
     def opaque(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Node:
-        """A call that makes DTensors of local tensors, and has local ones of what torch makes of them."""
+        """Return a call that makes DTensors of local tensors, and has local ones of what torch makes of them."""
         leaves, structure = torch_pytree.tree_flatten((args, kwargs))
         values = [_example(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
         specs = {i: _spec(value) for i, value in enumerate(values) if isinstance(value, DTensor)}
@@ -438,7 +438,8 @@ class _Trial:
         self.of_dtensors = self._made([_example(x) if isinstance(x, Node) else x for x in self.leaves], {})
 
     def of_local(self, leaves: Sequence[Any], divided: dict[Node, Sequence[int]]) -> Any:
-        """What it makes of the local tensors of `leaves`, those in `divided` divided by the sizes of these groups."""
+        """Return what it makes of the local tensors of `leaves`, those in `divided` divided by the sizes of these
+        groups."""
         values = [_example(x) if isinstance(x, Node) else x for x in leaves]
         sizes = {
             i: [_spec(_example(x)).mesh.size(dim) for dim in divided[x]]
@@ -471,7 +472,7 @@ class _Trial:
                 yield {each: partial}
 
     def sizes_of(self, result: Any) -> list[Any] | None:
-        """The leaves with the local shape where a shape is asked for; None where none is."""
+        """Return the leaves with the local shape where a shape is asked for; None where none is."""
         numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, int)]
         if getattr(self.function, "__name__", "") not in ("view", "reshape") or len(numbers) != result.ndim:
             return None

@@ -80,7 +80,7 @@ CHECK_META = False  # compare every value's metadata with Dynamo's fake value: a
 
 
 def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
-    """Records a Dynamo graph. `parameters` are the user's names of what Dynamo calls args[0], args[1], ...
+    """Record a Dynamo graph. `parameters` are the user's names of what Dynamo calls args[0], args[1], ...
 
     Raises Unsupported for a graph that has to run in eager, Refused for a call that torch refuses, too, or may.
     """
@@ -178,7 +178,7 @@ class _Interpreter:
             self.note(node, value, node.meta["example_value"])
 
     def transformed(self, function: Callable, name: str, args: tuple, changed: list[int]) -> tuple:
-        """The results of a function of torch's transforms that changes some of its arguments."""
+        """Return the results of a function of torch's transforms that changes some of its arguments."""
         values, flat = self.trace.memory.read_all(args), list(leaves((args, {})))
         if not changed:
             return recorded(function, name, self.inline_operators)(*values)
@@ -188,7 +188,7 @@ class _Interpreter:
         return result
 
     def layer(self, node: Node) -> Any:
-        """The end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
+        """Return the end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
         own, *given = node.args
         site = node.meta.get(layers.SITE)
         if site is None or site.take is None:
@@ -200,7 +200,7 @@ class _Interpreter:
         return output
 
     def inline(self, graph: GraphModule, args: tuple, skipped: Collection[Node] = (), *, native: bool = False) -> Any:
-        """Runs a nested graph on values of this one. native: raises Unsupported for what would be an opaque call."""
+        """Run a nested graph on values of this one. native: raises Unsupported for what would be an opaque call."""
         inner = _Interpreter(graph)
         inner.native = native
         inner.skipped = skipped
@@ -248,7 +248,7 @@ class _Interpreter:
         raise Unsupported(f"input {name} is a {type(value).__name__}")
 
     def weigh(self, node: Node, name: str) -> None:
-        """Notes that the next input is a parameter or buffer of a module, where it is one."""
+        """Note that the next input is a parameter or buffer of a module, where it is one."""
         weight = weight_of(node)
         if weight is None:
             return
@@ -364,7 +364,7 @@ class _Interpreter:
         return example
 
     def number(self, symbol: Symbol, args: tuple, value: Any) -> None:
-        """Records the reading of a number that is known when the program runs."""
+        """Record the reading of a number that is known when the program runs."""
         (symbol_of,) = value.node._expr.free_symbols  # whatever Dynamo has learnt of it; a bool is one that is 1
         number = NumberProxy(str(symbol_of), value)
         if number.name not in self.numbers:
@@ -374,7 +374,7 @@ class _Interpreter:
             self.add_checks()
 
     def add_checks(self) -> None:
-        """Records the checks that the program can make by now: before what is computed of their numbers."""
+        """Record the checks that the program can make by now: before what is computed of their numbers."""
         for node in list(self.checks):
             if all(map(self.is_known, node.all_input_nodes)):
                 self.add_check(node)
@@ -385,7 +385,7 @@ class _Interpreter:
         return self.trace.names.issuperset(names(self.asked.number(node)))
 
     def add_check(self, node: Node) -> None:
-        """Records a check, once."""
+        """Record a check, once."""
         if node not in self.checks:
             return
         self.checks.remove(node)
@@ -396,23 +396,23 @@ class _Interpreter:
             prims.require(condition, *values, RuntimeError if self.has_acted() else prims.Violated)
 
     def as_asked(self, value: Any) -> Any:
-        """A node's value; a number as the graph computes it."""
+        """Return a node's value; a number as the graph computes it."""
         return self.env[value] if isinstance(value, Node) and value in self.env else self.asked.number(value)
 
     def has_acted(self) -> bool:
-        """Whether the program has done by now what it may not do again."""
+        """Return whether the program has done by now what it may not do again."""
         calls = (bound for bound in self.trace.bound_symbols if bound.symbol is not prims.require)
         return any(not ACTS.isdisjoint(bound.all_tags) for bound in calls)
 
     def read_lengths(self, output: Any, example: Any) -> None:
-        """Records what values decide of how long the results of a call are: numbers that the results tell."""
+        """Record what values decide of how long the results of a call are: numbers that the results tell."""
         for made, fake in zip(leaves(output), leaves(example), strict=True):
             for dim, count in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
                 if _is_read(count):
                     self.number(prims.length, (made, dim), count)
 
     def must_know_lengths(self, name: str, example: Any) -> None:
-        """Raises Unsupported for results that are as long as values decide that nothing tells."""
+        """Raise Unsupported for results that are as long as values decide that nothing tells."""
         if not self.trace.names.issuperset(map(str, free_unbacked_symbols(_real_tensors(example)))):
             raise Unsupported(
                 f"how long the result of {name} is depends on the values that it is given",
@@ -420,7 +420,7 @@ class _Interpreter:
             )
 
     def counted(self, given: list[Pair], arguments: Any) -> Any:
-        """The arguments with a number where an integer in a 0-d tensor was read as one."""
+        """Return the arguments with a number where an integer in a 0-d tensor was read as one."""
         numbers = {}
         for handle, fake in given:
             number = getattr(fake, "item_memo", None)
@@ -440,7 +440,7 @@ class _Interpreter:
                 self.item(handle, number)
 
     def note(self, node: Node, output: Any, example: Any) -> None:
-        """Gives a new value the user's name and the strides that Dynamo saw; several values, their strides."""
+        """Give a new value the user's name and the strides that Dynamo saw; several values, their strides."""
         if isinstance(output, TensorProxy):
             self.note_strides(node, output, example)
             if output.name.startswith("t") and output.name[1:].isdigit() and not _AUTOMATIC.fullmatch(node.name):
@@ -487,7 +487,7 @@ class _Interpreter:
         example: Any,
         found: Effects,
     ) -> Any:
-        """Runs a function that torchlang does not have, by torch, on copies of what it changes.
+        """Run a function that torchlang does not have, by torch, on copies of what it changes.
 
         Raises Unsupported where the values that it is given decide how long its result is."""
         if self.native:
@@ -521,7 +521,7 @@ class _Interpreter:
         return result
 
     def by_operator(self, function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
-        """A call of an operator that torchlang does not have, in a program that torch differentiates."""
+        """Return a call of an operator that torchlang does not have, in a program that torch differentiates."""
         symbol = operator_symbol(function) if isinstance(function, OpOverload) else None
         if symbol is None:
             raise Unsupported(f"torchlang does not have {name}")
@@ -529,7 +529,7 @@ class _Interpreter:
         return symbol(*args, **kwargs)
 
     def check_apart(self, changed: list[TensorProxy], name: str, flat: list[Any]) -> None:
-        """Raises Unsupported where a tensor that a function changes shares memory with another one it is given."""
+        """Raise Unsupported where a tensor that a function changes shares memory with another one it is given."""
         memory = self.trace.memory
         storages = [id(memory.ref(leaf).storage) for leaf in flat if isinstance(leaf, TensorProxy)]
         if any(storages.count(id(memory.ref(handle).storage)) > 1 for handle in changed):
@@ -553,7 +553,7 @@ class _Interpreter:
         return output if all(map(operator.is_, found, output)) else type(output)(found)
 
     def reinterpret(self, symbol: Symbol, output: Any, example: Any, args: tuple, kwargs: dict) -> None:
-        """Says how a view that reads memory differently (view_as_real, conj) is shown and inverted: strides do not."""
+        """Say how a view that reads memory differently (view_as_real, conj) is shown and inverted: strides do not."""
         base = args[0] if args else None
         if not isinstance(output, TensorProxy) or not isinstance(base, TensorProxy):
             return
@@ -563,7 +563,7 @@ class _Interpreter:
 
 
 def _is_read(length: Any) -> bool:
-    """Whether a length is a symbol of what values decide, whatever Dynamo has learnt of it."""
+    """Return whether a length is a symbol of what values decide, whatever Dynamo has learnt of it."""
     expression = length.node._expr if isinstance(length, torch.SymInt) else None
     return isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.UNBACKED_INT)
 
@@ -604,7 +604,7 @@ _DATA = (torch.Tensor.data.__get__, get_data_attr)  # a tensor with a version of
 
 
 def _strided(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
-    """The arguments of as_strided with the numbers that it was given as 0-d tensors."""
+    """Return the arguments of as_strided with the numbers that it was given as 0-d tensors."""
     return (input, tuple(example.shape), tuple(example.stride())), {"storage_offset": storage_offset}
 
 
@@ -647,8 +647,8 @@ def _is_batch_norm(node: Node) -> bool:
 
 
 def _ends_gradients(function: Any, given: Sequence[Pair], example: Any) -> bool:
-    """Whether a function of Python gives results without a history of arguments that have one. Of an operator only
-    its kernel knows: the fake implementation has no part in autograd."""
+    """Return whether a function of Python gives results without a history of arguments that have one. Of an operator
+    only its kernel knows: the fake implementation has no part in autograd."""
     if isinstance(function, (OpOverload, OpOverloadPacket)) or not torch.is_grad_enabled():
         return False
     results = [leaf for leaf in leaves(example) if isinstance(leaf, torch.Tensor)]
@@ -666,21 +666,21 @@ def _real_tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _on_numbers(target: Callable | str, args: tuple, kwargs: dict, example: Any) -> Any:
-    """A call on numbers alone runs now; symbolic ones stay expressions."""
+    """Return a call on numbers alone runs now; symbolic ones stay expressions."""
     if isinstance(example, NUMBER_TYPES):
         return example
     return getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
 
 
 def _ask(interpreter: _Interpreter, question: str, node: Node, args: tuple, kwargs: dict, example: Any) -> Any:
-    """A question about a tensor's metadata."""
+    """Return a question about a tensor's metadata."""
     if question in ("size", "dim", "numel", "element_size"):
         return getattr(args[0], question)(*args[1:], **kwargs)
     return getattr(node.args[0].meta["example_value"], question)(*args[1:], **kwargs)
 
 
 def _shares_memory(node: Node, example: Any) -> bool | None:
-    """Whether the first output's memory is the first argument's, from Dynamo's fake tensors."""
+    """Return whether the first output's memory is the first argument's, from Dynamo's fake tensors."""
     first = example[0] if isinstance(example, (tuple, list)) and example else example
     base = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
     if not isinstance(first, torch.Tensor) or not isinstance(base, torch.Tensor):
@@ -744,7 +744,7 @@ def _enter_inference_mode(interpreter: _Interpreter, mode: bool) -> Any:
 
 
 def _enter(interpreter: _Interpreter, region: Any) -> Any:
-    """A region of the graph: while its calls are recorded, this thread is in it."""
+    """Return a region of the graph: while its calls are recorded, this thread is in it."""
     region.__enter__()
     interpreter.regions.append(region)
     return region
@@ -756,7 +756,7 @@ def _exit(interpreter: _Interpreter, region: Any) -> None:
 
 
 def _checkpoint(interpreter: _Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:
-    """The body inlined, its calls tagged: the backward recomputes what they make."""
+    """Return the body inlined, its calls tagged: the backward recomputes what they make."""
     trace = interpreter.trace
     with trace.tagged(trace.tags | {Tag.RECOMPUTE}):
         return interpreter.inline(body, args)
@@ -773,7 +773,8 @@ def _autograd_function(
 
 
 def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule, *sizes: Any) -> Any:
-    """A hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook changes."""
+    """Return a hook on a value's gradient: a second handle, which all calls take, and whose gradient the hook
+    changes."""
     memory = interpreter.trace.memory
 
     def body(x: TensorProxy, *sizes: Any) -> TensorProxy:
@@ -793,7 +794,8 @@ def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule,
 
 
 def _changed(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
-    """What a hook makes of a gradient: None leaves it. Raises Unsupported for one that autograd does not take."""
+    """Return what a hook makes of a gradient: None leaves it. Raises Unsupported for one that autograd does not
+    take."""
     if found is None:
         return given
     alike = (found.ndim, found.dtype, found.device) == (given.ndim, given.dtype, given.device)

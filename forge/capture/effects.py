@@ -38,7 +38,8 @@ class Effects(NamedTuple):
 
 
 def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects:
-    """What a call does besides returning tensors. Raises Unsupported where it does what a program cannot hold."""
+    """Return what a call does besides returning tensors. Raises Unsupported where it does what a program cannot
+    hold."""
     if isinstance(function, HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
         raise Unsupported(f"the graph calls {function.name()}, which forge does not know")
     if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's region
@@ -63,7 +64,7 @@ def _qualified(operator: OpOverload | OpOverloadPacket) -> str:
 
 
 def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int]:
-    """The leaves that a function changes by its schema, or by torch's names for what works in place."""
+    """Return the leaves that a function changes by its schema, or by torch's names for what works in place."""
     flat = list(leaves((args, kwargs)))
 
     def positions(chosen: list[Any]) -> list[int]:

@@ -41,7 +41,7 @@ def absent() -> Iterator[None]:
 
 
 def _for(function: Callable) -> Callable:
-    """Makes what follows the stand-in of a function."""
+    """Make what follows the stand-in of a function."""
 
     def add(result: Callable) -> Callable:
         @functools.wraps(result)

@@ -15,7 +15,7 @@ class Fields:
 
 
 def is_constructor(function: Any) -> bool:
-    """Whether a graph that calls it makes an object of a dataclass."""
+    """Return whether a graph that calls it makes an object of a dataclass."""
     return isinstance(function, type) and dataclasses.is_dataclass(function)
 
 
@@ -33,7 +33,7 @@ class Constructing:
 
 
 def plain(value: Any) -> Any:
-    """A nest with dicts in the place of objects."""
+    """Return a nest with dicts in the place of objects."""
     if isinstance(value, Fields):
         return {name: plain(each) for name, each in value.values.items()}
     if isinstance(value, (tuple, list)):
@@ -42,7 +42,8 @@ def plain(value: Any) -> Any:
 
 
 def _pattern(value: Any) -> Any:
-    """Where a nest has objects: (class, the patterns of its fields) for each; None for what is not looked into."""
+    """Return where a nest has objects: (class, the patterns of its fields) for each; None for what is not looked
+    into."""
     if isinstance(value, Fields):
         return value.kind, {name: _pattern(each) for name, each in value.values.items()}
     if isinstance(value, (tuple, list)):

@@ -93,7 +93,7 @@ class JitHandle:
 
 
 def name_of(target: Callable) -> str:
-    """What a user calls a function or module: its own name, or its class's."""
+    """Return what a user calls a function or module: its own name, or its class's."""
     return getattr(target, "__name__", type(target).__name__)
 
 
@@ -101,8 +101,8 @@ _by_backend: "weakref.WeakKeyDictionary[Any, JitHandle]" = weakref.WeakKeyDictio
 
 
 def handle_of_torch_compile() -> JitHandle:
-    """The handle of what torch.compile(backend="forge") returned whose frame Dynamo compiles: there is a backend object
-    for each of them."""
+    """Return the handle of what torch.compile(backend="forge") returned whose frame Dynamo compiles: there is a backend
+    object for each of them."""
     frame = InstructionTranslator.current_tx()
     handle = _by_backend.get(frame.output.compiler_fn)
     if handle is None:
@@ -112,7 +112,7 @@ def handle_of_torch_compile() -> JitHandle:
 
 
 def handle_of(jitted: Any, caller: str = "forge") -> JitHandle:
-    """What a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
+    """Return what a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
     else."""
     found = _own_handle(jitted)
     check(found is not None, lambda: f"{caller}: {_described(jitted)} was not made by forge.jit", TypeError)
@@ -124,13 +124,13 @@ def _own_handle(jitted: Any) -> JitHandle | None:
 
 
 def _described(given: Any) -> str:
-    """A value in few words: what a module holds takes pages."""
+    """Return a value in few words: what a module holds takes pages."""
     return f"a {type(given).__name__}" if isinstance(given, torch.nn.Module) else repr(given)
 
 
 def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
-    """A name for `target`, and the records of all that is jitted in it: what forge.jit returned, a module that holds
-    such modules, what torch.compile(backend="forge") returned, or, for None, this process.
+    """Return a name for `target`, and the records of all that is jitted in it: what forge.jit returned, a module that
+    holds such modules, what torch.compile(backend="forge") returned, or, for None, this process.
 
     Raises TypeError for another."""
     if target is None:
@@ -150,8 +150,8 @@ def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
 
 
 def outside(target: Any) -> list[str]:
-    """What runs in eager around the jitted modules that a module holds: its other modules, those without a jitted one
-    inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
+    """Return what runs in eager around the jitted modules that a module holds: its other modules, those without a
+    jitted one inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
     if not isinstance(target, torch.nn.Module) or _is_jitted(target):
         return []
     found: list[str] = []
@@ -177,7 +177,8 @@ def _is_jitted(target: Any) -> bool:
 
 
 def _compiled_by_torch(target: Any) -> JitHandle | None:
-    """The handle of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no graph."""
+    """Return the handle of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no
+    graph."""
     known = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", target)
     if isinstance(target, torch.nn.Module):  # module.compile() leaves the function that it calls
         target = getattr(target, "dynamo_ctx", None) or getattr(target, "_compiled_call_impl", None)

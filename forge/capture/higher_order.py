@@ -15,16 +15,12 @@ from forge.ir.pytree import leaves
 from forge.ir.source import Source
 from forge.runtime.torch_state import Restoring
 from forge.torch_internals.autograd import saved_tensors_hooks_disable, saved_tensors_hooks_enable
+from forge.torch_internals.dynamo import register_hook_op as REGISTER_HOOK
 from forge.torch_internals.functorch import functorch, get_unwrapped, is_functorch_wrapped_tensor, predispatch
-
-try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
-    from forge.torch_internals.dynamo import register_hook_op as REGISTER_HOOK
-except ImportError:
-    REGISTER_HOOK = None
 
 
 def _markers(suffix: str) -> set[Callable]:
-    """What opens, or closes, a level of torch.func: its functions of that name, for every transform."""
+    """Return what opens, or closes, a level of torch.func: its functions of that name, for every transform."""
     found = [getattr(functorch, f"_{kind}{suffix}", None) for kind in ("grad", "jvp", "vmap", "func")]
     found += [getattr(predispatch, f"_{kind}{suffix}", None) for kind in ("jvp", "vmap")]
     return {each for each in found if each is not None}
@@ -44,7 +40,7 @@ _INPLACE = frozenset(
 
 
 def hooks_first(graph: Graph) -> None:
-    """Moves each hook on a value's gradient to where the value is made, and gives it to all that reads the value: a
+    """Move each hook on a value's gradient to where the value is made, and gives it to all that reads the value: a
     hook sees the whole gradient, also what comes from calls before it was registered.
 
     Raises Unsupported for a hook that reads other tensors, which may be made later.
@@ -88,9 +84,9 @@ class Region:
 
 
 def transform_region(graph: GraphModule, start: Node, following: Iterator[Node]) -> Region:
-    """The nodes from the start of a torch.func transform to the end of all that are open then: inside, values are of a
-    level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the region goes on to its last
-    use.
+    """Return the nodes from the start of a torch.func transform to the end of all that are open then: inside, values
+    are of a level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the region goes on to
+    its last use.
     """
     inside: list[Node] = []
     depth, forbidden = 0, False
@@ -110,8 +106,8 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
 
 
 def runnable(graph: GraphModule) -> Callable:
-    """The graph as torch runs it; where it fails, no level that it opened stays open, and the error has the user's line
-    as a note."""
+    """Return the graph as torch runs it; where it fails, no level that it opened stays open, and the error has the
+    user's line as a note."""
     opens = any(node.target in STARTS for node in graph.graph.nodes)
     return Restoring(_Noting(graph)) if opens else _Noting(graph)
 
@@ -157,7 +153,7 @@ def _example(tree: Any) -> Any:
 
 
 def writes(node: Node) -> bool:
-    """Whether a node changes its first argument in place, or `out`."""
+    """Return whether a node changes its first argument in place, or `out`."""
     if node.target in _INPLACE or "out" in node.kwargs:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -168,7 +164,7 @@ def writes(node: Node) -> bool:
 
 
 def _memory(tree: Any) -> set[int]:
-    """The storages of a nest's tensors, under all levels."""
+    """Return the storages of a nest's tensors, under all levels."""
     found = set()
     for leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):

@@ -34,7 +34,8 @@ _COMPOSITE = (aten.native_layer_norm, aten.native_group_norm, aten._softmax, ate
 
 
 def recorded(function: Callable, name: str, inline: Inline) -> Symbol:
-    """The symbol of a function of tensors and numbers that changes none of them; `inline` records a graph of operators.
+    """Return the symbol of a function of tensors and numbers that changes none of them; `inline` records a graph of
+    operators.
 
     Calling it raises Unsupported where torch cannot say without values what it runs, or where that is random.
     """
@@ -107,7 +108,8 @@ def _decompositions() -> dict:
 
 
 def _operators(function: Callable, args: tuple) -> GraphModule:
-    """The operators that a function runs, each with what it gives of tensors without values. Raises Unsupported."""
+    """Return the operators that a function runs, each with what it gives of tensors without values. Raises
+    Unsupported."""
     try:
         with (
             fake_substitutes.absent(),

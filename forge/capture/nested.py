@@ -49,7 +49,7 @@ def value_and_gradients(
 
 
 def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorProxy]) -> Any:
-    """The arguments as inputs of the inner trace; `given` says what each stands for."""
+    """Return the arguments as inputs of the inner trace; `given` says what each stands for."""
 
     def make(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -81,7 +81,7 @@ def _inline(
     given: dict[str, TensorProxy],
     wanted: Sequence[Sequence[TensorProxy]],
 ) -> list[list[TensorProxy]]:
-    """Records the inner trace's calls and those of its backward in the outer one."""
+    """Record the inner trace's calls and those of its backward in the outer one."""
     flat = [proxy for each in wanted for proxy in each]
     joint = differentiate(trace, [proxy.name for proxy in flat], again=True)
     back = backward(joint, seeds, flat)

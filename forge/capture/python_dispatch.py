@@ -28,7 +28,7 @@ count_modes = len_torch_dispatch_stack
 
 
 def is_dispatched(x: Any) -> bool:
-    """Whether a tensor's operators are more than its kernels."""
+    """Return whether a tensor's operators are more than its kernels."""
     if not isinstance(x, torch.Tensor):
         return False
     keys = dispatch_keys(x)

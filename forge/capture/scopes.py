@@ -32,7 +32,7 @@ class _Scope(ModuleType):
 
 
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
-    """Where Dynamo finds a global of a function that it inlines: (the module, its variable, the source)."""
+    """Return where Dynamo finds a global of a function that it inlines: (the module, its variable, the source)."""
     module = sys.modules.get(self.f_globals.get("__name__"))
     if getattr(module, "__dict__", None) is self.f_globals:
         return captured_globals.original(self, name)

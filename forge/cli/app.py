@@ -44,7 +44,7 @@ class Group(TyperGroup):
         help.show(ctx, [self.get_command(ctx, name) for name in self.list_commands(ctx)])
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
-        """Those of `forge` in the order of ORDER, others as they were declared."""
+        """Return those of `forge` in the order of ORDER, others as they were declared."""
         names = list(super().list_commands(ctx))
         return sorted(names, key=lambda name: ORDER.index(name) if ctx.parent is None else 0)
 
@@ -95,7 +95,7 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line. Gives 1, with one line on stderr, for what cannot be used.
+    """Run a command line. Gives 1, with one line on stderr, for what cannot be used.
 
     Raises SystemExit(2) for a usage error, with one line on stderr that names the argument.
     """
@@ -118,7 +118,7 @@ def _print_usage_error(error: Exception) -> None:
 
 
 def _told(error: Exception) -> str:
-    """What is wrong with a command line; of a value, in forge's words where typer would have pydantic's."""
+    """Return what is wrong with a command line; of a value, in forge's words where typer would have pydantic's."""
     if isinstance(error, typer.BadParameter) and hasattr(error.__cause__, "errors"):
         error.message = _wrong_value(error.__cause__.errors()[0])
     return error.format_message()
@@ -134,7 +134,7 @@ def _wrong_value(problem: dict[str, Any]) -> str:
 
 
 def command(path: str, *examples: str, panel: str | None = None) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Declares a function as the command of that path, such as "kernels list"; its docstring is the help. What the
+    """Declare a function as the command of that path, such as "kernels list"; its docstring is the help. What the
     command does, and gives its exit status, is the function of the same name in forge/cli/actions.
 
     A parameter whose type is a dataclass stands for the dataclass's fields, each an argument or option of its own.
@@ -152,7 +152,7 @@ def command(path: str, *examples: str, panel: str | None = None) -> Callable[[Ca
 
 
 def _callback(function: Callable[..., int]) -> Callable[..., int]:
-    """What typer calls: with every field of `function` as a parameter, and --debug."""
+    """Return what typer calls: with every field of `function` as a parameter, and --debug."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for parameter in signature.parameters.values() for each in _expanded(parameter)]
     keyword = inspect.Parameter.KEYWORD_ONLY

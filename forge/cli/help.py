@@ -18,7 +18,7 @@ Rows = dict[str, list[tuple[Text, str]]]  # by heading
 
 
 def show(ctx: typer.Context, commands: Sequence[Any] = ()) -> None:
-    """Prints the help of a command, or of a group with its commands."""
+    """Print the help of a command, or of a group with its commands."""
     console = Console(highlight=False)
     console.width = min(console.width, _WIDEST)
     with console.capture() as captured:
@@ -78,14 +78,14 @@ def _name(option: Any) -> Text:
 
 
 def _explained(option: Any) -> str:
-    """Its help, with the default where there is one."""
+    """Return its help, with the default where there is one."""
     default = option.default
     shown = not (option.is_flag or default is None or callable(default) or default == [])
     return f"{option.help} Default: {default}." if shown else option.help
 
 
 def _row(name: Text, text: str, width: int) -> RenderableType:
-    """The name on the left."""
+    """Return the name on the left."""
     row = Table.grid(padding=(0, 2, 0, 0))
     row.add_column(width=width, no_wrap=True)
     row.add_column()

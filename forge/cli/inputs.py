@@ -63,7 +63,7 @@ def parse_dtype(text: str) -> torch.dtype:
 
 
 def parse_device(text: str) -> torch.device:
-    """A device that is here. Raises typer.BadParameter for what is none, ValueError for one that is not here."""
+    """Return a device that is here. Raises typer.BadParameter for what is none, ValueError for one that is not here."""
     try:
         device = torch.device(text)
     except RuntimeError:

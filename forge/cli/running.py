@@ -19,7 +19,8 @@ EXPECTED = (hub.HubError, ValueError, TypeError, OSError)  # the last: a path th
 
 
 def status(module: str, name: str, arguments: dict[str, Any], debug: bool) -> int:
-    """The exit status of a command: 1 where it raises an error, with one line of it on stderr, or its traceback."""
+    """Return the exit status of a command: 1 where it raises an error, with one line of it on stderr, or its
+    traceback."""
     action = getattr(importlib.import_module(f"forge.cli.actions.{module}"), name)
     try:
         found = action(**arguments)

@@ -35,7 +35,7 @@ HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION
 def make(
     name: str, settings: dict[str, Any], training: bool, given: dict[str, Any]
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """A model, and arguments of its call that go with those that are given.
+    """Return a model, and arguments of its call that go with those that are given.
 
     name: a model type ("llama"), or the class of a config ("LlamaConfig") or of a model ("BertForMaskedLM").
     settings: fields of the config. training: with labels.
@@ -64,7 +64,7 @@ def _library(name: str) -> ModuleType:
 
 
 def _classes(name: str, library: ModuleType) -> tuple[type, type]:
-    """The classes of a config and of a model."""
+    """Return the classes of a config and of a model."""
     types = library.CONFIG_MAPPING
     found = types[name] if name in types else getattr(library, name, None)
     if isinstance(found, type) and issubclass(found, library.PreTrainedModel):
@@ -99,7 +99,7 @@ def _config(config_class: type, settings: dict[str, Any]) -> Any:
 
 
 def _small(usual: Any) -> dict[str, Any]:
-    """The fields that make a config small; tokens of a larger vocabulary are 0."""
+    """Return the fields that make a config small; tokens of a larger vocabulary are 0."""
     known = usual.to_dict()
     sizes = {name: size for name, size in SIZES.items() if isinstance(known.get(name), int) and "depths" not in known}
     tokens = {name: 0 for name in TOKENS if "vocab_size" in sizes and (known.get(name) or 0) >= sizes["vocab_size"]}

@@ -40,15 +40,15 @@ def blamed(what: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Where the user's code was."""
+    """Return where the user's code was."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARIES)]
     known = [each for each in frames if Path(each.filename).exists() and "importlib" not in each.filename]
     return f" ({Path(known[-1].filename).name}:{known[-1].lineno})" if known else ""
 
 
 def _definition(target: str) -> str:
-    """Where what a target names is defined, if that is in the user's code: of a module of torch's that the user's code
-    makes, no line runs."""
+    """Return where what a target names is defined, if that is in the user's code: of a module of torch's that the
+    user's code makes, no line runs."""
     place, _, name = target.rpartition(":")
     path = str(Path(place).resolve())
     files = (each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == path)
@@ -69,7 +69,7 @@ def load(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> Case:
-    """The program of a command line.
+    """Return the program of a command line.
 
     target: package.module:name, path/to/file.py:name, or a name of transformers. What it names is the program, or is
     called with `settings` and makes it, alone or as (program, inputs). inputs: of the command line, positional and
@@ -116,7 +116,7 @@ def _requiring_grad(leaf: Any) -> Any:
 
 
 def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Inputs]:
-    """A program and its own inputs."""
+    """Return a program and its own inputs."""
     place, _, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
     module = _from_file(place) if place.endswith(".py") else _imported(target, place)
     found: Any = module
@@ -136,7 +136,7 @@ def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Input
 
 
 def _imported(target: str, name: str) -> ModuleType:
-    """A module; those of the current folder are found behind all that is installed."""
+    """Return a module; those of the current folder are found behind all that is installed."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{target}: {name!r} is no name of a module; a file's ends with .py")
     _search(Path.cwd())
@@ -166,7 +166,8 @@ def _search(folder: Path) -> None:
 
 
 def _made(target: str, found: Callable, settings: dict[str, Any]) -> tuple[Callable, Any]:
-    """What a class or a factory makes with the settings; a function that needs other arguments is the program."""
+    """Return what a class or a factory makes with the settings; a function that needs other arguments is the
+    program."""
     if isinstance(found, torch.nn.Module):
         if settings:
             raise TargetError(f"{target}: is made already, so that --set {next(iter(settings))} changes nothing")
@@ -184,7 +185,7 @@ def _made(target: str, found: Callable, settings: dict[str, Any]) -> tuple[Calla
 
 
 def _as_arguments(own: Any) -> Inputs:
-    """What a program gives as its inputs: one tensor, a tuple or list of arguments, or a dict of named ones."""
+    """Return what a program gives as its inputs: one tensor, a tuple or list of arguments, or a dict of named ones."""
     if own is None:
         return (), {}
     if isinstance(own, Mapping):
@@ -193,7 +194,7 @@ def _as_arguments(own: Any) -> Inputs:
 
 
 def _check_arguments(target: str, program: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises TargetError where the program takes others."""
+    """Raise TargetError where the program takes others."""
     try:
         signature = inspect.signature(program.forward if isinstance(program, torch.nn.Module) else program)
     except (TypeError, ValueError):  # a builtin without a signature

@@ -26,12 +26,12 @@ class Timed(NamedTuple):
 
 
 def folder() -> Path:
-    """Where times are kept."""
+    """Return where times are kept."""
     return user_cache() / "times"
 
 
 def read(about: str, *, on_disk: bool) -> list[Timed] | None:
-    """What was measured of candidates, in their order; None where nothing was. about: all that decides it."""
+    """Return what was measured of candidates, in their order; None where nothing was. about: all that decides it."""
     found = _known.get(about)
     if found is None and on_disk:
         found = _read(_path(about), about)
@@ -41,7 +41,7 @@ def read(about: str, *, on_disk: bool) -> list[Timed] | None:
 
 
 def write(about: str, timed: list[Timed], *, on_disk: bool) -> None:
-    """Keeps what was measured; a place that cannot be written to costs a notice."""
+    """Keep what was measured; a place that cannot be written to costs a notice."""
     _known[about] = timed
     if not on_disk:
         return
@@ -67,7 +67,7 @@ def _read(path: Path, about: str) -> list[Timed] | None:
 
 
 def _parsed(body: bytes, about: str) -> list[Timed]:
-    """Raises Refused for anything but what was written for this."""
+    """Raise Refused for anything but what was written for this."""
     try:
         data = json.loads(body)
         timed = [Timed(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
@@ -80,7 +80,7 @@ def _parsed(body: bytes, about: str) -> list[Timed]:
 
 
 def _notice(text: str) -> None:
-    """Says a thing once in a process."""
+    """Say a thing once in a process."""
     if text not in _noticed:
         _noticed.add(text)
         _log.warning("forge: %s", text)

@@ -82,7 +82,8 @@ class BackwardCompiler:
     def _compile(
         self, chosen: Sequence[bool], missing: Sequence[Missing], context: Context, layouts: Layouts, *, batched=False
     ) -> tuple[GeneratedFunction, Context]:
-        """A function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each output."""
+        """Return a function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each
+        output."""
         derived, parts = self._derivative, self._parts
         outputs = [output for i, output in derived.flowing.items() if chosen[i]]
         joint = _without_unreached(derived.joint, parts, missing)
@@ -151,7 +152,7 @@ def _bucket_bytes(context: Context) -> int | None:
 
 
 def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -> Joint:
-    """The joint program without the gradients of opaque calls that are None, where there are some."""
+    """Return the joint program without the gradients of opaque calls that are None, where there are some."""
     if not missing:
         return joint
     graphs = {parts.saved_numbers[place].name: place for place, _ in missing[0]}
@@ -180,7 +181,7 @@ def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str,
 def _sources(
     trace: Trace, parts: Split, mutated: list[int], outputs: list[TensorProxy], reached: Collection[int]
 ) -> Sources:
-    """Where a differentiable backward finds the inputs that it may read. reached: those that have a gradient."""
+    """Return where a differentiable backward finds the inputs that it may read. reached: those that have a gradient."""
     saved = {proxy.name: place for place, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
     live = live_calls(list(innermost(trace.bound_symbols)), names(outputs))
     live += live_calls(trace.bound_symbols, names(outputs))  # a composite is given what its parts may not read

@@ -40,7 +40,7 @@ class Selection(Protocol):
 
 
 def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
-    """The selection in which the first executor that takes a call gets it."""
+    """Return the selection in which the first executor that takes a call gets it."""
     return _NONE_EXCLUDED
 
 
@@ -199,7 +199,8 @@ def fuse_claimed(
 
 
 def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
-    """What a call is to the search for regions; no longer a fusion executor's where its strides cannot be known."""
+    """Return what a call is to the search for regions; no longer a fusion executor's where its strides cannot be
+    known."""
     ran = [layouts.run(call) for call in claimed.calls]
     if claimed.fuser is not None and claimed.fuser.strided:
         reason = _unforeseen(claimed, ran, layouts)
@@ -215,7 +216,7 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
 
 
 def _unforeseen(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
-    """What code that is made now cannot know of a call."""
+    """Return what code that is made now cannot know of a call."""
     if not all(each.known for each in ran):
         return "the strides of what it gives are not known"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
@@ -226,7 +227,7 @@ def _unforeseen(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str |
 
 
 def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
-    """Whose memory each tensor of a call's output is."""
+    """Return whose memory each tensor of a call's output is."""
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
 
@@ -252,7 +253,7 @@ def _decline(claimed: ClaimedCall, reason: str) -> None:
 def choose(
     bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
 ) -> tuple[Executor, Implementation] | None:
-    """The first executor that accepts a call as it stands; the others' reasons go to `declined`."""
+    """Return the first executor that accepts a call as it stands; the others' reasons go to `declined`."""
     for executor in operators_of(executors):
         implementation = _accepting(bound, executor, declined, excluded)
         if implementation is not None:
@@ -261,8 +262,8 @@ def choose(
 
 
 def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Whether the torch executor is the first that accepts a call, or what it calls where nobody does; one that gives
-    way, as torch does, is not counted."""
+    """Return whether the torch executor is the first that accepts a call, or what it calls where nobody does; one that
+    gives way, as torch does, is not counted."""
     chosen = choose(bound, executors, [])
     if chosen is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
@@ -270,7 +271,7 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
 
 
 def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
-    """The strides that torch's own functions give the values of a trace, by name."""
+    """Return the strides that torch's own functions give the values of a trace, by name."""
     layouts = Layouts(trace.inputs)
     layouts.add_constants(trace.constants)
     for call in claim(trace, [torchex])[0].bound_symbols:
@@ -279,7 +280,7 @@ def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:
-    """How the executor that will claim a call wants it differentiated; an opaque call has its own rule.
+    """Return how the executor that will claim a call wants it differentiated; an opaque call has its own rule.
 
     Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
     """
@@ -312,7 +313,7 @@ class _ClaimPass:
         self.claimed: list[ClaimedCall] = []
 
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
-        """Asks the executors for a call, and for its parts where none takes it."""
+        """Ask the executors for a call, and for its parts where none takes it."""
         declined = list(inherited)
         if Tag.SINGLE in bound.tags:
             executors = operators_of(executors)
@@ -359,7 +360,7 @@ class _ClaimPass:
 
 
 def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> FusionExecutor | None:
-    """The fusion executor that is asked before the one whose operator a call is."""
+    """Return the fusion executor that is asked before the one whose operator a call is."""
     if executor not in executors:
         return None
     before = executors[: executors.index(executor)]
@@ -369,7 +370,7 @@ def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> F
 def fusible(
     bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
 ) -> list[BoundSymbol]:
-    """The call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
+    """Return the call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
     if executor in excluded:
         declined.append((executor.name, excluded[executor]))
         return []
@@ -395,14 +396,14 @@ def fusible(
 
 
 def is_fused(bound: BoundSymbol, executors: Sequence[Executor], select: Selection = in_order) -> bool:
-    """Whether a fusion executor is the first to take a call."""
+    """Return whether a fusion executor is the first to take a call."""
     return first_fuser(bound, executors, select(bound, executors)) is not None
 
 
 def first_fuser(
     bound: BoundSymbol, executors: Sequence[Executor], excluded: Excluded = _NONE_EXCLUDED
 ) -> FusionExecutor | None:
-    """The fusion executor that takes a call, or all parts of it, before another executor does."""
+    """Return the fusion executor that takes a call, or all parts of it, before another executor does."""
     for executor in executors:
         if isinstance(executor, FusionExecutor):
             if fusible(bound, executor, [], excluded):
@@ -431,7 +432,7 @@ def _accepting(
 
 
 def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> None:
-    """Adds a note that says whose function raised, and for which call."""
+    """Add a note that says whose function raised, and for which call."""
     error.add_note(f"raised by executor {executor}: its {what}, for {call_in_words(bound)}")
 
 
@@ -443,7 +444,7 @@ def _unclaimed(bound: BoundSymbol, executors: Sequence[Executor], declined: Reas
 
 
 def _runner(bound: BoundSymbol) -> str:
-    """Who runs a call that is no longer to be claimed."""
+    """Return who runs a call that is no longer to be claimed."""
     symbol = bound.symbol
     if symbol.executor is not None:
         return symbol.executor.name
@@ -451,7 +452,8 @@ def _runner(bound: BoundSymbol) -> str:
 
 
 def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new: Trace) -> list[BoundSymbol]:
-    """The executor's calls that run a call by an implementation. Raises ValueError or TypeError where it cannot."""
+    """Return the executor's calls that run a call by an implementation. Raises ValueError or TypeError where it
+    cannot."""
     if implementation.execution_transform is None:
         check_arguments(name, implementation.op.op, bound)
         return [bound.replace(symbol=implementation.op, subsymbols=(bound,))]

@@ -89,7 +89,8 @@ class Config:
         return self.replace(executors=tuple(executors))
 
     def ready(self) -> Decision:
-        """Whether all regions that the fusion executors have compiled can be called; Declined where one never can."""
+        """Return whether all regions that the fusion executors have compiled can be called; Declined where one never
+        can."""
         decisions = [each.ready() for each in self.fusion_executors]
         return next((each for each in decisions if isinstance(each, Declined)), all(decisions))
 
@@ -104,5 +105,5 @@ class Config:
         return self.replace(executors=tuple(executors), selection=selection, strict=True, **plain)
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
-        """Whether a backward may run a call of the forward again, rather than read what it saved."""
+        """Return whether a backward may run a call of the forward again, rather than read what it saved."""
         return self.memory == "smallest" or is_fused(bound, self.executors, self.selection)

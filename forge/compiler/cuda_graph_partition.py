@@ -17,8 +17,8 @@ _OUTSIDE = {
 
 
 def record(trace: Trace, pool: Pool, kept: Iterable[str] = ()) -> Trace:
-    """The claimed trace with every run of calls that can be recorded as one call of a Graph. The outputs `kept` are for
-    others to keep: they do not share a graph's memory."""
+    """Return the claimed trace with every run of calls that can be recorded as one call of a Graph. The outputs `kept`
+    are for others to keep: they do not share a graph's memory."""
     pieces: list[list[BoundSymbol]] = [[]]
     for bound in trace.bound_symbols:
         if why_not(bound) is None:
@@ -32,7 +32,7 @@ def record(trace: Trace, pool: Pool, kept: Iterable[str] = ()) -> Trace:
 
 
 def why_not(bound: BoundSymbol) -> str | None:
-    """Why a call is in no graph."""
+    """Return why a call is in no graph."""
     for tag, reason in _OUTSIDE.items():
         if tag in bound.all_tags:
             return reason

@@ -16,8 +16,8 @@ from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
 
 
 def freezing_of(program: Program) -> Freezing:
-    """What is known of a program's weights: no constants where gradients may be needed, or where the program changes
-    them."""
+    """Return what is known of a program's weights: no constants where gradients may be needed, or where the program
+    changes them."""
     inputs = program.trace.inputs
     name = _differentiable_input(program.trace)
     if name is not None:
@@ -31,7 +31,7 @@ def freezing_of(program: Program) -> Freezing:
 
 
 def _differentiable_input(trace: Trace) -> str | None:
-    """An input that requires a gradient, where an output may have one."""
+    """Return an input that requires a gradient, where an output may have one."""
     wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
     flowing = set(wanted)
     for bound in trace.bound_symbols:
@@ -47,8 +47,8 @@ def fold_weights(
     run: Callable[[Trace], tuple[torch.Tensor, ...]],
     stages: list[Trace],
 ) -> tuple[Trace, Folded | None]:
-    """The trace, whose last inputs are what depends on weights alone, and what computes that with `executors`; `run`
-    computes what depends on nothing."""
+    """Return the trace, whose last inputs are what depends on weights alone, and what computes that with `executors`;
+    `run` computes what depends on nothing."""
     parted = hoist_weights(trace, freezing.weights)
     if not parted.kept:
         return trace, None

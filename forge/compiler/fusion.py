@@ -110,8 +110,8 @@ def _discard_failed(fuser: FusionExecutor, regions: Sequence[FusedRegion]) -> bo
 
 
 def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> Fused:
-    """The calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region that
-    fails is an error."""
+    """Return the calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region
+    that fails is an error."""
     writer = _Writer(trace, nodes, layouts, strict=strict)
     plan = find_regions(nodes, trace.output_names)
     progress.expect(sum(isinstance(item, Region) for item in plan))
@@ -187,7 +187,8 @@ class _Writer:
                 self.single(node)
 
     def _reinterpreted(self, name: str, node: Node) -> bool:
-        """One call for a chain of views of memory whose strides are known, where nobody but this program sees it."""
+        """Return one call for a chain of views of memory whose strides are known, where nobody but this program sees
+        it."""
         base, offset = self.layouts.shown.get(name, (None, 0))
         if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
             return False
@@ -264,7 +265,7 @@ class _Writer:
         without_frames(error)
 
     def _escaping(self, region: Region) -> Iterator[str]:
-        """The names that something outside reads, through views too."""
+        """Yield the names that something outside reads, through views too."""
         inside = set(map(id, region.nodes))
         for node in region.nodes:
             for name in node.makes:
@@ -284,7 +285,7 @@ class _Writer:
         return False
 
     def _body(self, region: Region) -> tuple[list[Node], list[str]]:
-        """The region's calls with the views that it reads, in order, and the names that it is given."""
+        """Return the region's calls with the views that it reads, in order, and the names that it is given."""
         made = {name for node in region.nodes for name in node.makes}
         body = list(region.nodes)
         given: dict[str, None] = {}
@@ -309,7 +310,7 @@ class _Writer:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
 
     def _given(self, fuser: FusionExecutor, name: str) -> Proxy:
-        """What a region is given: of the strides that its code is made for, in memory that holds the values."""
+        """Return what a region is given: of the strides that its code is made for, in memory that holds the values."""
         proxy = self._proxy(name)
         if not isinstance(proxy, TensorProxy):
             return proxy
@@ -338,7 +339,7 @@ class _Writer:
     def _artifact(
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> tuple[tuple | None, Callable | Declined]:
-        """A key that identical regions have in common, where there is one, and what runs them."""
+        """Return a key that identical regions have in common, where there is one, and what runs them."""
         pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
             here = f"a region of {len(region.nodes)} here does not pay"
@@ -362,7 +363,7 @@ class _Writer:
     def _fallback(
         self, region: Region, key: Any, body: list[Node], inputs: list[str], outputs: tuple[Proxy, ...]
     ) -> Fallback | None:
-        """What runs the region's calls where its function fails. `key` is that of identical regions."""
+        """Return what runs the region's calls where its function fails. `key` is that of identical regions."""
         if key not in self.fallbacks:
             calls = self._without_fixed(call for node in body for call in node.calls)
             how = {"boxed": region.fuser.boxed, "strict": self.strict}
@@ -370,7 +371,7 @@ class _Writer:
         return self.fallbacks[key]
 
     def _without_fixed(self, calls: Iterable[BoundSymbol]) -> list[BoundSymbol]:
-        """The calls with values that were decided when the program was compiled in the place of their names."""
+        """Return the calls with values that were decided when the program was compiled in the place of their names."""
         fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
         return [substitute(call, fixed) for call in calls]
 
@@ -398,7 +399,7 @@ def _is_contiguous(layout: Layout) -> bool:
 
 
 def _key(calls: list[BoundSymbol], inputs: list[str], outputs: list[str], layouts: Layouts) -> tuple:
-    """What a region is, wherever it stands, under torch's settings: names are positions."""
+    """Return what a region is, wherever it stands, under torch's settings: names are positions."""
     position = {name: place for place, name in enumerate(inputs)}
     lines: list[Any] = [settings(), tuple([key_of(layouts.values[name]) for name in inputs])]
     for bound in calls:

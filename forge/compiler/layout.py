@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
-        """A tensor's own."""
+        """Return a tensor's own."""
         shape, strides = (tuple(map(_settled, each)) for each in (tensor.shape, tensor.stride()))
         return cls(shape, strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
 
@@ -58,8 +58,8 @@ class Layout(NamedTuple):
 
     @classmethod
     def promised(cls, proxy: TensorProxy) -> "Layout":
-        """What is promised of a value whose strides are not known: those that its meta function names, else that it is
-        contiguous."""
+        """Return what is promised of a value whose strides are not known: those that its meta function names, else that
+        it is contiguous."""
         shape, strides = tuple(proxy.shape), proxy.strides
         if strides is None or has_expanded_dim(strides):
             strides = contiguous(shape)
@@ -70,7 +70,7 @@ UNKNOWN = object()  # stands for a value that is no tensor and is made when the 
 
 
 def _settled(length: Dim) -> Dim:
-    """A symbolic length that can only be one number as that number."""
+    """Return a symbolic length that can only be one number as that number."""
     known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
     return length if known is None else known
 
@@ -414,7 +414,7 @@ class Layouts:
             self.add(proxy)
 
     def copy(self) -> "Layouts":
-        """The same knowledge, to which more is added elsewhere: a backward's, of a forward."""
+        """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""
         new = Layouts()
         new.values, new.uncertain, new.fixed = dict(self.values), set(self.uncertain), set(self.fixed)
         new._static, new.fake, new._memo = self._static, self.fake, self._memo
@@ -462,7 +462,7 @@ class Layouts:
         self.uncertain.add(proxy.name)
 
     def run(self, call: BoundSymbol) -> Ran:
-        """What a claimed call gives; its outputs are known from now on."""
+        """Return what a claimed call gives; its outputs are known from now on."""
         for proxy in tensors(call.output):
             self._see(proxy.shape)
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)
@@ -515,7 +515,7 @@ class Layouts:
         return ran
 
     def stand_in(self, leaf: Any) -> Any:
-        """A tensor without values for a proxy, the value itself for another; to be called under `fake`."""
+        """Return a tensor without values for a proxy, the value itself for another; to be called under `fake`."""
         value = self.values[leaf.name] if isinstance(leaf, Proxy) else leaf
         if not isinstance(value, Layout):
             return value
@@ -567,20 +567,21 @@ class Layouts:
 
 
 def _turned(layout: Layout) -> Layout:
-    """Another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did so."""
+    """Return another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did
+    so."""
     opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
     alike = key_of(opposite) == key_of(layout.strides)
     return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
 
 
 def _with_gaps(layout: Layout) -> Layout:
-    """The turned layout with gaps between the elements, so that a dim of one element, too, has a stride that tells.
-    (Some functions give row-major order then, and follow what has no gaps.)"""
+    """Return the turned layout with gaps between the elements, so that a dim of one element, too, has a stride that
+    tells. (Some functions give row-major order then, and follow what has no gaps.)"""
     return layout._replace(strides=tuple(2 * step for step in _turned(layout).strides))
 
 
 def _with_channels_last(layout: Layout) -> Layout:
-    """An image's layout with its channels beside each other, a signal's too; another tensor's as it is."""
+    """Return an image's layout with its channels beside each other, a signal's too; another tensor's as it is."""
     if len(layout.shape) not in (3, 4, 5):
         return layout
     images, channels, *sides = layout.shape
@@ -642,8 +643,8 @@ def _is_row_major(layout: Layout) -> bool:
 
 
 def _has_channels_last(layout: Layout) -> bool:
-    """Whether it is an image whose channels lie beside each other. Where a kernel of torch's gives one, what torch says
-    of its strides without values is not relied on."""
+    """Return whether it is an image whose channels lie beside each other. Where a kernel of torch's gives one, what
+    torch says of its strides without values is not relied on."""
     if len(layout.shape) not in (4, 5) or not all(isinstance(each, int) for each in (*layout.shape, *layout.strides)):
         return False
     (_, channels, *_), (_, step, *inner) = layout.shape, layout.strides
@@ -651,7 +652,7 @@ def _has_channels_last(layout: Layout) -> bool:
 
 
 def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
-    """The leaves of a call's output with what stands there in its result: one proxy may stand for a tuple."""
+    """Return the leaves of a call's output with what stands there in its result: one proxy may stand for a tuple."""
     if isinstance(output, (tuple, list)):
         return [pair for one, other in zip(output, result, strict=True) for pair in paired(one, other)]
     return [(output, result)]
@@ -661,7 +662,8 @@ RESTRIDED = Symbol("restrided", "forge.restrided", meta=lambda x, strides: x, op
 
 
 def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None) -> Trace:
-    """A claimed trace whose outputs `wanted` have the strides that were noted of them when the program was recorded.
+    """Return a claimed trace whose outputs `wanted` have the strides that were noted of them when the program was
+    recorded.
 
     `layouts` learns them: what a backward reads of these names has the same strides."""
     given = set(trace.input_names)
@@ -687,7 +689,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
 
 
 def _found(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
-    """The layouts of a claimed trace's values: those found while its regions were, or else found now."""
+    """Return the layouts of a claimed trace's values: those found while its regions were, or else found now."""
     if layouts is not None and layouts.values.keys() >= set(wanted):
         return layouts
     layouts = Layouts(trace.inputs)

@@ -233,7 +233,7 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
 
 
 def _lower(trace: Trace, context: Context) -> GeneratedFunction:
-    """The function of a program, and the trace that it was printed from."""
+    """Return the function of a program, and the trace that it was printed from."""
     final = run_passes(trace, context, Form.PROGRAM, Form.CODE)
     return GeneratedFunction(context.function, final)
 
@@ -290,7 +290,7 @@ def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable, Tr
 
 
 def _with_selection(config: Config, report: CompileReport) -> Config:
-    """The config of one program: under select="measured", with the selection that measures its calls."""
+    """Return the config of one program: under select="measured", with the selection that measures its calls."""
     if config.select == "order":
         return config
     measuring = Measuring(
@@ -301,7 +301,7 @@ def _with_selection(config: Config, report: CompileReport) -> Config:
 
 
 def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], selection: Selection) -> Alone:
-    """A program of one call, to be called now; a candidate that fails is dropped."""
+    """Return a program of one call, to be called now; a candidate that fails is dropped."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     config = config.for_single_call(executors, selection)
     context = Context(kind=Kind.CALL, config=config, program=program, report=report)

@@ -92,7 +92,7 @@ class _Finisher:
         }
 
     def value(self, storage: Storage) -> TensorProxy:
-        """The storage's final value, as a value of the trace that nothing else shares."""
+        """Return the storage's final value, as a value of the trace that nothing else shares."""
         known = self.value_of.get(id(storage))
         if known is None:
             known = storage.value
@@ -104,11 +104,11 @@ class _Finisher:
         return known
 
     def numbers(self, of: Any) -> list[BoundSymbol]:
-        """The readings of the numbers that what is in a nest is made of, as the epilogue can do them."""
+        """Return the readings of the numbers that what is in a nest is made of, as the epilogue can do them."""
         return [self.read(self.items[name]) for name in dict.fromkeys(names(of)) if name in self.items]
 
     def read(self, item: BoundSymbol) -> BoundSymbol:
-        """A number's reading from a tensor, as the epilogue can do it: from an input that stays, or a value."""
+        """Return a number's reading from a tensor, as the epilogue can do it: from an input that stays, or a value."""
         tensor, *rest = item.args
         if tensor.name not in self.inputs or tensor.name in self.written:
             tensor = prims.clone(tensor) if tensor.name in self.taken else tensor
@@ -118,7 +118,7 @@ class _Finisher:
 
 
 def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
-    """Ends a recording whose handles form `result`; this thread is in the grad mode that the program leaves, and was
+    """End a recording whose handles form `result`; this thread is in the grad mode that the program leaves, and was
     in `grad` when it began."""
     memory = trace.memory
     with recording(trace), trace.tagged(() if grad else {Tag.NO_GRAD}):
@@ -143,7 +143,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
 
 
 def _check_names(trace: Trace) -> None:
-    """Raises Unsupported where a call reads a length that no input and no call before it gives."""
+    """Raise Unsupported where a call reads a length that no input and no call before it gives."""
     known = {*trace.input_names, *trace.constants}
     for bound in trace.bound_symbols:
         for name in bound.inputs:
@@ -201,7 +201,7 @@ class _Epilogue:
         (prims.copy_ if storage.versioned else prims.copy_data_)(storage.root, value)
 
     def show(self, planned: _Planned) -> Proxy:
-        """A tensor of the result; views that several have in common are one."""
+        """Return a tensor of the result; views that several have in common are one."""
         shown: Proxy = planned.base
         key: tuple = (shown.name,)
         if planned.elsewhere:
@@ -248,7 +248,7 @@ def _epilogue(
 
 
 def inline_epilogue(program: Program, trace: Trace) -> Trace:
-    """One trace that computes and then does what the epilogue does: what runs when no gradient is needed.
+    """Return one trace that computes and then does what the epilogue does: what runs when no gradient is needed.
 
     `trace` is the program's own, transformed.
     """
@@ -274,7 +274,7 @@ def inline_epilogue(program: Program, trace: Trace) -> Trace:
 
 
 def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tuple[Trace, Trace]:
-    """The epilogue without the writes that autograd need not see, and the forward with them at its end: running
+    """Return the epilogue without the writes that autograd need not see, and the forward with them at its end: running
     statistics, counters. So they are part of what torch.utils.checkpoint runs again, which it ends when the forward's
     tensors are saved.
 

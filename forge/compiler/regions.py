@@ -43,7 +43,7 @@ class Node:
         return self.fuser is None
 
     def has(self, tags: frozenset[Tag]) -> bool:
-        """Whether it is a call with one of these tags."""
+        """Return whether it is a call with one of these tags."""
         return not tags.isdisjoint(self.bound.all_tags)
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class Region:
 
 
 def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | Region"]:
-    """The program's cuts and regions in an order in which they can run; views are in none of them."""
+    """Return the program's cuts and regions in an order in which they can run; views are in none of them."""
     _read_lengths(nodes)
     makers = _link(nodes)
     _count_cuts(nodes, makers)
@@ -105,7 +105,7 @@ def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
 
 
 def _after(maker: Node, node: Node) -> int:
-    """The first level at which a node may read what another makes."""
+    """Return the first level at which a node may read what another makes."""
     apart = not maker.cut and not node.cut and maker.fuser is not node.fuser
     return maker.level + apart
 
@@ -131,7 +131,7 @@ def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
 
 
 def _before(node: Node, reader: Node) -> int:
-    """The last level at which a node may make what another reads."""
+    """Return the last level at which a node may make what another reads."""
     if reader.cut:
         return reader.level - 1
     return reader.level - (reader.fuser is not node.fuser)

@@ -39,8 +39,8 @@ class Difference:
 
 
 def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
-    """Which part of what forge.jit was given makes results or gradients for these inputs differ from eager's. It is
-    jitted again with less and less: first by torch alone, then with each transform more, then with each executor.
+    """Return which part of what forge.jit was given makes results or gradients for these inputs differ from eager's. It
+    is jitted again with less and less: first by torch alone, then with each transform more, then with each executor.
 
     Gradients are those of the sum of all results, of inputs and of a module's parameters that require them. A module is
     copied for each run. Raises TypeError for what was not made by forge.jit.
@@ -85,7 +85,7 @@ class _Bisected:
         self._expected = self._run(lambda target: target)
 
     def differs(self, jit: Callable[[Any], Any]) -> str | None:
-        """How what `jit` makes of the target differs from eager, in words; None where it does not. An error is a
+        """Return how what `jit` makes of the target differs from eager, in words; None where it does not. An error is a
         difference: eager raised none."""
         try:
             actual = self._run(jit)
@@ -100,7 +100,7 @@ class _Bisected:
         return None
 
     def call(self, jit: Callable[[Any], Any]) -> str | None:
-        """The first call that differs, where comparing each call finds one."""
+        """Return the first call that differs, where comparing each call finds one."""
         try:
             self._run(jit)
         except CheckError as error:

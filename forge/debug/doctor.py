@@ -57,7 +57,7 @@ def examine() -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> str:
-    """The findings as text, a section after the other; what costs the user something is marked."""
+    """Return the findings as text, a section after the other; what costs the user something is marked."""
     lines = []
     for section in dict.fromkeys(each.section for each in findings):
         lines.append(section)
@@ -67,7 +67,7 @@ def show(findings: list[Finding]) -> str:
 
 
 def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
-    """The findings as plain data."""
+    """Return the findings as plain data."""
     return [asdict(each) for each in findings]
 
 

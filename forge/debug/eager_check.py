@@ -78,7 +78,7 @@ class Checked:
                 self._expected[proxy.name] = value.detach()
 
     def _before(self, bound: BoundSymbol) -> Note | None:
-        """Keeps copies of what a call is given."""
+        """Keep copies of what a call is given."""
         if not _WRITES.isdisjoint(bound.all_tags):
             return None
 
@@ -90,7 +90,7 @@ class Checked:
     def _check_given(
         self, bound: BoundSymbol, values: Sequence[torch.Tensor | None], claims: Mapping[str, Claim]
     ) -> None:
-        """Raises CheckError where a call has overwritten what it was given."""
+        """Raise CheckError where a call has overwritten what it was given."""
         given, self._given = self._given, []
         for proxy, value, before in zip(_tensors((bound.args, bound.kwargs)), values, given, strict=False):
             if value is None or before is None or proxy.name in self._to_write_to:
@@ -174,13 +174,13 @@ def _by_output(claims: Iterable[Claim]) -> dict[str, Claim]:
 
 
 def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    """What a call was given, by the names in the program."""
+    """Return what a call was given, by the names in the program."""
     proxies = _tensors((bound.args, bound.kwargs))
     return {proxy.name: tensor for proxy, tensor in zip(proxies, given, strict=True) if tensor is not None}
 
 
 def _parameter(bound: BoundSymbol, name: str) -> str:
-    """What the function that runs a call names the argument in which it gets the value `name`."""
+    """Return what the function that runs a call names the argument in which it gets the value `name`."""
     op = bound.symbol.op
     try:
         if isinstance(op, OpOverload):
@@ -200,8 +200,8 @@ def _advice(bound: BoundSymbol) -> str:
 
 
 def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
-    """The trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives, these,
-    and the tensors that it was given. before: gives what is noted before such a call."""
+    """Return the trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives,
+    these, and the tensors that it was given. before: gives what is noted before such a call."""
 
     def first(number: int, bound: BoundSymbol) -> Note | None:
         return before(bound) if before is not None and _tensors(bound.output) else None
@@ -218,7 +218,7 @@ def _tensors(tree: Any) -> list[TensorProxy]:
 
 
 def in_words_of(tensor: torch.Tensor) -> str:
-    """A tensor's metadata, as a proxy's."""
+    """Return a tensor's metadata, as a proxy's."""
     return in_words(TensorProxy("t", tuple(tensor.shape), tensor.dtype, tensor.device))
 
 
@@ -233,7 +233,7 @@ def _metadata_differs(proxy: TensorProxy, value: Any) -> str | None:
 
 
 def largest(values: Iterable[torch.Tensor | None]) -> float:
-    """The largest finite magnitude in these tensors."""
+    """Return the largest finite magnitude in these tensors."""
     found = 0.0
     for tensor in values:
         if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
@@ -243,7 +243,7 @@ def largest(values: Iterable[torch.Tensor | None]) -> float:
 
 
 def tolerance_of(trace: Trace) -> float:
-    """How far values of a program may be from eager's: by the coarsest dtype that it computes in."""
+    """Return how far values of a program may be from eager's: by the coarsest dtype that it computes in."""
     made = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
     return tolerance(proxy.dtype for proxy in (*made, *_tensors(trace.inputs)))
 
@@ -255,8 +255,9 @@ def tolerance(dtypes: Iterable[torch.dtype]) -> float:
 
 
 def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around: float) -> str | None:
-    """How a value differs from eager's, in words; None where they are near: within a part of the largest value. NaN is
-    as NaN. around: how large the numbers are that it was made of: what cancels out is zero but for their rounding."""
+    """Return how a value differs from eager's, in words; None where they are near: within a part of the largest value.
+    NaN is as NaN. around: how large the numbers are that it was made of: what cancels out is zero but for their
+    rounding."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return f"{in_words_of(actual)} where eager gives {in_words_of(expected)}"
     if actual.numel() == 0:
@@ -275,7 +276,7 @@ def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
+    """Return the tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
     shares = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
     if shares:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)

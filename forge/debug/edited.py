@@ -19,7 +19,7 @@ class EditError(RuntimeError):
 
 
 def edited(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trace]:
-    """The function of a trace that can be called, and the trace, whose text is the file's where it was edited.
+    """Return the function of a trace that can be called, and the trace, whose text is the file's where it was edited.
 
     The file's name has the program's and a hash of what forge generated, regions' calls included, so that an edited
     file does not stand for another program. Raises EditError, and OSError where the file cannot be read or written.

@@ -76,21 +76,21 @@ class _Seen:
         self._incoming: dict[int, torch.Tensor] = {}
 
     def entering(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs, those that require a gradient through a gate."""
+        """Return the inputs, those that require a gradient through a gate."""
         places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and each.requires_grad]
         gated = _In.apply(self, places, *[inputs[i] for i in places])
         given = dict(zip(places, gated, strict=True))
         return [given.get(i, each) for i, each in enumerate(inputs)]
 
     def leaving(self, result: Any) -> Any:
-        """The result, whose tensors with a gradient tell it."""
+        """Return the result, whose tensors with a gradient tell it."""
         for place, tensor in enumerate(_tensors(result)):
             if tensor.requires_grad:
                 tensor.register_hook(lambda grad, place=place: self._incoming.__setitem__(place, grad))
         return result
 
     def compare(self, places: Sequence[int], grads: Sequence[torch.Tensor | None]) -> None:
-        """Compares the gradients of the inputs at these places with autograd's."""
+        """Compare the gradients of the inputs at these places with autograd's."""
         known = [place for place, grad in self._incoming.items() if grad is not None]
         came = [place for place in known if self._expected[place].requires_grad]
         outputs = [self._expected[place] for place in came]

@@ -11,8 +11,8 @@ Noting = Callable[[int, BoundSymbol], Note | None]
 
 
 def noted(trace: Trace, stage: str, note: Noting, before: Noting | None = None) -> Trace:
-    """The trace with a call after each of its own: `note`, of a call and its number, gives the function that is called
-    and what of the program's values it is given; None for nothing. before: the same of a call in front of it."""
+    """Return the trace with a call after each of its own: `note`, of a call and its number, gives the function that is
+    called and what of the program's values it is given; None for nothing. before: the same of a call in front of it."""
     calls: list[BoundSymbol] = []
     for number, bound in enumerate(trace.bound_symbols):
         if before is not None:

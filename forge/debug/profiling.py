@@ -64,7 +64,7 @@ class Opaque:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Whether a function, or all that a graph calls, is torch's own."""
+    """Return whether a function, or all that a graph calls, is torch's own."""
     while hasattr(function, "function"):  # in a grad mode, under autocast, on copies
         function = function.function
     if isinstance(function, torch.fx.GraphModule):
@@ -74,14 +74,14 @@ def _is_torchs(function: Any) -> bool:
 
 
 def _result(leaf: Any) -> Any:
-    """A value like a result; None for torch's graph of a call."""
+    """Return a value like a result; None for torch's graph of a call."""
     if isinstance(leaf, (TensorProxy, NumberProxy)):
         return _value(leaf)
     return None if isinstance(leaf, Proxy) else leaf
 
 
 def _with_opaque(trace: Trace) -> Trace:
-    """The trace with each opaque call as one of an Opaque."""
+    """Return the trace with each opaque call as one of an Opaque."""
 
     def replaced(bound: BoundSymbol) -> BoundSymbol:
         if Tag.OPAQUE not in bound.all_tags:
@@ -105,7 +105,7 @@ class Cost(NamedTuple):
 
 
 def can_profile(*traces: Trace) -> Decision:
-    """Whether running a program again does nothing but compute, on tensors of its own."""
+    """Return whether running a program again does nothing but compute, on tensors of its own."""
     for bound in (bound for trace in traces for bound in trace.bound_symbols):
         if isinstance(bound.symbol.op, Graph):
             return decline("it runs as CUDA graphs, which are one call")
@@ -116,8 +116,8 @@ def can_profile(*traces: Trace) -> Decision:
 
 
 def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], list[Cost]], list[str]]:
-    """Those of a program's calls, and of its backward's, in the order in which they run; and which opaque calls were
-    not measured, and why.
+    """Return those of a program's calls, and of its backward's, in the order in which they run; and which opaque calls
+    were not measured, and why.
 
     forward, backward: what was claimed and runs. Where there is a backward, the forward gives (outputs, saved tensors,
     saved numbers), and the backward takes one list, of what was saved and the gradients.
@@ -164,7 +164,7 @@ def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None
 
 
 def _value(proxy: Proxy) -> Any:
-    """A value for an input, as it was when the program was compiled."""
+    """Return a value for an input, as it was when the program was compiled."""
     if isinstance(proxy, NumberProxy):
         return hint_of(proxy.value)
     shape = tuple(map(hint_of, proxy.shape))
@@ -181,7 +181,7 @@ class _Noted:
         self._function = self.trace.python_callable()
 
     def given(self, bound: BoundSymbol) -> tuple:
-        """What a note is given."""
+        """Return what a note is given."""
         return ()
 
     def see(self, number: int, *values: Any) -> None:
@@ -189,7 +189,7 @@ class _Noted:
         raise NotImplementedError
 
     def run(self, inputs: list[Any]) -> Any:
-        """The program; of a backward, `inputs` is one list. One that gives its results in parts gives None."""
+        """Return the program; of a backward, `inputs` is one list. One that gives its results in parts gives None."""
         result = self._function(*inputs)
         if isinstance(result, GeneratorType):
             for _ in result:

@@ -63,7 +63,7 @@ if __name__ == "__main__":
 
 
 def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
-    """Writes a script that runs one graph of what was jitted, forward and backward, by forge and in eager, and prints
+    """Write a script that runs one graph of what was jitted, forward and backward, by forge and in eager, and prints
     how far the two are apart and what forge.explain says: something to send to others, or to cut down.
 
     jitted: what forge.jit returned, after a call. path: where the script goes. graph: which graph, counted from 0.
@@ -125,7 +125,7 @@ def _script(handle: JitHandle, report: CompileReport) -> str:
 
 
 def _of_torch(trace: Trace) -> Trace:
-    """The trace with every call torch's own, and what it reads beside its inputs among them."""
+    """Return the trace with every call torch's own, and what it reads beside its inputs among them."""
     read = {name for bound in trace.bound_symbols for name in bound.inputs}.union(trace.output_names)
     constants = [trace.constant_proxy(name) for name in trace.constants if name in read]
     new = trace.derive("recorded", [], inputs=[*trace.inputs, *constants])
@@ -136,7 +136,8 @@ def _of_torch(trace: Trace) -> Trace:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether the function of a call by that name is one of Python's or torch's that gives what the call gives."""
+    """Return whether the function of a call by that name is one of Python's or torch's that gives what the call
+    gives."""
     return name.partition(".")[0] in ("torch", "operator") and name != "operator.setitem" and not name.endswith("_")
 
 
@@ -146,7 +147,7 @@ def _by_torch(trace: Trace, bound: BoundSymbol) -> list[BoundSymbol]:
 
 
 def _options(handle: JitHandle) -> Iterator[tuple[str, Any]]:
-    """Those of forge.jit that can be written."""
+    """Yield those of forge.jit that can be written."""
     given = handle.again.keywords if handle.again is not None else {}
     for name in ("memory", "select", "numerics", "dynamic"):
         if given.get(name) is not None:
@@ -160,7 +161,7 @@ def _options(handle: JitHandle) -> Iterator[tuple[str, Any]]:
 
 
 def _left_out(handle: JitHandle, written: dict[str, Any]) -> Iterator[str]:
-    """The options that change what runs and cannot be written, or only in part: each with what is missing."""
+    """Yield the options that change what runs and cannot be written, or only in part: each with what is missing."""
     given = handle.again.keywords if handle.again is not None else {}
     for name in ("executors", "transforms", "kernels", "layers"):
         value = given.get(name)
@@ -176,14 +177,14 @@ def _left_out(handle: JitHandle, written: dict[str, Any]) -> Iterator[str]:
 
 
 def _called(given: Any) -> str:
-    """A value in a line: the name that it has, else what it is."""
+    """Return a value in a line: the name that it has, else what it is."""
     name = getattr(given, "name", None) or getattr(given, "__name__", None)
     named = name if isinstance(name, str) else repr(given) if isinstance(given, (str, bool, Path)) else None
     return " ".join((named or f"a {type(given).__name__}").replace('"""', "").replace("\\", "/").split())
 
 
 def _input(proxy: Proxy, recorded: Trace) -> str:
-    """A line of Python that makes a value for an input."""
+    """Return a line of Python that makes a value for an input."""
     if isinstance(proxy, NumberProxy):
         return repr(hint_of(proxy.value))
     assert isinstance(proxy, TensorProxy)

@@ -83,7 +83,7 @@ class LazyBackward:
         self._lock = new_lock()
 
     def get(self, key: tuple, sizes: Sequence[Any]) -> Any:
-        """What `key` names, to be run with these values of the numbers."""
+        """Return what `key` names, to be run with these values of the numbers."""
         with self._lock:  # threads may meet here
             found = self.ready.get(key) or self._for_sizes.get((key, *sizes))
             if found is None:
@@ -170,7 +170,7 @@ class Region:
 
             @staticmethod
             def backward_with_graphs(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
-                """The gradients of the inputs where opaque calls have some."""
+                """Return the gradients of the inputs where opaque calls have some."""
                 _, gradients = ForgeFunction.reached(ctx, present, given)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
@@ -179,8 +179,8 @@ class Region:
 
             @staticmethod
             def reached(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple[frozenset, tuple]:
-                """The gradients of the inputs, and which of those of opaque calls are None, as (place of the graph,
-                input): that is known only when they run, and most likely as it was before."""
+                """Return the gradients of the inputs, and which of those of opaque calls are None, as (place of the
+                graph, input): that is known only when they run, and most likely as it was before."""
                 found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
                 lengths = ctx.lengths if numbered else ()
                 compiled = batched if any(map(_is_special, given)) else backwards
@@ -197,7 +197,7 @@ class Region:
 
             @staticmethod
             def backward_again(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
-                """The gradients of the inputs, with a history."""
+                """Return the gradients of the inputs, with a history."""
                 flowing = tuple([gradient.requires_grad for gradient in given])
                 for number in ctx.numbers:
                     if isinstance(number, OpaqueGraph) and number.random:
@@ -273,7 +273,8 @@ class _Parts:
         self.left: Iterator[Sequence[torch.Tensor | None]] = iter(())
 
     def take(self, count: int) -> Sequence[torch.Tensor | None]:
-        """The gradients of the next part, which is computed now; None for each of `count` where there is none."""
+        """Return the gradients of the next part, which is computed now; None for each of `count` where there is
+        none."""
         if torch.is_grad_enabled():  # they are there, with a history
             return next(self.left, (None,) * count)
         try:
@@ -379,8 +380,8 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_special(gradient: torch.Tensor) -> bool:
-    """Whether no other code than torch's runs on a gradient: torch.autograd.grad(is_grads_batched=True) made it, or it
-    is of a subclass of Tensor."""
+    """Return whether no other code than torch's runs on a gradient: torch.autograd.grad(is_grads_batched=True) made it,
+    or it is of a subclass of Tensor."""
     return type(gradient) is not torch.Tensor or is_batched(gradient)
 
 
@@ -408,7 +409,7 @@ _IS_LEAF, _REQUIRES_GRAD, _VERSION = map(attrgetter, ("is_leaf", "requires_grad"
 
 
 def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], list[int]]:
-    """The inputs at `positions`, and the versions that they have now."""
+    """Return the inputs at `positions`, and the versions that they have now."""
     kept = [inputs[i] for i in positions]
     if not (all(map(_IS_LEAF, kept)) and all(map(_REQUIRES_GRAD, kept))):  # parameters have no history
         kept = [x if x.is_leaf and x.requires_grad else _alias(x) for x in kept]
@@ -419,7 +420,7 @@ def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], 
 
 
 def _copy(inputs: tuple, positions: list[int]) -> list[torch.Tensor]:
-    """The inputs at `positions` as they are now, with the history that they have now."""
+    """Return the inputs at `positions` as they are now, with the history that they have now."""
     with torch.enable_grad():
         return [inputs[i].clone() for i in positions]
 
@@ -438,7 +439,8 @@ def _version(x: torch.Tensor) -> int:
 
 
 def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) -> list[Any]:
-    """The region's inputs that are read, None for the others. Raises RuntimeError where one was changed or freed."""
+    """Return the region's inputs that are read, None for the others. Raises RuntimeError where one was changed or
+    freed."""
     check(
         ctx.remembered is not None,
         lambda: (

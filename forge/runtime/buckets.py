@@ -11,7 +11,8 @@ _set: ContextVar[tuple[int | None] | None] = ContextVar("forge_bucket_bytes", de
 
 
 def bucket_bytes() -> int | None:
-    """The size of a bucket of the model whose forward runs now; None outside of DistributedDataParallel's forward."""
+    """Return the size of a bucket of the model whose forward runs now; None outside of DistributedDataParallel's
+    forward."""
     given = _set.get()
     if given is not None:
         return given[0]

@@ -29,7 +29,7 @@ class Recording(Protocol):
     outputs: Sequence[Any]
 
     def replay(self) -> None:
-        """Runs it once more; `outputs` have the new values."""
+        """Run it once more; `outputs` have the new values."""
 
 
 class CudaRecorder:
@@ -42,15 +42,15 @@ class CudaRecorder:
         return torch.cuda.graph_pool_handle()
 
     def stream(self) -> int:
-        """Which stream a call runs on."""
+        """Return which stream a call runs on."""
         return torch.cuda.current_stream().cuda_stream
 
     def is_recording(self) -> bool:
-        """Whether somebody records already."""
+        """Return whether somebody records already."""
         return torch.cuda.is_current_stream_capturing()
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
-        """Records a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
+        """Record a call, which does not run yet. Raises what the call raises, or torch where it cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -72,7 +72,7 @@ _recorder: Any = CudaRecorder()
 
 
 def recorder() -> Any:
-    """What records, on the devices that it is for."""
+    """Return what records, on the devices that it is for."""
     return _recorder
 
 
@@ -97,7 +97,7 @@ class Pool:
         self._recordings.append(weakref.ref(recorded))
 
     def is_free_for(self, recorded: "_Recorded") -> bool:
-        """Whether nobody holds what it would write to."""
+        """Return whether nobody holds what it would write to."""
         for each in reversed(self._recordings):
             found = each()
             if found is not None and found.is_held():
@@ -133,11 +133,11 @@ class _Recorded:
         pool.add(self)
 
     def is_held(self) -> bool:
-        """Whether somebody else holds memory of its results."""
+        """Return whether somebody else holds memory of its results."""
         return any(_uses(storage) > uses for storage, uses in zip(self._storages, self._uses, strict=True))
 
     def reads(self, pointers: Sequence[int | None]) -> bool:
-        """Whether it reads inputs that are there."""
+        """Return whether it reads inputs that are there."""
         return all(pointers[place] == pointer for place, pointer in self.places)
 
     def _copy(self, inputs: Sequence[Any]) -> None:
@@ -145,7 +145,7 @@ class _Recorded:
             _once(copy).copy_(_once(inputs[place]))
 
     def run(self, inputs: Sequence[Any], kept: Sequence[bool]) -> tuple:
-        """Its results: `kept` ones in memory of their own."""
+        """Return its results: `kept` ones in memory of their own."""
         self._copy(inputs)
         self.recording.replay()
         return tuple(
@@ -175,7 +175,7 @@ class Graph:
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple:
-        """What the function gives."""
+        """Return what the function gives."""
         if self.failed is not None or not self._lock.acquire(blocking=False):
             return self._function(*inputs)
         try:
@@ -187,7 +187,7 @@ class Graph:
             self._lock.release()
 
     def _find(self, inputs: Sequence[Any]) -> _Recorded | None:
-        """A recording that may run now, an old one or a new one; None where the function is to be called."""
+        """Return a recording that may run now, an old one or a new one; None where the function is to be called."""
         pointers = [each.data_ptr() if isinstance(each, torch.Tensor) else None for each in inputs]
         self._watch(inputs, pointers)
         copied = frozenset(place for place, moves in enumerate(self._moves) if moves >= _MOVES)
@@ -202,7 +202,7 @@ class Graph:
         return self._record(inputs, copied)
 
     def _watch(self, inputs: Sequence[Any], pointers: list[int | None]) -> None:
-        """Counts how often each input was elsewhere than before. Results of other recordings are where they belong."""
+        """Count how often each input was elsewhere than before. Results of other recordings are where they belong."""
         if not self._last:
             self._moves = [0] * len(pointers)
         for place, (before, pointer) in enumerate(zip(self._last, pointers, strict=False)):
@@ -225,8 +225,8 @@ class Graph:
 
 
 def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
-    """What decides which recording runs, besides where the inputs are that are not copied. What a parameter is, Dynamo
-    guards."""
+    """Return what decides which recording runs, besides where the inputs are that are not copied. What a parameter is,
+    Dynamo guards."""
     described = [
         (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else _plain(each)
         for each in inputs
@@ -236,8 +236,8 @@ def _signature(inputs: Sequence[Any], copied: frozenset[int]) -> tuple:
 
 
 def _plain(value: Any) -> Any:
-    """What is no tensor, as a key; what a kernel keeps for its backward may be a list, of tensors that are nobody's
-    inputs, whose place decides."""
+    """Return what is no tensor, as a key; what a kernel keeps for its backward may be a list, of tensors that are
+    nobody's inputs, whose place decides."""
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))
     return (value.shape, value.stride(), value.data_ptr()) if isinstance(value, torch.Tensor) else value
@@ -252,7 +252,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """An expanded tensor's elements, each once."""
+    """Return an expanded tensor's elements, each once."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)

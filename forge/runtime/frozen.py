@@ -46,12 +46,12 @@ class _State(NamedTuple):
     hooks: list[Any]
 
     def holds(self, weights: list[torch.Tensor]) -> bool:
-        """Whether nothing has changed these weights, which are the same tensors. The cells are read last: they are
-        in the memory that was seen, which may be gone where a weight is elsewhere."""
+        """Return whether nothing has changed these weights, which are the same tensors. The cells are read last: they
+        are in the memory that was seen, which may be gone where a weight is elsewhere."""
         return _look(weights) == self.seen and list(map(_BYTES, self.cells)) == self.bits
 
     def moved(self) -> bool:
-        """Whether a weight is elsewhere by now: nobody will ask for this again."""
+        """Return whether a weight is elsewhere by now: nobody will ask for this again."""
         found = [weight() for weight in self.weights]
         return any(x is None or x.data_ptr() != kept.data_ptr() for x, kept in zip(found, self.memory, strict=True))
 
@@ -147,7 +147,7 @@ class Folded:
 
 
 def _look(weights: list[torch.Tensor]) -> list[int]:
-    """The versions of weights, and where they are. Raises RuntimeError where one has none."""
+    """Return the versions of weights, and where they are. Raises RuntimeError where one has none."""
     return [*map(_VERSION, weights), *map(_PLACE, weights)]
 
 
@@ -172,7 +172,7 @@ def _cell(x: torch.Tensor) -> Any:
 
 
 def _finished(values: Sequence[torch.Tensor]) -> bool:
-    """Waits until values on a GPU are there for every stream. Whether they may be kept: not while a CUDA graph, which
+    """Wait until values on a GPU are there for every stream. Whether they may be kept: not while a CUDA graph, which
     makes them when it is replayed, is captured."""
     if not any(x.is_cuda for x in values):
         return True

@@ -10,12 +10,12 @@ from torch.nn.parameter import is_lazy
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:
-    """Whether a parameter or buffer waits for the first call to learn its shape."""
+    """Return whether a parameter or buffer waits for the first call to learn its shape."""
     return any(map(is_lazy, chain(module.parameters(), module.buffers())))
 
 
 def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) -> torch.nn.Module:
-    """An object of a subclass of module's class, sharing its state, whose call is `compiled(module, *args)`.
+    """Return an object of a subclass of module's class, sharing its state, whose call is `compiled(module, *args)`.
 
     `rejit` is forge.jit with the options given: deep copies and unpickled modules are jitted again with it.
     """
@@ -33,7 +33,8 @@ def jitted_module(module: torch.nn.Module, compiled: Callable, rejit: Callable) 
         return compiled(module, *args, **kwargs)
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """What a module makes of its own class (a slice of a Sequential) is another module, which is not jitted."""
+        """Return what a module makes of its own class (a slice of a Sequential) is another module, which is not
+        jitted."""
         return original(*args, **kwargs)
 
     def __deepcopy__(self: torch.nn.Module, memo: dict) -> torch.nn.Module:

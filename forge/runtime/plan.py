@@ -81,7 +81,8 @@ class CompiledPlan(NamedTuple):
 
 
 def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
-    """What runs: call(*inputs). otherwise: the same program, where torch might choose another kernel of attention."""
+    """Return what runs: call(*inputs). otherwise: the same program, where torch might choose another kernel of
+    attention."""
     training = plan.training
     for generated in (plan.forward, training and training.backward):
         if generated is not None and generated.trace is not None:
@@ -136,7 +137,7 @@ def _unless_violated(call: Callable, eager: Callable) -> Callable:
 
 
 def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable) -> Callable:
-    """Runs eager where changed inputs overlap: the trace knows every input's memory as its own."""
+    """Run eager where changed inputs overlap: the trace knows every input's memory as its own."""
 
     def checked(*inputs: Any) -> Any:
         return eager(*inputs) if overlap(inputs, mutated) else call(*inputs)

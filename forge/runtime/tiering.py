@@ -39,7 +39,7 @@ _RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(4e14, 3e12, 2e-5, 1
 
 
 def is_small(trace: Trace, flops: int) -> bool:
-    """Whether the calls of a claimed trace, which computes `flops`, cost more than a share of what they compute.
+    """Return whether the calls of a claimed trace, which computes `flops`, cost more than a share of what they compute.
 
     By its metadata, so that the same program is always treated alike; one of symbolic lengths is not small.
     """
@@ -64,8 +64,9 @@ def is_small(trace: Trace, flops: int) -> bool:
 
 
 def is_wanted() -> bool:
-    """Whether a program's second tier may take its place while it is in use: which of the two computes a result, and so
-    how it is rounded, depends on time. Off under torch.use_deterministic_algorithms, and by FORGE_BACKGROUND=0."""
+    """Return whether a program's second tier may take its place while it is in use: which of the two computes a result,
+    and so how it is rounded, depends on time. Off under torch.use_deterministic_algorithms, and by
+    FORGE_BACKGROUND=0."""
     return os.environ.get("FORGE_BACKGROUND", "1") != "0" and not torch.are_deterministic_algorithms_enabled()
 
 

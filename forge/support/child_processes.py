@@ -17,12 +17,12 @@ _FILE = _BOOT + "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__
 
 
 def run_module(name: str, *arguments: str) -> list[str]:
-    """The command that runs a module as a program."""
+    """Return the command that runs a module as a program."""
     return [*_python(_MODULE), name, *arguments]
 
 
 def run_file(path: str) -> list[str]:
-    """The command that runs a file as a program; what lies beside it is not imported."""
+    """Return the command that runs a file as a program; what lies beside it is not imported."""
     return [*_python(_FILE), path]
 
 
@@ -31,14 +31,15 @@ def _python(boot: str) -> list[str]:
 
 
 def search_path() -> list[str]:
-    """Where this process searches, without what depends on the current folder; forge's own place is among them."""
+    """Return where this process searches, without what depends on the current folder; forge's own place is among
+    them."""
     found = [each for each in sys.path if os.path.isabs(each)]
     return found if _FORGE in found else [*found, _FORGE]
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, without the relative entries of the paths in which programs, modules and libraries
-    are found; an empty one is the current folder, too."""
+    """Return this process's environment, without the relative entries of the paths in which programs, modules and
+    libraries are found; an empty one is the current folder, too."""
     kept = dict(os.environ)
     for name in _PATHS:
         if name in kept:

@@ -25,7 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def find_dtype(name: str) -> torch.dtype | None:
-    """The dtype of a name ('float16', 'torch.float16', 'half', 'Half'), or None."""
+    """Return the dtype of a name ('float16', 'torch.float16', 'half', 'Half'), or None."""
     return DTYPES.get(name.removeprefix("torch."))
 
 

@@ -25,7 +25,7 @@ capture, compile, claim = (logging.getLogger(f"forge.{name}") for name in NAMES[
 
 
 def set_up(wanted: str) -> None:
-    """Has the loggers that are named write to stderr. A name that there is not is a warning."""
+    """Have the loggers that are named write to stderr. A name that there is not is a warning."""
     for word in filter(None, (each.strip() for each in wanted.split(","))):
         name, level = word.lstrip("+"), logging.DEBUG if word.startswith("+") else DETAIL
         if name != "all" and name not in NAMES:

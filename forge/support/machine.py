@@ -8,7 +8,7 @@ import torch
 
 @cache
 def processor() -> str:
-    """What kind of processor this is: kernels are compiled for it."""
+    """Return what kind of processor this is: kernels are compiled for it."""
     try:
         with open("/proc/cpuinfo") as file:
             lines = file.read(1 << 13).split("\n\n")[0].splitlines()
@@ -19,7 +19,7 @@ def processor() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """A GPU with its name and capability; a CPU is `processor()`."""
+    """Return a GPU with its name and capability; a CPU is `processor()`."""
     if device.type != "cuda":
         return str(device)
     return f"{device} {torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"

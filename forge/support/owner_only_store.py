@@ -21,7 +21,7 @@ class UntrustedFile(Exception):
 
 
 def is_on() -> bool:
-    """Whether the environment allows what is kept to spare another process the work."""
+    """Return whether the environment allows what is kept to spare another process the work."""
     return os.environ.get("FORGE_CACHE") != "0"
 
 
@@ -38,7 +38,7 @@ def user_cache() -> Path:
 
 
 def read(path: Path, head: bytes) -> bytes:
-    """What was written to a file of the format that `head` names. Raises FileNotFoundError where there is none,
+    """Return what was written to a file of the format that `head` names. Raises FileNotFoundError where there is none,
     UntrustedFile or OSError where it is not to be used."""
     check_folder(path.parent)
     content = _own_bytes(path)
@@ -53,7 +53,7 @@ def read(path: Path, head: bytes) -> bytes:
 
 
 def write(path: Path, head: bytes, body: bytes, size: int) -> None:
-    """Keeps a file; of its folder, `size` bytes of those that were used last. Raises UntrustedFile or OSError where it
+    """Keep a file; of its folder, `size` bytes of those that were used last. Raises UntrustedFile or OSError where it
     cannot be kept."""
     make_folder(path.parent)
     _write_whole(path, b"".join([head, hashlib.sha256(body).hexdigest().encode(), b"\n", body]))
@@ -67,7 +67,7 @@ def make_folder(path: Path) -> None:
 
 
 def open_own(path: Path) -> BinaryIO:
-    """Opens a file of a folder of its own among those that are kept. Raises UntrustedFile where it, or either folder,
+    """Open a file of a folder of its own among those that are kept. Raises UntrustedFile where it, or either folder,
     is another user's or open to other users; FileNotFoundError, OSError."""
     check_folder(path.parent.parent)
     check_folder(path.parent)
@@ -75,7 +75,7 @@ def open_own(path: Path) -> BinaryIO:
 
 
 def open_itself(path: Path) -> BinaryIO:
-    """Opens what is there: no link is followed, and a pipe is not waited for. Raises OSError."""
+    """Open what is there: no link is followed, and a pipe is not waited for. Raises OSError."""
     flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
     return open(os.open(path, functools.reduce(operator.or_, flags, os.O_RDONLY)), "rb")
 
@@ -89,13 +89,13 @@ def check_folder(path: Path) -> None:
 
 
 def _own_bytes(path: Path) -> bytes:
-    """What an own file holds. Raises as _opened."""
+    """Return what an own file holds. Raises as _opened."""
     with _opened(path) as file:
         return file.read()
 
 
 def _opened(path: Path) -> BinaryIO:
-    """An own file. Raises UntrustedFile for another's, or one that others may write to; OSError."""
+    """Return an own file. Raises UntrustedFile for another's, or one that others may write to; OSError."""
     file = open_itself(path)
     try:
         found = os.fstat(file.fileno())
@@ -132,7 +132,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _trim(place: Path, size: int) -> None:
-    """Drops the files that were used longest ago, until all are within `size`; what was left half-written too."""
+    """Drop the files that were used longest ago, until all are within `size`; what was left half-written too."""
     found = []
     for each in os.scandir(place):
         with contextlib.suppress(OSError):

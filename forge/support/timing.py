@@ -49,12 +49,13 @@ def in_turn(
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median over rounds of ours over theirs."""
+    """Return the median over rounds of ours over theirs."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def seconds_per_call(run: Callable[[], Any], calls: int) -> float:
-    """The mean of some calls by the clock on the wall, without garbage collection; on a GPU until its work is done."""
+    """Return the mean of some calls by the clock on the wall, without garbage collection; on a GPU until its work is
+    done."""
     finish = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
 
     def timed() -> float:
@@ -69,7 +70,7 @@ def seconds_per_call(run: Callable[[], Any], calls: int) -> float:
 
 
 def _seconds_per_call(run: Callable[[], Any], calls: int, device: torch.device) -> float:
-    """The mean of some calls without garbage collection; on a GPU by its own clock, until its work is done."""
+    """Return the mean of some calls without garbage collection; on a GPU by its own clock, until its work is done."""
     if device.type != "cuda":
         return seconds_per_call(run, calls)
     return _without_collecting(lambda: _on_gpu(run, calls)) / calls

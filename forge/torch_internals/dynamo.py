@@ -73,7 +73,6 @@ from torch._dynamo.variables.misc import RandomVariable as RandomVariable
 from torch._dynamo.variables.misc import StringFormatVariable as StringFormatVariable
 from torch._guards import TracingContext as TracingContext
 from torch._guards import tracing as tracing
-from torch._higher_order_ops.register_hook import register_hook_op as register_hook_op
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as is_fx_symbolic_tracing
 from torch.fx.experimental import _config as shapes_config
@@ -81,3 +80,8 @@ from torch.fx.experimental import _config as shapes_config
 reset_code = torch._C._dynamo.eval_frame.reset_code
 set_code_exec_strategy = torch._C._dynamo.eval_frame.set_code_exec_strategy
 set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+
+try:  # torch 2.12 and later; an earlier one gives the graph an input that has to run in eager
+    from torch._higher_order_ops.register_hook import register_hook_op
+except ImportError:
+    register_hook_op = None

@@ -146,8 +146,8 @@ def _attempt(source: str, check: Callable[[], Checked]) -> Checked:
 
 
 def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> Checked:
-    """Which variant would be loaded, why not each other, and every finding. Of a repository of the Hub those variants
-    are checked that the cache holds, unless the rest may be fetched."""
+    """Return which variant would be loaded, why not each other, and every finding. Of a repository of the Hub those
+    variants are checked that the cache holds, unless the rest may be fetched."""
     selection = hub.select(source, policy=_policy(policy), backend=policy.backend)
     if selection.commit is None:
         findings = hub.check_repository(selection.source.path, policy=_policy(policy))
@@ -179,7 +179,7 @@ def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> Checked:
 
 
 def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: PolicyOptions) -> Checked:
-    """Every check before an import; what is not in the cache is fetched."""
+    """Return every check before an import; what is not in the cache is fetched."""
     place, count = hub.check_locked(kernel, lock, policy=_policy(policy), backend=policy.backend)
     files = f"{counted(count, 'file')} {'is' if count == 1 else 'are'} as locked"
     return Checked(kernel.source, [f"ok      {place}: {files}"])
@@ -264,7 +264,7 @@ def lock(
 
 
 def _accept(selection: hub.Selection, names: Sequence[str]) -> None:
-    """Raises MalformedError for what `forge kernels check` does not accept."""
+    """Raise MalformedError for what `forge kernels check` does not accept."""
     found = [each for each in hub.check_selection(selection, names) if not each.advice]
     if found:
         lines = "".join(f"\n  {each}" for each in found)
@@ -316,7 +316,7 @@ def _build_manifest(source: str, force: bool) -> None:
 
 
 def _policy(options: PolicyOptions) -> hub.Policy:
-    """The Policy of a command line; a folder that stands on it is allowed by standing there."""
+    """Return the Policy of a command line; a folder that stands on it is allowed by standing there."""
     allowed = options.allow or []
     return hub.Policy(
         trust=options.trust,

@@ -29,7 +29,7 @@ from forge.support.machine import device_name
 
 
 def _executor_names(program: Program) -> list[str] | None:
-    """Raises typer.BadParameter for an unknown one, or one that is not here."""
+    """Raise typer.BadParameter for an unknown one, or one that is not here."""
     if program.executors is None:
         return None
     names = [name.strip() for name in program.executors.split(",") if name.strip()]
@@ -42,7 +42,7 @@ def _executor_names(program: Program) -> list[str] | None:
 
 
 def _load(program: Program, *, training: bool) -> Case:
-    """Raises typer.BadParameter for what cannot be read, TargetError for what cannot be loaded."""
+    """Raise typer.BadParameter for what cannot be read, TargetError for what cannot be loaded."""
     dtype = None if program.dtype is None else inputs.parse_dtype(program.dtype)
     device = inputs.parse_device(program.device)
     settings = inputs.parse_settings(program.settings or ())
@@ -52,7 +52,7 @@ def _load(program: Program, *, training: bool) -> Case:
 
 
 def _compiled(program: Program, *, training: bool) -> Any:
-    """The program after a call of it, jitted; every stage of it is kept, and nothing on disk."""
+    """Return the program after a call of it, jitted; every stage of it is kept, and nothing on disk."""
     names = _executor_names(program)
     case = _load(program, training=training)
     with _environment(ALL_STAGES, "1"), targets.blamed(program.target):

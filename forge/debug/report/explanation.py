@@ -146,7 +146,7 @@ class Explanation:
         return sum(each.bytes or 0 for each in self.saved if each.own)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain lists, dicts, strings and numbers."""
+        """Return all of it as plain lists, dicts, strings and numbers."""
         tables = ("rows", "saved", "measured", "costs")
         others = (*tables, "layers", "_programs")
         told = {name: value for name, value in vars(self).items() if name not in others}
@@ -155,15 +155,15 @@ class Explanation:
         return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """All of it as JSON; written to `path` as well, where one is given."""
+        """Return all of it as JSON; written to `path` as well, where one is given."""
         written = json.dumps(self.to_dict(), indent=2)
         if path is not None:
             Path(path).write_text(written)
         return written
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """All of it as one page that needs nothing else, with the traces of the graphs that are still there; written to
-        `path` as well, where one is given."""
+        """Return all of it as one page that needs nothing else, with the traces of the graphs that are still there;
+        written to `path` as well, where one is given."""
         written = page.page(self, self._still_there())
         if path is not None:
             Path(path).write_text(written, encoding="utf-8")
@@ -173,7 +173,7 @@ class Explanation:
         return page.frame(self, self._still_there())
 
     def _still_there(self) -> list[CompileReport | None]:
-        """The graphs, None for those that Dynamo dropped since and those that run in eager."""
+        """Return the graphs, None for those that Dynamo dropped since and those that run in eager."""
         return [None if program is None else program() for program in self._programs]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -186,8 +186,8 @@ class Explanation:
 
 
 def explain(target: Any = None, *, profile: bool = False) -> Explanation:
-    """What forge made of `target`: who runs each operation, who declined it and why, what is fused, what is saved for
-    the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
+    """Return what forge made of `target`: who runs each operation, who declined it and why, what is fused, what is
+    saved for the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
 
     target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
     anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.

@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 
 def lines(rows: Sequence[Row]) -> list[Line]:
-    """A line for each call; a fusion's stands where its first operation does."""
+    """Return a line for each call; a fusion's stands where its first operation does."""
     regions: dict[str, list[Row]] = {}
     for row in rows:
         if row.region is not None:
@@ -68,7 +68,7 @@ def _fusion(name: str, rows: Sequence[Row]) -> Line:
 
 
 def _common(modules: Sequence[str]) -> str:
-    """The path that all of them begin with."""
+    """Return the path that all of them begin with."""
     parts = [module.split(".") for module in modules]
     alike = takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
     return ".".join(names[0] for names in alike)
@@ -98,7 +98,7 @@ def _module(first: Line, last: Line) -> str:
 
 
 def folded(calls: Sequence[Line]) -> list[Fold]:
-    """The calls in order; those that repeat for layer after layer are one Fold, the longest repetition first."""
+    """Return the calls in order; those that repeat for layer after layer are one Fold, the longest repetition first."""
     patterns = [call.pattern for call in calls]
     return list(_folds(calls, patterns, 0, len(calls)))
 
@@ -131,7 +131,7 @@ def _repetitions(
 
 
 def _periods(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> list[tuple[int, int]]:
-    """How far calls are from their like in a neighbouring layer, and whether that is the one before or after."""
+    """Return how far calls are from their like in a neighbouring layer, and whether that is the one before or after."""
     places: dict[tuple, list[int]] = {}
     for at in range(start, end):
         if calls[at].layer is not None:

@@ -27,7 +27,7 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 
 def page(told: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool = True) -> str:
-    """The page. programs: of each graph, None where it is gone. stages: whether the traces are shown."""
+    """Return the page. programs: of each graph, None where it is gone. stages: whether the traces are shown."""
     parts = {
         "title": html.escape(f"{told.name} · forge.explain"),
         "style": _file("page.css"),
@@ -38,7 +38,7 @@ def page(told: "Explanation", programs: Sequence[CompileReport | None], *, stage
 
 
 def frame(told: "Explanation", programs: Sequence[CompileReport | None]) -> str:
-    """The page without the traces, for a notebook."""
+    """Return the page without the traces, for a notebook."""
     inside = html.escape(page(told, programs, stages=False))
     title = html.escape(f"forge.explain of {told.name}")
     style = f"width:100%;height:{_HEIGHT}px;border:0"
@@ -91,7 +91,7 @@ def _data(told: "Explanation", programs: Sequence[CompileReport | None], *, stag
 def _parts(
     told: "Explanation", programs: Sequence[CompileReport | None], strings: _Pool, declined: dict[tuple[str, str], int]
 ) -> list[dict[str, Any]]:
-    """The calls of each graph and phase, folded, and which of them reads what others make."""
+    """Return the calls of each graph and phase, folded, and which of them reads what others make."""
     parts = []
     for (graph, phase), rows in groupby(told.rows, key=lambda row: (row.graph, row.phase)):
         folds = folded(lines(list(rows)))
@@ -126,7 +126,8 @@ def _call(line: Line, strings: _Pool, declined: dict[tuple[str, str], int]) -> l
 
 
 def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[int, int]]]:
-    """Where each call stands in the trace that runs, and pairs (from, to) of calls of which one reads the other's."""
+    """Return where each call stands in the trace that runs, and pairs (from, to) of calls of which one reads the
+    other's."""
     makers = {name: number for number, call in enumerate(calls) for row in call.rows for name in row.outputs}
     order = [0] * len(calls)
     edges: dict[tuple[int, int], None] = {}
@@ -175,7 +176,7 @@ def _costs(told: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] 
 
 
 def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
-    """Every stage as runs of lines, [first, how many], of one pool: passes leave most lines as they are."""
+    """Return every stage as runs of lines, [first, how many], of one pool: passes leave most lines as they are."""
     pool, parts, left = _Pool(), [], 0
     for graph, report in enumerate(programs):
         for phase, traces in (("forward", report.traces), ("backward", report.backward_traces)) if report else ():
@@ -191,7 +192,7 @@ def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
 
 
 def _lines(trace: Trace) -> list[str]:
-    """The printed trace; objects that have no literal are numbered in order, so that stages can be compared."""
+    """Return the printed trace; objects that have no literal are numbered in order, so that stages can be compared."""
     numbers = _Pool()
     return _HELD.sub(lambda found: f"held({numbers(found[0])})", str(trace)).splitlines()
 

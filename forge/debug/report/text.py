@@ -47,7 +47,7 @@ def plain(told: "Explanation") -> str:
 
 
 def rendered(told: "Explanation") -> Iterator[RenderableType]:
-    """What rich prints."""
+    """Yield what rich prints."""
     yield Text(summary(told), style="bold")
     if not told.rows:
         yield from _reasons(told, {})
@@ -64,7 +64,7 @@ def rendered(told: "Explanation") -> Iterator[RenderableType]:
 
 
 def summary(told: "Explanation") -> str:
-    """The first line."""
+    """Return the first line."""
     if told.ungiven:
         breaks = "; what Dynamo says of graph breaks in this process:" if told.graph_breaks else ""
         why = "it was not called yet, runs in eager, or runs graphs of what torch.compile made of the same code before"
@@ -148,7 +148,7 @@ class _Table:
         yield table
 
     def _widths(self, available: int) -> dict[str, int]:
-        """What each column would have, less what is missing, taken from the source and then from the widest."""
+        """Return what each column would have, less what is missing, taken from the source and then from the widest."""
         widths = {name: max(map(len, [name, *cells])) for name, cells in self._columns.items()}
         words = [word for cell in self._columns["operation"] for word in cell.split()]  # a fusion's stand in lines
         widths["operation"] = max(map(len, [*words, " " * _OPERATION]))
@@ -174,7 +174,7 @@ def _with_line(source: str, width: int) -> str:
 
 
 def _reasons(told: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator[RenderableType]:
-    """What stands below the tables; a line for each reason, which is never broken by us."""
+    """Yield what stands below the tables; a line for each reason, which is never broken by us."""
     declined = [f"[{number}] {name}: {reason}" for (name, reason), number in notes.items()]
     if declined:
         yield Text("\ndeclined", style="bold")
@@ -185,7 +185,7 @@ def _reasons(told: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator
 
 
 def reasons(told: "Explanation") -> dict[str, Counter[str]]:
-    """What happened besides the operations: by what it is called, each with how often it did."""
+    """Return what happened besides the operations: by what it is called, each with how often it did."""
     found = {
         "opaque calls": told.opaque_calls,
         "graph breaks": told.graph_breaks,

@@ -63,7 +63,7 @@ class InductorExecutor(FusionExecutor):
         return _inductor().compile_region(region, whole=self.whole, rounds=self.rounds)
 
     def identity(self) -> str | Declined:
-        """What Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
+        """Return what Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
         if _inductor.cache_info().currsize and _inductor().waits.has_failed():
             return decline("Inductor could not compile a region")
         config = importlib.import_module("forge.torch_internals.inductor.config").inductor_config
@@ -94,7 +94,7 @@ class InductorExecutor(FusionExecutor):
         return self._rounding
 
     def pays(self, calls: list[BoundSymbol]) -> bool:
-        """A region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
+        """Return a region costs a call and, once, a compilation: it runs more than one kernel of torch's."""
         kernels = 0
         for bound in calls:
             kernels += _kernels.get(bound)
@@ -227,7 +227,7 @@ def _devices() -> list[str]:
 
 @functools.cache
 def _can_compile_for(device: str) -> bool:
-    """Whether there is a compiler for the device's kernels; a notice where there is none."""
+    """Return whether there is a compiler for the device's kernels; a notice where there is none."""
     if device == "cpu":
         found = any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"]))
         missing = "no C++ compiler was found (g++ or clang++, or what CXX names)"

@@ -27,7 +27,8 @@ from forge.support.machine import processor
 
 @functools.cache
 def ask() -> threading.Thread | None:
-    """The thread, where there is one: Inductor's cache has not seen the answer yet, and FORGE_BACKGROUND is not 0."""
+    """Return the thread, where there is one: Inductor's cache has not seen the answer yet, and FORGE_BACKGROUND is not
+    0."""
     with contextlib.suppress(OSError, RuntimeError):  # no room, no threads: who compiles asks
         if is_wanted() and not known().exists():
             thread = threading.Thread(target=_ask, name="forge-ahead")
@@ -44,7 +45,7 @@ def wait() -> None:
 
 
 def known() -> Path:
-    """The file that says that these versions know the answer."""
+    """Return the file that says that these versions know the answer."""
     return _cache() / f"forge-{torch.__version__}-{Path(_compiler()).name}"
 
 
@@ -71,7 +72,7 @@ def remember() -> None:
 
 
 def _answer(flags: str, code: str) -> Path:
-    """The file that is there if a library of the code, compiled with these flags, can be loaded."""
+    """Return the file that is there if a library of the code, compiled with these flags, can be loaded."""
     compiler = shutil.which(_compiler()) or ""
     changed = os.stat(compiler).st_mtime_ns if compiler else 0
     told = repr((torch.__version__, os.path.realpath(compiler), changed, processor(), flags, code))

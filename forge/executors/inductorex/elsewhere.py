@@ -40,13 +40,13 @@ class Settings:
 
     @classmethod
     def current(cls) -> "Settings":
-        """This process's."""
+        """Return this process's."""
         return cls(
             torch.get_num_threads(), torch.get_float32_matmul_precision(), inductor_config.save_config_portable()
         )
 
     def apply(self) -> None:
-        """Makes them this process's."""
+        """Make them this process's."""
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision(self.matmul_precision)
         inductor_config.load_config(self.inductor)
@@ -78,7 +78,7 @@ class Compilation:
         return self._function
 
     def state(self) -> Decision:
-        """True where it can be called, False while it is being compiled, Declined where that failed."""
+        """Return True where it can be called, False while it is being compiled, Declined where that failed."""
         if self._state is False and self._loading is None:
             _queue.advance()
             result = self._job.result()
@@ -124,7 +124,7 @@ class _Job:
         return self._process is not None and self._process.poll() is None
 
     def result(self) -> bytes | Decision:
-        """The artifact's bytes, Declined, or False while there is none yet."""
+        """Return the artifact's bytes, Declined, or False while there is none yet."""
         if self.stopped or self.owner != os.getpid():
             return decline("the process that compiles it is another one's, or was stopped")
         if self._process is None or self.is_running:
@@ -141,7 +141,7 @@ class _Job:
             self._folder.cleanup()
 
     def stop(self) -> None:
-        """Ends it, if it runs."""
+        """End it, if it runs."""
         self.stopped = True
         if self.owner == os.getpid() and self._process is not None:
             processes.end(self._process)
@@ -161,7 +161,7 @@ class _Queue:
         self.advance()
 
     def advance(self) -> None:
-        """Starts what may start now."""
+        """Start what may start now."""
         with self._lock:
             self._running = [job for job in self._running if job.is_running]
             while self._waiting and len(self._running) < self._limit:
@@ -177,7 +177,7 @@ class _Queue:
             job.failed = decline(f"no process could be started: {error}")
 
     def stop(self) -> None:
-        """Ends all."""
+        """End all."""
         for job in [*self._waiting, *self._running]:
             job.stop()
 

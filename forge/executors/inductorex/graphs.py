@@ -51,7 +51,7 @@ class Described:
 
 
 def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
-    """The graph as plain values. Raises NotImplementedError for a tensor that it holds, or another object."""
+    """Return the graph as plain values. Raises NotImplementedError for a tensor that it holds, or another object."""
     places: dict[Node, _Reference] = {}
     calls: list[tuple] = []
     rounded: set[int] = set()
@@ -79,7 +79,7 @@ def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
 
 
 def rebuild(described: Described) -> tuple[GraphModule, list[torch.Tensor], FakeTensorMode]:
-    """The graph, and stand-ins for its inputs with their mode."""
+    """Return the graph, and stand-ins for its inputs with their mode."""
     graph = Graph()
     nodes = [graph.placeholder(f"input_{place}") for place in range(len(described.inputs))]
 

@@ -189,8 +189,8 @@ fake_impls.op_implementations_dict.setdefault(
 
 
 def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> Decision:
-    """Whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as a part
-    of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
+    """Return whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as
+    a part of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _given(bound)):  # what attention keeps
         return whole or decline("it reads what is no tensor")
     results = list(tensors(bound.output))
@@ -233,7 +233,7 @@ def _is_half(bound: BoundSymbol) -> bool:
 
 
 def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
-    """Whether Inductor's loops for a call of half precision round where torch's kernels do."""
+    """Return whether Inductor's loops for a call of half precision round where torch's kernels do."""
     if TORCH < (2, 13) and _is_on_cpu(bound):
         return decline("before torch 2.13, Inductor's C++ does not round as eager does", parts=False)
     for operator in operators:
@@ -348,7 +348,7 @@ def _given(bound: BoundSymbol) -> list[Proxy]:
 
 
 def claim_by_torch(calls: list[BoundSymbol]) -> list[BoundSymbol]:
-    """The calls as torch's own."""
+    """Return the calls as torch's own."""
     trace = Trace("region")
     trace.adopt(calls)
     return claim(trace, resolve_executors(["torch"]))[0].bound_symbols
@@ -372,7 +372,7 @@ def _is_function(operator: Any) -> bool:
 
 
 def _is_of(operator: Any, known: frozenset) -> bool:
-    """Whether an operator, in all its overloads or in this one, is among those."""
+    """Return whether an operator, in all its overloads or in this one, is among those."""
     return operator in known or operator.overloadpacket in known
 
 
@@ -381,14 +381,14 @@ def _decompositions() -> dict:
 
 
 def count_kernels(bound: BoundSymbol) -> int:
-    """How many kernels torch's function for a call runs."""
+    """Return how many kernels torch's function for a call runs."""
     return len([op for op in _operators(bound) or () if op.namespace != "prim" and op not in _NOTHING])
 
 
 def compile_region(
     region: Trace, codegen: "Codegen | None" = None, *, whole: bool = False, rounds: bool = False
 ) -> Callable | Declined:
-    """A function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails, with
+    """Return a function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails, with
     the error unless it is a NotImplementedError that says what Inductor is known not to do.
 
     codegen: makes the function of the lowered graph; Inductor by default. rounds: each value of half precision is
@@ -455,8 +455,8 @@ def _alone() -> Iterator[None]:
 
 
 def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """The region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds: its
-    nodes say which values torch's functions would have rounded."""
+    """Return the region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds:
+    its nodes say which values torch's functions would have rounded."""
     calls = claim_by_torch(region.bound_symbols)
     names = region.input_names
 
@@ -503,8 +503,9 @@ def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
 
 
 def _resolved(value: Any) -> Any:
-    """A length by the symbol that stands for it now. Inductor defines the one that it was made with, which a guard
-    may have replaced since: two inputs that turned out to be of one length have two symbols, of which one is used."""
+    """Return a length by the symbol that stands for it now. Inductor defines the one that it was made with, which a
+    guard may have replaced since: two inputs that turned out to be of one length have two symbols, of which one is
+    used."""
     if not isinstance(value, torch.SymInt):
         return value
     return value.node.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
@@ -520,7 +521,7 @@ _OF_TWO |= {
 
 
 def _of_two(node: torch.fx.Node) -> None:
-    """Makes a sum, product, maximum or minimum of several lengths one of two at a time."""
+    """Make a sum, product, maximum or minimum of several lengths one of two at a time."""
     *others, last = node.args
     graph, node.target = node.graph, _OF_TWO[node.target]
     with graph.inserting_before(node):
@@ -617,8 +618,8 @@ def _one_element(node: torch.fx.Node) -> torch.Tensor:
 
 
 def _only_relabels(node: torch.fx.Node) -> bool:
-    """Whether as_strided_ gives a tensor of the same elements other strides where they say nothing: adaptive pooling of
-    an image whose channels lie beside each other ends so."""
+    """Return whether as_strided_ gives a tensor of the same elements other strides where they say nothing: adaptive
+    pooling of an image whose channels lie beside each other ends so."""
     x, (shape, strides) = node.args[0].meta["val"], node.args[1:3]
     alike = (length == 1 or one == other for length, one, other in zip(x.shape, x.stride(), strides, strict=True))
     return len(node.args) == 3 and tuple(x.shape) == tuple(shape) and all(alike)
@@ -629,7 +630,7 @@ def _changes(target: Any) -> bool:
 
 
 def _other_strides(graph: torch.fx.GraphModule, region: Trace, given: list[Any]) -> Strides:
-    """The strides that torch gives results where a decomposition gives others."""
+    """Return the strides that torch gives results where a decomposition gives others."""
     (output,) = graph.graph.find_nodes(op="output")
     made = [tuple(node.meta["val"].stride()) for node in output.args[0]]
     wanted = {place: proxy.strides for place, proxy in enumerate(region.output) if not same(made[place], proxy.strides)}
@@ -651,7 +652,7 @@ def _is_marked(graph: torch.fx.GraphModule) -> bool:
 
 
 def _is_widened(node: torch.fx.Node) -> bool:
-    """Whether a call of its, or of a view of it, converts a value to a wider dtype."""
+    """Return whether a call of its, or of a view of it, converts a value to a wider dtype."""
     wider = (_is_conversion(user) and _width(user) > _width(node) for user in node.users)
     return any(wider) or any(_is_view(user) and _is_widened(user) for user in node.users)
 
@@ -686,7 +687,7 @@ def _binding(given: list[Any]) -> dict[str, bool]:
 
 
 def _not_in_its_key(graph: torch.fx.GraphModule, given: list[Any], fake: FakeTensorMode) -> tuple:
-    """What Inductor compiles for and does not look at when it finds a graph in its cache: which nodes round, the
+    """Return what Inductor compiles for and does not look at when it finds a graph in its cache: which nodes round, the
     default dtype (torch 2.11), the bounds of lengths that values decide, which it asserts and simplifies by, and the
     symbols that its code defines."""
     ranges = fake.shape_env.var_to_range
@@ -715,8 +716,8 @@ class _Lengths(PythonReferenceAnalysis):
 
 
 def _value(known: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
-    """An argument's value in the graph. An expression of lengths is computed there: make_fx knows a length by the calls
-    that made it."""
+    """Return an argument's value in the graph. An expression of lengths is computed there: make_fx knows a length by
+    the calls that made it."""
     if isinstance(leaf, torch.SymInt) and symbols.keys() >= leaf.node.expr.free_symbols:
         return sympy_interp(_Lengths, symbols, leaf.node.expr)
     return known[leaf.name] if isinstance(leaf, Proxy) else leaf

@@ -19,7 +19,7 @@ os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, aft
 
 
 def start(*arguments: str, folder: Path | None = None, log: IO[bytes] | None = None) -> subprocess.Popen:
-    """A worker with these arguments, in a folder; what it prints goes to `log`. Raises OSError."""
+    """Return a worker with these arguments, in a folder; what it prints goes to `log`. Raises OSError."""
     return subprocess.Popen(
         child_processes.run_module("forge.executors.inductorex.worker", *arguments),
         cwd=folder,
@@ -32,7 +32,7 @@ def start(*arguments: str, folder: Path | None = None, log: IO[bytes] | None = N
 
 
 def end(process: subprocess.Popen) -> None:
-    """Ends it and its compilers, if it runs."""
+    """End it and its compilers, if it runs."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

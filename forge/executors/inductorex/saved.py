@@ -57,7 +57,7 @@ class Kept:
 
 
 def _not_kept(graph: Any) -> str | None:
-    """Why an artifact is this process's only."""
+    """Return why an artifact is this process's only."""
     if graph.constants or getattr(graph, "torchbind_constants", None):
         return "Inductor keeps constants for a region"
     if graph.mutated_input_idxs or inductor_config.triton.cudagraphs or getattr(graph, "_wrap_compiled_regions", False):
@@ -70,18 +70,18 @@ def _as_data(strides: Strides) -> list:
 
 
 def keep(function: Callable, graph: Any, strides: Strides) -> None:
-    """Remembers what a region's function was made of: `graph` is Inductor's CompiledFxGraph."""
+    """Remember what a region's function was made of: `graph` is Inductor's CompiledFxGraph."""
     _kept[function] = Kept(graph, strides)
 
 
 def dump(function: Callable) -> bytes | Declined:
-    """What `load` makes the function of."""
+    """Return what `load` makes the function of."""
     kept = _kept.get(function)
     return decline("it is not known what Inductor made a region of") if kept is None else kept.dump()
 
 
 def dump_artifact(graph: Any) -> bytes | Declined:
-    """What `load` makes the function of Inductor's CompiledFxGraph of."""
+    """Return what `load` makes the function of Inductor's CompiledFxGraph of."""
     return Kept(graph, NO_STRIDES).dump()
 
 
@@ -107,7 +107,7 @@ class _Dumped:
 
 
 def load(data: bytes) -> Callable:
-    """The function of a region that another process dumped."""
+    """Return the function of a region that another process dumped."""
     known = json.loads(data)
     are_there = _are_there(known["kernels"])
     if known["short"] is not None and are_there:
@@ -132,7 +132,8 @@ def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
 
 
 def _module(source: str) -> ModuleType:
-    """The module as Inductor loads it: what is in a file of its name is written anew where it is something else."""
+    """Return the module as Inductor loads it: what is in a file of its name is written anew where it is something
+    else."""
     ahead.remember()  # it asks for the processor's instructions, before lower.py is imported
     _, path = PyCodeCache.write(source)
     if Path(path).read_bytes() != source.encode():
@@ -141,7 +142,7 @@ def _module(source: str) -> ModuleType:
 
 
 def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
-    """The module's call with kernels that are there already."""
+    """Return the module's call with kernels that are there already."""
     found = {
         name: getattr(CppPythonBindingsCodeCache._load_library(path, digest), function)
         for name, (path, digest, function) in kernels.items()
@@ -152,7 +153,7 @@ def _shortly(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable
 
 
 def _kernels(scope: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
-    """The C++ kernels of a generated module: name → shared object, its hash, and its function's name."""
+    """Return the C++ kernels of a generated module: name → shared object, its hash, and its function's name."""
     found = {}
     for name, value in scope.items():
         path = getattr(getattr(value, "__self__", None), "__file__", None)
@@ -168,8 +169,8 @@ def _is_kernel(name: str) -> bool:
 
 
 def _short(source: str, kernels: Mapping[str, Any]) -> str | None:
-    """A generated module without the C++ of these kernels, and without what it imports of Inductor and does not use;
-    None for one that compiles others."""
+    """Return a generated module without the C++ of these kernels, and without what it imports of Inductor and does not
+    use; None for one that compiles others."""
     statements = [each for each in ast.parse(source).body if not _is_aside(each, kernels)]
     compiler = [each for each in statements if _reads(each, "async_compile")]
     if len(compiler) > 3:  # more than that it is made, waited for and deleted

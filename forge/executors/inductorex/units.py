@@ -117,7 +117,7 @@ class _Kernel:
         self._alone = alone
 
     def result(self) -> Callable:
-        """The function; waits until it is built."""
+        """Return the function; waits until it is built."""
         if self.unit is None:
             start_rest()
         try:
@@ -154,7 +154,7 @@ class _Unit:
         return not self._future.done()
 
     def module(self) -> ModuleType:
-        """What has the functions; waits until it is built. Raises what kept it from that."""
+        """Return what has the functions; waits until it is built. Raises what kept it from that."""
         return self._future.result()
 
     def _build(self) -> ModuleType:
@@ -179,7 +179,7 @@ class _Built:
         self._path = path
 
     def module(self) -> ModuleType:
-        """What has the functions. Raises OSError or ImportError where it cannot be loaded."""
+        """Return what has the functions. Raises OSError or ImportError where it cannot be loaded."""
         return CppPythonBindingsCodeCache._load_library(self._path, Path(self._path).stem)
 
 
@@ -194,7 +194,7 @@ class _Process:
         self._checked: set[str] = set()
 
     def ask(self, kernel: _Kernel) -> None:
-        """Has it built, now or with those that are asked for next. One core is left to who asks."""
+        """Have it built, now or with those that are asked for next. One core is left to who asks."""
         with self._lock:
             kernel.unit = self._units.get(kernel.name) or self._built(kernel.name)
             if kernel.unit is None:
@@ -203,12 +203,12 @@ class _Process:
                     self._start(1)
 
     def start_rest(self) -> None:
-        """Has everything built that was asked for; nothing else is to be done meanwhile."""
+        """Have everything built that was asked for; nothing else is to be done meanwhile."""
         with self._lock:
             self._start(self._free(get_compile_threads()))
 
     def _built(self, name: str) -> _Built | None:
-        """The unit that a note leads to, if it is whole. A unit is read once."""
+        """Return the unit that a note leads to, if it is whole. A unit is read once."""
         try:
             note = (_folder() / name).read_text()
             digest, path = note.split(" ", 1)
@@ -239,8 +239,8 @@ _process = _Process()
 
 
 def ask(compiling: AsyncCompile, argtypes: Sequence[str], source: str, inductors: Callable) -> Any:
-    """What stands for a kernel in a generated module until that waits for it. `inductors` is Inductor's own function of
-    the other arguments, which builds it by itself."""
+    """Return what stands for a kernel in a generated module until that waits for it. `inductors` is Inductor's own
+    function of the other arguments, which builds it by itself."""
     own = partial(inductors, compiling, argtypes, source)
     if get_compile_threads() <= 1 or not _MOVABLE.issuperset(found[1] for found in _DIRECTIVE.finditer(source)):
         return own()
@@ -250,7 +250,7 @@ def ask(compiling: AsyncCompile, argtypes: Sequence[str], source: str, inductors
 
 
 def start_rest() -> None:
-    """Has everything built that was asked for."""
+    """Have everything built that was asked for."""
     _process.start_rest()
 
 
@@ -261,7 +261,7 @@ def forget() -> None:
 
 
 def _submitted(task: Callable[[], ModuleType]) -> Future:
-    """What a thread of Inductor's pool makes of the task; this thread, if there is to be no other."""
+    """Return what a thread of Inductor's pool makes of the task; this thread, if there is to be no other."""
     future: Future = Future()
     try:
         made = AsyncCompile.submit(task)
@@ -274,13 +274,13 @@ def _submitted(task: Callable[[], ModuleType]) -> Future:
 
 
 def _settings() -> list[str]:
-    """What g++ is called with, as far as it can change."""
+    """Return what g++ is called with, as far as it can change."""
     chosen = {name: value for name, value in inductor_config.save_config_portable().items() if name.startswith("cpp.")}
     return [torch.__version__, os.environ.get("CXX", ""), str(pick_vec_isa()), repr(sorted(chosen.items()))]
 
 
 def _folder() -> Path:
-    """Where a note of a kernel's name has the hash and the path of the unit that holds it."""
+    """Return where a note of a kernel's name has the hash and the path of the unit that holds it."""
     return Path(cache_dir()) / "forge-units"
 
 
@@ -315,7 +315,7 @@ def state_of(path: str, digest: str) -> State:
 
 
 def hash_of(path: str) -> str | None:
-    """A file's hash; None where it cannot be read."""
+    """Return a file's hash; None where it cannot be read."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:

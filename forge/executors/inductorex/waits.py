@@ -34,7 +34,7 @@ class Started:
         self.waits: list[tuple[dict[str, Any], Callable[[], None]]] = []
 
     def finish(self) -> Exception | None:
-        """Waits; why it failed, where it did. Nobody finds the modules of a failed artifact again."""
+        """Wait; why it failed, where it did. Nobody finds the modules of a failed artifact again."""
         try:
             for _, wait in self.waits:
                 wait()
@@ -87,7 +87,7 @@ def gathered() -> Iterator[Started]:
 
 
 def finish() -> dict[Callable, Declined]:
-    """Waits until every artifact is complete; those of this process that cannot be called, and why."""
+    """Wait until every artifact is complete; those of this process that cannot be called, and why."""
     with _finishing:
         units.start_rest()
         progress.expect(len(_started))
@@ -117,7 +117,7 @@ def _fail(function: Callable | None, error: Exception) -> None:
 
 
 def has_failed() -> bool:
-    """Whether Inductor could not compile something that this process asked for."""
+    """Return whether Inductor could not compile something that this process asked for."""
     return _noticed.locked()
 
 

@@ -58,13 +58,13 @@ class Fusion:
         return results
 
     def execute(self, boxed: list[Any]) -> list[torch.Tensor]:
-        """What the library gives."""
+        """Return what the library gives."""
         places = self.definition.places
         return self._execute(boxed if len(places) == len(boxed) else [boxed[place] for place in places])
 
 
 def _laid_out(result: torch.Tensor, output: Output, others: Sequence[Any]) -> torch.Tensor:
-    """A result with the strides that torch gives it, in memory of its own."""
+    """Return a result with the strides that torch gives it, in memory of its own."""
     strides = dense_strides(result.shape, output.order) if output.strides is None else output.strides
     laid_out = restrided(result, strides)
     if output.moved and any(torch.is_tensor(each) and _share_memory(each, laid_out) for each in others):
@@ -85,7 +85,8 @@ class Compiler:
         self._made: Bounded = Bounded(KEPT)
 
     def compile(self, region: Trace) -> Callable | Declined:
-        """A function of one list, the region's inputs, that returns its outputs. Declined where nvFuser fails."""
+        """Return a function of one list, the region's inputs, that returns its outputs. Declined where nvFuser
+        fails."""
         try:
             definition = translate(region, self.library, self.device)
             key = key_of(definition)
@@ -109,14 +110,14 @@ class Compiler:
         return fusion
 
     def dump(self, fusion: Fusion) -> bytes | Declined:
-        """A function as bytes, from which `load` makes it in another process."""
+        """Return a function as bytes, from which `load` makes it in another process."""
         inputs = [*fusion.definition.inputs]
         if any(-1 in getattr(each, "shape", (-1,)) for each in inputs):
             return decline("nvFuser's regions of symbolic lengths are compiled anew")
         return dump(fusion.definition, fusion.laid_out)
 
     def load(self, data: bytes) -> Fusion:
-        """The function that was dumped."""
+        """Return the function that was dumped."""
         definition, laid_out = load(data)
         with _lock:
             return Fusion(definition, self.library, laid_out)
@@ -132,8 +133,8 @@ def _zeros(proxy: Proxy) -> Any:
 def _different(
     results: Sequence[torch.Tensor], wanted: Sequence[TensorProxy], outputs: Sequence[Output]
 ) -> tuple[int, ...]:
-    """The results that are not laid out as torch's, or may be other values' memory. Raises TypeError where shape, dtype
-    or device is another."""
+    """Return the results that are not laid out as torch's, or may be other values' memory. Raises TypeError where
+    shape, dtype or device is another."""
     found = []
     for place, (result, proxy, output) in enumerate(zip(results, wanted, outputs, strict=True)):
         shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, proxy.strides))

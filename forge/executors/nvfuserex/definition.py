@@ -75,7 +75,7 @@ class Definition(NamedTuple):
 
 
 def define(definition: Definition, library: Any) -> Any:
-    """The library's FusionDefinition. Raises what the library raises."""
+    """Return the library's FusionDefinition. Raises what the library raises."""
     failed: Exception | None = None
     with library.FusionDefinition() as fusion:
         try:
@@ -134,7 +134,7 @@ def dump(*values: Any) -> bytes:
 
 
 def load(data: bytes) -> tuple:
-    """What was dumped."""
+    """Return what was dumped."""
     return _read(json.loads(data))
 
 

@@ -19,13 +19,13 @@ def _first_tensor(operands: tuple) -> TensorProxy:
 
 
 def only_floats(*operands: Any) -> Decision:
-    """Declines integers and bool."""
+    """Decline integers and bool."""
     dtype = _first_tensor(operands).dtype
     return dtype.is_floating_point or decline(f"nvFuser's operator is taken for floating point, not for {dtype}")
 
 
 def no_bools(*operands: Any) -> Decision:
-    """Declines bool."""
+    """Decline bool."""
     dtype = _first_tensor(operands).dtype
     return dtype != torch.bool or decline("nvFuser's arithmetic on bool is not torch's")
 
@@ -37,7 +37,7 @@ def _wide_floats(*operands: Any) -> Decision:
 
 
 def number_of(value: Any, dtype: torch.dtype) -> Any:
-    """A number that stands for a tensor has the tensor's dtype; a tensor itself."""
+    """Return a number that stands for a tensor has the tensor's dtype; a tensor itself."""
     if isinstance(value, (TensorProxy, *SYMBOLIC_TYPES)):
         return value
     if dtype == torch.bool:

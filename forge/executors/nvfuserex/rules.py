@@ -19,7 +19,7 @@ RULES: dict[str, Rule] = {}
 
 
 def add_rule(prim: Symbol, write: Callable[..., Ref], checker: Callable[..., Decision] | None = None) -> None:
-    """Says how a prim is translated. Raises ValueError for the second rule of one."""
+    """Say how a prim is translated. Raises ValueError for the second rule of one."""
     check(prim.id not in RULES, lambda: f"nvfuserex: {prim.id} has a rule already")
     RULES[prim.id] = Rule(write, checker)
 
@@ -27,7 +27,7 @@ def add_rule(prim: Symbol, write: Callable[..., Ref], checker: Callable[..., Dec
 def rule(
     prim: Symbol, checker: Callable[..., Decision] | None = None
 ) -> Callable[[Callable[..., Ref]], Callable[..., Ref]]:
-    """Makes the decorated function the rule of a prim."""
+    """Make the decorated function the rule of a prim."""
 
     def register(write: Callable[..., Ref]) -> Callable[..., Ref]:
         add_rule(prim, write, checker)

@@ -19,7 +19,7 @@ MOST_DIMS = 8
 
 
 def takes(bound: BoundSymbol, device: str) -> Decision:
-    """Whether all that a call is made of is said in nvFuser's operators, on tensors of a device of this type."""
+    """Return whether all that a call is made of is said in nvFuser's operators, on tensors of a device of this type."""
     rule = RULES.get(bound.symbol.id)
     if rule is None:
         return _parts_are_taken(bound, device)
@@ -41,7 +41,7 @@ def _parts_are_taken(bound: BoundSymbol, device: str) -> Decision:
 
 
 def _fits(bound: BoundSymbol, device: str) -> Decision:
-    """Whether nvFuser has the dtypes, the ranks and the lengths of a prim's tensors."""
+    """Return whether nvFuser has the dtypes, the ranks and the lengths of a prim's tensors."""
     if any(isinstance(leaf, (torch.SymFloat, torch.SymBool)) for leaf in leaves((bound.args, bound.kwargs))):
         return decline("it reads a number that differs from run to run and is not whole")
     for proxy in tensors(bound.output):
@@ -73,14 +73,14 @@ def _are_said(lengths: Iterable[Dim]) -> Decision:
 
 
 def prims_of(bound: BoundSymbol) -> list[BoundSymbol]:
-    """The calls with rules that a call is made of."""
+    """Return the calls with rules that a call is made of."""
     if bound.symbol.id in RULES:
         return [bound]
     return [prim for part in live_calls(bound.subsymbols, bound.outputs) for prim in prims_of(part)]
 
 
 def translate(region: Trace, library: Any, device: str) -> Definition:
-    """What nvFuser is told of a region. Raises Untranslatable with the reason."""
+    """Return what nvFuser is told of a region. Raises Untranslatable with the reason."""
     if not any(isinstance(proxy, TensorProxy) and proxy.device.type == device for proxy in region.inputs):
         raise Untranslatable(f"it reads no tensor on {device}")
     writer = Writer(region.inputs, lambda proxy: _describe(proxy, library, device))
@@ -119,7 +119,7 @@ def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
 
 
 def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]:
-    """The strides of a tensor without gaps whose dim i is the order[i]-th from the fastest."""
+    """Return the strides of a tensor without gaps whose dim i is the order[i]-th from the fastest."""
     strides: list[Dim] = [1] * len(shape)
     step: Dim = 1
     for dim in sorted(range(len(shape)), key=lambda dim: order[dim]):
@@ -147,7 +147,7 @@ def _outputs(proxies: Sequence[TensorProxy], writer: Writer) -> tuple[Output, ..
 
 
 def _strides(proxy: TensorProxy, order: Sequence[int]) -> tuple[int, ...] | None:
-    """What a definition says of a result's strides."""
+    """Return what a definition says of a result's strides."""
     if all(isinstance(each, int) for each in (*proxy.shape, *proxy.strides)):
         return tuple(proxy.strides)
     pairs = zip(proxy.shape, proxy.strides, dense_strides(proxy.shape, order), strict=True)

@@ -35,7 +35,7 @@ class Writer:
         self._sums: dict[sympy.Basic, Ref | int] = {}
 
     def op(self, name: str, *args: Any, **kwargs: Any) -> Ref:
-        """What the operator of this name gives."""
+        """Return what the operator of this name gives."""
         given = tuple(map(self.of, args))
         self.operations.append(Operation(name, given, tuple((key, self.of(value)) for key, value in kwargs.items())))
         made = Ref(len(self.inputs) + len(self.operations) - 1)
@@ -48,7 +48,7 @@ class Writer:
         return self.op(CAST, x, dtype)
 
     def of(self, value: Any) -> Any:
-        """An operator's argument: references for proxies and symbolic lengths, tuples for sequences."""
+        """Return an operator's argument: references for proxies and symbolic lengths, tuples for sequences."""
         if isinstance(value, Ref):
             return value
         if isinstance(value, Proxy):
@@ -60,7 +60,7 @@ class Writer:
         return tuple(map(self.of, value)) if isinstance(value, (tuple, list)) else value
 
     def _known_lengths(self, inputs: Sequence[Proxy]) -> Any:
-        """Where symbols are lengths of inputs, or inputs themselves: (symbol, how to get it)."""
+        """Return where symbols are lengths of inputs, or inputs themselves: (symbol, how to get it)."""
         for proxy in reversed(inputs):
             if isinstance(proxy, NumberProxy):
                 yield proxy.name, self.values[proxy.name]
@@ -95,7 +95,7 @@ def _is_given(proxy: Proxy) -> bool:
 
 
 def can_say(length: Dim) -> bool:
-    """Whether a length can be said in operators on numbers."""
+    """Return whether a length can be said in operators on numbers."""
     if isinstance(length, int):
         return True
     parts = sympy.preorder_traversal(length.node.expr)
