@@ -16,8 +16,8 @@ from forge.debug.repro import repro
 from forge.executors.errors import CheckError
 from forge.executors.hubex import KernelExtension, kernel, register_kernel, use_kernels
 from forge.executors.hubex.registry import kernels
-from forge.ir import versions
 from forge.patterns import Pattern, pattern
+from forge.torch_internals import versions
 from forge.version import __version__
 
 __all__ = [

@@ -21,8 +21,8 @@ from forge.benchmark.model_bench import Case
 from forge.cli import help, inputs, names, targets
 from forge.cli.app import TargetError, app
 from forge.hub import builder, lockfile
-from forge.ir.versions import TORCH
 from forge.support import timing
+from forge.torch_internals.versions import TORCH
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = '''

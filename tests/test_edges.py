@@ -15,8 +15,8 @@ from support import all_samples, chosen_opinfos, map_tensors, short, tensors_in
 from torch.utils import _pytree
 
 from forge.api.functional import Direct
-from forge.ir.versions import TORCH
 from forge.testing import OpInfo, Sample
+from forge.torch_internals.versions import TORCH
 
 DTYPES = (torch.float32, torch.complex64)
 LARGEST = 200  # elements of a sample

@@ -29,8 +29,8 @@ from forge.ir import BoundSymbol, Symbol, Tag, grad_rules
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.pytree import tensors
-from forge.ir.versions import TORCH
 from forge.testing import all_opinfos, opinfos
+from forge.torch_internals.versions import TORCH
 
 DATA = Path(__file__).parent / "data"
 

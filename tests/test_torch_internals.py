@@ -4,7 +4,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 import forge
+from forge.torch_internals.patch import PATCHES
+from forge.torch_internals.versions import OLDEST
 
 ROOT = Path(forge.__file__).parent
 OPERATORS = "torch.ops."  # names of operators, which graphs have, are public
@@ -45,3 +49,27 @@ def test_private_parts_of_torch_are_named_in_torch_internals_alone() -> None:
         if _is_private(name) and not name.startswith(OPERATORS)
     ]
     assert not found, "\n".join(found)
+
+
+def test_each_patch_says_what_it_is_for() -> None:
+    for each in PATCHES:
+        assert each.why and each.upstream.startswith("torch/"), str(each)
+        assert each.since is None or each.before is None or each.since < each.before, str(each)
+
+
+def test_a_patch_that_nothing_needs_any_more_is_deleted() -> None:
+    """One for versions that forge does not support."""
+    assert [str(each) for each in PATCHES if each.before is not None and each.before <= OLDEST] == []
+
+
+def test_each_patch_of_a_scope_finds_what_it_replaces() -> None:
+    """A name that torch has no more is a patch for earlier versions: it says so."""
+    lost = [each for each in PATCHES if each.original is None and each.since is None and each.before is None]
+    assert [str(each) for each in lost if each.name != "rewire_bwd_graph_outputs"] == []
+
+
+def test_an_attribute_is_itself_again_after_a_patch() -> None:
+    before = {each: vars(each.owner).get(each.name) for each in PATCHES}
+    jitted = forge.jit(lambda x: x.relu() + 1)
+    jitted(torch.ones(3))
+    assert all(vars(each.owner).get(each.name) is was for each, was in before.items())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.ir import versions
+from forge.torch_internals import versions
 
 ROOT = Path(__file__).parent.parent
 SHOWN = [".".join(map(str, each)) for each in (versions.OLDEST, versions.NEWEST)]

@@ -23,7 +23,7 @@ from forge.ir.memory import Memory
 from forge.ir.pytree import leaves, tensors, tree_map
 from forge.torch_internals.autograd import FunctionBase, set_grad_enabled
 from forge.torch_internals.autograd import SingleLevelFunction as _SingleLevelFunction
-from forge.torch_internals.patch import Replaced
+from forge.torch_internals.patch import Patch, Replaced, Scope
 from forge.torchlang import autocast_mode, grad_mode
 from forge.transforms.grad import sums_to
 
@@ -361,15 +361,16 @@ def _begin_apply(self: BackwardCFunction) -> None:
 
 
 _IN_C = vars(torch.autograd.Function).get("apply") is vars(FunctionBase)["apply"]  # since torch 2.15
-_recorded = (
-    Replaced(BackwardCFunction, "__init__", _begin_apply)
-    if _IN_C
-    else Replaced(_SingleLevelFunction, "apply", _apply_or_record)
+_apply = Patch(
+    *((BackwardCFunction, "__init__", _begin_apply) if _IN_C else (_SingleLevelFunction, "apply", _apply_or_record)),
+    scope=Scope.TRACE,
+    why="an autograd.Function runs on proxies, which are no tensors: it is to be recorded with its own backward",
+    upstream="torch/autograd/function.py, Function.apply",
 )
 
 
 @contextmanager
 def traced_directly() -> Iterator[None]:
     """Inside, torch code that runs on proxies is recorded as torchlang, Function.apply included."""
-    with speaking(torchlang.language), torchlang.RecordFactories(), _recorded:
+    with speaking(torchlang.language), torchlang.RecordFactories(), _apply:
         yield

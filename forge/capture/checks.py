@@ -45,7 +45,7 @@ from forge.torch_internals.functions import (
     torch_check_value,
     torch_check_with,
 )
-from forge.torch_internals.patch import Replaced
+from forge.torch_internals.patch import Scope, patch
 from forge.torch_internals.sympy import ValueRanges, int_oo
 
 ASSUMES = torch.ops.aten._assert_scalar.default
@@ -149,7 +149,7 @@ def _captured_message(tx: Any, message: Any) -> Any:
     """Return the text of a message: a constant, a format, or None for torch's own."""
     if message is None or (message.is_python_constant() and message.as_python_constant() is None):
         return None
-    with _formats:
+    with _format_value:
         made = message if issubclass(message.python_type(), str) else message.call_function(tx, [], {})
     if made.is_python_constant():
         return ConstantVariable.create(str(made.as_python_constant()))
@@ -188,22 +188,33 @@ def _constant(value: Any, values: Iterator) -> Any:
     return value
 
 
+@patch(
+    InstructionTranslatorBase,
+    "_format_value",
+    scope=Scope.MESSAGE,
+    why="a number that is a symbol is formatted as what it is at the first call",
+    upstream="torch/_dynamo/symbolic_convert.py, InstructionTranslatorBase._format_value",
+)
 def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None:
     """A value in an f-string: of a message, a number that is a symbol is read when the program runs."""
     if not isinstance(self.stack[-1], SymNodeVariable):
-        _formats.original(self, spec, flags)
+        _format_value.original(self, spec, flags)
         return
     text = "{:" + spec.as_python_constant() + "}"
     self.push(StringFormatVariable(text, [self.pop()], {}))
 
 
-_formats = Replaced(InstructionTranslatorBase, "_format_value", _format_value)
-
-
+@patch(
+    symbolic_convert,
+    "_detect_and_normalize_assert_statement",
+    scope=Scope.CAPTURE,
+    why="an assert on a number that is a symbol is no check of the program: Dynamo has the condition alone, for itself",
+    upstream="torch/_dynamo/symbolic_convert.py, generic_jump",
+)
 def _is_assert(self: InstructionTranslatorBase, *how: Any) -> bool:
     """Return whether a jump is that of an `assert`. Of one on a number that is a symbol Dynamo keeps the condition
     alone, for itself: it becomes a check."""
-    found = captured_asserts.original(self, *how)
+    found = _is_assert.original(self, *how)
     condition = sys._getframe(1).f_locals["value"] if found else None
     if isinstance(condition, SymNodeVariable) and isinstance(condition.sym_num, torch.SymBool):
         message = self.stack[-1].as_python_constant()
@@ -213,9 +224,6 @@ def _is_assert(self: InstructionTranslatorBase, *how: Any) -> bool:
 
 
 _NO_MESSAGE = "assertion error"  # Dynamo's, of an `assert` that has none
-
-
-captured_asserts = Replaced(symbolic_convert, "_detect_and_normalize_assert_statement", _is_assert)
 
 
 # what a program is made of

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from forge.capture.attributes import GUARDED
 from forge.capture.autograd_functions import wrong_gradients
-from forge.capture.checks import CHECKS, capture_check, captured_asserts
+from forge.capture.checks import CHECKS, capture_check
 from forge.capture.fake_substitutes import STAND_INS
 from forge.capture.layers import captured_call, replacing
-from forge.capture.scopes import captured_globals
 from forge.executors.hubex.layers import LayerExecutor
-from forge.ir.versions import TORCH
+from forge.torch_internals import dynamo_attributes, dynamo_globals  # noqa: F401  # whose patches are in the table
 from forge.torch_internals.dynamo import (
     AttrSource,
     AutogradFunctionApplyVariable,
@@ -54,23 +52,45 @@ from forge.torch_internals.dynamo import (
 )
 from forge.torch_internals.dynamo import dynamo_utils as utils
 from forge.torch_internals.functorch import maybe_current_level
-from forge.torch_internals.patch import Replaced
+from forge.torch_internals.patch import Patch, Scope, patch, patches_of
 from forge.torch_internals.tensors import DeviceContext
 
 # torch.autograd.Function
 
 
+@patch(
+    FunctionCtx,
+    "set_materialize_grads",
+    scope=Scope.CAPTURE,
+    why="a backward would get zeros where set_materialize_grads(False) asks for None",
+    upstream="torch/_dynamo/variables/misc.py, AutogradFunctionContextVariable",
+)
 def _set_materialize_grads(self: FunctionCtx, value: bool) -> None:
     self.materialize_grads = value
     if not value:
         graph_break("the gradients of a torch.autograd.Function that may be None")
 
 
+@patch(
+    FunctionCtx,
+    "mark_dirty",
+    scope=Scope.CAPTURE,
+    why="Dynamo does not see that a Function changes its input in place",
+    upstream="torch/_dynamo/variables/misc.py, AutogradFunctionContextVariable",
+    before=(2, 13),
+)
 def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
-    _marks_dirty.original(self, *tensors)
+    _mark_dirty.original(self, *tensors)
     graph_break("an input that a torch.autograd.Function changes in place")
 
 
+@patch(
+    AutogradFunctionVariable,
+    "call_apply",
+    scope=Scope.CAPTURE,
+    why="a Function's own backward is forgotten in torch.func, and in another Function without its source",
+    upstream="torch/_dynamo/variables/misc.py, AutogradFunctionVariable.call_apply",
+)
 def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
     """A Function's call. In a torch.func transform, Dynamo would differentiate its forward and forget its backward."""
     if maybe_current_level() is not None:
@@ -89,11 +109,18 @@ def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dic
         )
     _applying.append(self.fn_cls)
     try:
-        return _applies.original(self, tx, args, kwargs)
+        return _call_apply.original(self, tx, args, kwargs)
     finally:
         _applying.pop()
 
 
+@patch(
+    AutogradFunctionApplyVariable,
+    "rewire_bwd_graph_outputs",
+    scope=Scope.CAPTURE,
+    why="a backward that gives wrong gradients is not refused, as torch does",
+    upstream="torch/_dynamo/variables/higher_order_ops.py, AutogradFunctionApplyVariable",
+)
 def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
     """What a backward gives is matched with the inputs of the forward. Dynamo would leave out what it has no input for,
     and compare no shapes: a wrong backward runs in eager, where torch says so."""
@@ -110,7 +137,7 @@ def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
             hints=[],
             from_exc=RuntimeError(problem),
         )
-    return _rewires.original(self, *args)
+    return _rewire.original(self, *args)
 
 
 def _example(variable: Any) -> Any:
@@ -122,25 +149,28 @@ def _example(variable: Any) -> Any:
 
 WRONG_BACKWARD = "wrong gradients of a torch.autograd.Function"
 _applying: list[type] = []  # the Functions whose bodies Dynamo captures now: one frame at a time
-_applies = Replaced(AutogradFunctionVariable, "call_apply", _call_apply)
-_REWIRE = "rewire_bwd_graph_outputs"
-_rewires = Replaced(AutogradFunctionApplyVariable, _REWIRE, _rewire)
-_materializes = Replaced(FunctionCtx, "set_materialize_grads", _set_materialize_grads)
-_marks_dirty = Replaced(FunctionCtx, "mark_dirty", _mark_dirty)
 
 
 # tensors: what autograd knows of them, shapes that change in place
 
 
+_GETATTR = "var_getattr" if "var_getattr" in vars(TensorVariable) else "tp_getattro_impl"  # since torch 2.14
 _UNGUARDED = frozenset({"_base", "_version", "grad_fn", "is_leaf"})
 _OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 
 
+@patch(
+    TensorVariable,
+    "call_method",
+    scope=Scope.CAPTURE,
+    why="a tensor whose shape changes in place (`y.t_()`) keeps its old shape",
+    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.call_method",
+)
 def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     """A method of a tensor. Dynamo would not see that one of these changes the tensor's shape: what the program made
     itself is a view of it from now on; for another, which others may see, the graph breaks."""
     if name not in _OF_VIEWS:
-        return _calls_methods.original(self, tx, name, args, kwargs)
+        return _call_method.original(self, tx, name, args, kwargs)
     if not _is_own(self, tx):
         unimplemented(
             gb_type="a tensor's shape changes in place",
@@ -148,12 +178,19 @@ def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: d
             explanation="Others than the program may see the tensor.",
             hints=[],
         )
-    view = _calls_methods.original(self, tx, name.removesuffix("_"), args, kwargs)
+    view = _call_method.original(self, tx, name.removesuffix("_"), args, kwargs)
     self.proxy = view.proxy
     self.synchronize_attributes(tx)
     return self
 
 
+@patch(
+    TensorVariable,
+    _GETATTR,
+    scope=Scope.CAPTURE,
+    why="what autograd knows of an input (is_leaf, grad_fn) is a constant without a guard",
+    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.var_getattr",
+)
 def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
     """An attribute of a tensor. Dynamo guards none of these, and forge has no versions of what a program made."""
     if name in _UNGUARDED and (self.source is not None or name == "_version"):
@@ -163,7 +200,7 @@ def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
             explanation="It may be another one at the next call.",
             hints=[],
         )
-    return _gets_attributes.original(self, tx, name)
+    return _getattr.original(self, tx, name)
 
 
 def _has_number(value: Any) -> bool:
@@ -171,14 +208,28 @@ def _has_number(value: Any) -> bool:
     return isinstance(value, ConstantVariable) and isinstance(value.value, (int, float))
 
 
+@patch(
+    TensorVariable,
+    "method_addcmul_",
+    scope=Scope.CAPTURE,
+    why="addcmul_ by a number is two calls, each of which rounds",
+    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.method_addcmul_",
+)
 def _addcmul_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
     """Tensor.addcmul_, which Dynamo writes as several calls, each of which rounds; for a number, it need not."""
-    return None if _has_number(value) else _multiplies.original(self, tx, *args, value=value)
+    return None if _has_number(value) else _addcmul_.original(self, tx, *args, value=value)
 
 
+@patch(
+    TensorVariable,
+    "method_addcdiv_",
+    scope=Scope.CAPTURE,
+    why="addcdiv_ by a number is two calls, each of which rounds",
+    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.method_addcdiv_",
+)
 def _addcdiv_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
     """Tensor.addcdiv_, as addcmul_."""
-    return None if _has_number(value) else _divides.original(self, tx, *args, value=value)
+    return None if _has_number(value) else _addcdiv_.original(self, tx, *args, value=value)
 
 
 def _is_own(tensor: TensorVariable, tx: Any) -> bool:
@@ -187,13 +238,6 @@ def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     nodes = [node for node in tx.output.graph.nodes if node.meta.get("example_value") is fake]
     seen = torch.is_grad_enabled() or not fake.requires_grad
     return tensor.source is None and nodes == [tensor.proxy.node] and seen
-
-
-_calls_methods = Replaced(TensorVariable, "call_method", _call_method)
-_multiplies = Replaced(TensorVariable, "method_addcmul_", _addcmul_)
-_divides = Replaced(TensorVariable, "method_addcdiv_", _addcdiv_)
-_GETATTR = "var_getattr" if "var_getattr" in vars(TensorVariable) else "tp_getattro_impl"  # since torch 2.14
-_gets_attributes = Replaced(TensorVariable, _GETATTR, _getattr)
 
 
 # settings of the process
@@ -219,6 +263,14 @@ def _device(tx: Any) -> torch.device | None:
     return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
 
 
+@patch(
+    TorchInGraphFunctionVariable,
+    "call_function",
+    scope=Scope.CAPTURE,
+    why="settings of the process change while capturing alone; checks are dropped; functions that look at values fail; "
+    "torch 2.11 forgets the default device",
+    upstream="torch/_dynamo/variables/torch.py, TorchInGraphFunctionVariable.call_function",
+)
 def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs.
     Another looks at values: what stands for it does not. A check is one of when the program runs. Of a tensor of
@@ -233,20 +285,24 @@ def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: 
     if self.value in STAND_INS:
         self = TorchInGraphFunctionVariable(STAND_INS[self.value])
     if self.value in CHECKS:
-        return capture_check(tx, self.value, args, kwargs, call=partial(_calls_torch.original, self, tx))
+        return capture_check(tx, self.value, args, kwargs, call=partial(_call_torch.original, self, tx))
     if self.value is torch.addcdiv and _has_number(kwargs.get("value")) and isinstance(args[0], TensorVariable):
         return args[0].call_method(tx, "addcdiv", list(args[1:]), kwargs)  # Dynamo has no steps instead of the method
     if self.value in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
         kwargs = {**kwargs, "device": ConstantVariable.create(device)}
-    return _calls_torch.original(self, tx, args, kwargs)
-
-
-_calls_torch = Replaced(TorchInGraphFunctionVariable, "call_function", _call_torch)
+    return _call_torch.original(self, tx, args, kwargs)
 
 
 # numbers that are symbols
 
 
+@patch(
+    utils,
+    "iter_contains",
+    scope=Scope.CAPTURE,
+    why="a number that is a symbol (a length) is unequal to every constant: `3 in x.shape` is False",
+    upstream="torch/_dynamo/utils.py, iter_contains",
+)
 def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -> Any:
     """`search in items`: Dynamo takes a number that is a symbol (a length) for unequal to every constant."""
     items = list(items)
@@ -254,7 +310,17 @@ def _contains(items: Iterable[Any], search: Any, *others: Any, **options: Any) -
         value = search.as_python_constant()
         if any(_is_equal_symbol(each.realize(), value) for each in items):
             return ConstantVariable.create(True)
-    return _finds.original(items, search, *others, **options)
+    return _contains.original(items, search, *others, **options)
+
+
+Patch(
+    lists,
+    "iter_contains",
+    _contains.replacement,
+    scope=Scope.CAPTURE,
+    why="the same, by the name that the module of lists has for it",
+    upstream="torch/_dynamo/variables/lists.py",
+)
 
 
 def _is_equal_symbol(item: Any, value: Any) -> bool:
@@ -271,13 +337,16 @@ def _is_equal_symbol(item: Any, value: Any) -> bool:
     )
 
 
-_finds = Replaced(utils, "iter_contains", _contains)
-_finds_in_lists = Replaced(lists, "iter_contains", _contains)
-
-
 # methods of classes
 
 
+@patch(
+    UserMethodVariable,
+    "call_function",
+    scope=Scope.CAPTURE,
+    why="the methods of a class are constants without a guard",
+    upstream="torch/_dynamo/variables/functions.py, UserMethodVariable.call_function",
+)
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded. For one whose
     object the program made, it does not look where the closure is."""
@@ -285,21 +354,28 @@ def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any
     called = self.im_func if _IS_COMPOSED else self
     function = called.fn if isinstance(called, UserFunctionVariable) else None
     if not isinstance(function, FunctionType) or function.__module__ == torch.nn.Module.__module__:
-        return _calls_functions.original(self, tx, *args, **options)
+        return _call_function.original(self, tx, *args, **options)
     found = _guard_method(owner, partial(_name_in, function=function), tx)
     before = {name: getattr(called, name) for name in _SOURCES}
     if called.source is None:
         vars(called).update(dict.fromkeys(_SOURCES, found))
     try:
-        return _calls_functions.original(self, tx, *args, **options)
+        return _call_function.original(self, tx, *args, **options)
     finally:
         vars(called).update(before)
 
 
+@patch(
+    UnspecializedNNModuleVariable,
+    "call_function",
+    scope=Scope.CAPTURE,
+    why="the forward of a module's class is a constant without a guard",
+    upstream="torch/_dynamo/variables/nn_module.py, UnspecializedNNModuleVariable.call_function",
+)
 def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
     """A module's call, which is one of its class's `forward`."""
     _guard_method(self, _forward_in, tx)
-    return captured_call(self, tx, *args, **options, call=partial(_calls_modules.original, self, tx, *args, **options))
+    return captured_call(self, tx, *args, **options, call=partial(_call_module.original, self, tx, *args, **options))
 
 
 def _guard_method(owner: Any, name_in: Callable[[type], str | None], tx: Any) -> Source | None:
@@ -367,24 +443,39 @@ def _no_method(members: Source, name: str) -> Any:
 
 _IS_COMPOSED = "im_self" in inspect.signature(UserMethodVariable).parameters  # since torch 2.15
 _SOURCES = ("source",) if _IS_COMPOSED else ("source", "source_fn")
-_calls_functions = Replaced(UserMethodVariable, "call_function", _call_function)
-_calls_modules = Replaced(UnspecializedNNModuleVariable, "call_function", _call_module)
 
 
 # what the program may catch: since torch 2.15, what Dynamo says of a call that fails, in other words than eager's
 
 
+@patch(
+    InstructionTranslatorBase,
+    "exception_handler",
+    scope=Scope.CAPTURE,
+    why="the program may catch an error that torch raises of fake tensors alone",
+    upstream="torch/_dynamo/symbolic_convert.py, InstructionTranslatorBase.exception_handler",
+    since=(2, 15),
+)
 def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
     """An error that torch raises of fake tensors is no error of the program's: the frame runs in eager."""
     if isinstance(raised, exc.FakeTensorObservedException):
         raise exc.TorchRuntimeError(str(raised), raised.real_stack)
-    _handles.original(self, raised)
+    _handle.original(self, raised)
 
 
+@patch(
+    InliningInstructionTranslator,
+    "build_inline_tracer",
+    scope=Scope.CAPTURE,
+    why="the program may catch Dynamo's own error of arguments that a function does not take",
+    upstream="torch/_dynamo/symbolic_convert.py, InliningInstructionTranslator.build_inline_tracer",
+    since=(2, 15),
+)
+@staticmethod
 def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
     """A call of a function of the program's with arguments that it does not take: the graph breaks."""
     try:
-        return _inlines.original(parent, function, args, kwargs, *others, **options)
+        return _inline.original(parent, function, args, kwargs, *others, **options)
     except exc.ObservedTypeError as raised:
         if not isinstance(raised.__context__, functions.BindArgsTypeError):
             raise
@@ -398,14 +489,18 @@ def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, 
 
 
 WRONG_ARGUMENTS = "failed to bind arguments when attempting to inline"  # Dynamo's own words before torch 2.15
-_handles = Replaced(InstructionTranslatorBase, "exception_handler", _handle)
-_inlines = Replaced(InliningInstructionTranslator, "build_inline_tracer", staticmethod(_inline))
-_CATCHABLE = (_handles, _inlines) if hasattr(exc, "FakeTensorObservedException") else ()
 
 
 # generators of random numbers
 
 
+@patch(
+    RandomVariable,
+    "call_method",
+    scope=Scope.CAPTURE,
+    why="a random.Random of the caller's draws the numbers of the first call for ever",
+    upstream="torch/_dynamo/variables/misc.py, RandomVariable.call_method",
+)
 def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     """A method of a random.Random, whose state Dynamo does not guard: every call would draw the numbers of the first.
     The graph breaks, unless the program made the generator."""
@@ -416,15 +511,19 @@ def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) ->
             explanation="Its state is another one at the next call.",
             hints=[],
         )
-    return _draws.original(self, tx, name, args, kwargs)
-
-
-_draws = Replaced(RandomVariable, "call_method", _draw)
+    return _draw.original(self, tx, name, args, kwargs)
 
 
 # what is logged
 
 
+@patch(
+    LoggingLoggerVariable,
+    "call_method",
+    scope=Scope.CAPTURE,
+    why="a call of a logger breaks the graph",
+    upstream="torch/_dynamo/variables/misc.py, LoggingLoggerVariable.call_method",
+)
 def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
     """A method of a logging.Logger, at which Dynamo breaks the graph. With constants, which nothing changes until then,
     it is called when the graph has run; all of them in their order."""
@@ -432,56 +531,37 @@ def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: di
     is_loggers = name in _LOGGING and method is not None and method is getattr(logging.Logger, name, None)
     constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
     if self.source is None or not is_loggers or not constant:
-        return _logs.original(self, tx, name, args, kwargs)
+        return _log.original(self, tx, name, args, kwargs)
     called = DebuggingVariable(method, source=AttrSource(self.source, name))
     tx.output.root_tx.debug_locals.append((called, list(args)))
     return ConstantVariable.create(None)
 
 
+@patch(
+    utils,
+    "warn_once",
+    scope=Scope.CAPTURE,
+    why="Dynamo warns of a graph break, of which forge.explain tells",
+    upstream="torch/_dynamo/utils.py, warn_once",
+)
 def _warn_once(message: str, *args: Any, **kwargs: Any) -> None:
     """That Dynamo does not know a function ends a graph, of which forge.explain tells."""
     if not message.startswith("Dynamo does not know how to trace"):
-        _warns.original(message, *args, **kwargs)
+        _warn_once.original(message, *args, **kwargs)
 
 
-_warns = Replaced(utils, "warn_once", _warn_once)
 # they return nothing; the last two are those that the transformers library adds to the class
 _LOGGING = frozenset("critical debug error info log warn warning info_once warning_once".split())
-_logs = Replaced(LoggingLoggerVariable, "call_method", _log)
-
-
-_EVERYWHERE = (
-    _draws,
-    _logs,
-    _materializes,
-    _applies,
-    _rewires,
-    _calls_methods,
-    *[each for each in (_multiplies, _divides) if each.original is not None],
-    _gets_attributes,
-    _calls_torch,
-    _calls_functions,
-    _calls_modules,
-    _finds,
-    _finds_in_lists,
-    *GUARDED,
-    *_CATCHABLE,
-    captured_asserts,
-    captured_globals,
-    _warns,
-)
 
 
 @contextmanager
 def captured(layers: LayerExecutor | None = None) -> Iterator[None]:
-    """While Dynamo captures: it would give a backward zeros where set_materialize_grads(False) asks for None, and
-    before torch 2.13 it does not see mark_dirty; such a Function runs in eager, between two graphs, as one in a
-    transform of torch.func does. A length that is looked for among numbers is compared, a shape that changes in place
-    is seen, methods are guarded, and what is logged breaks no graph. `layers` may replace the forward of modules."""
+    """Inside, Dynamo captures one of forge's frames.
+
+    The patches of the scope are in force; `layers` may replace the forward of modules.
+    """
     with ExitStack() as stack:
         stack.enter_context(replacing(layers))
-        for each in _EVERYWHERE:
+        for each in patches_of(Scope.CAPTURE):
             stack.enter_context(each)
-        if TORCH < (2, 13):
-            stack.enter_context(_marks_dirty)
         yield

@@ -24,12 +24,12 @@ from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.strides import contiguous, has_expanded_dim, restrided, same
 from forge.ir.structure import key_of, settings
 from forge.ir.undecided import Undecided, decided, for_all_sizes
-from forge.ir.versions import TORCH
 from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functions import torch_neg_view
 from forge.torch_internals.tensors import suggest_memory_format
+from forge.torch_internals.versions import TORCH
 from forge.transforms.dce import live_calls
 
 UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})

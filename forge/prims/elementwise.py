@@ -25,7 +25,6 @@ from forge.ir import (
     register_grad,
 )
 from forge.ir.pytree import tensors
-from forge.ir.versions import TORCH
 from forge.prims.core import (
     check_number_or_tensor,
     check_same_device,
@@ -36,6 +35,7 @@ from forge.prims.core import (
     make_prim,
 )
 from forge.prims.creation import full
+from forge.torch_internals.versions import TORCH
 
 TensorOrNumber = TensorProxy | Number
 

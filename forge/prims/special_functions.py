@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 
 from forge.ir import Symbol, Tag, TensorProxy
-from forge.ir.versions import TORCH
 from forge.prims.elementwise import i1_slope, register_unary
 from forge.prims.library import make_library_prim
+from forge.torch_internals.versions import TORCH
 
 BESSEL = {
     "airy_ai": "The Airy function of the first kind",

@@ -1,7 +1,17 @@
-"""Attributes of torch that are others while something runs."""
+"""The table of patches: what of torch is another while forge captures or compiles, and why.
 
+`PATCHES` has every one. Each says what is wrong without it, where torch does that, and for which versions it is.
+"""
+
+import inspect
 import threading
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
+
+from forge.torch_internals.versions import TORCH
+
+Version = tuple[int, int]
 
 
 class Replaced:
@@ -10,7 +20,8 @@ class Replaced:
     def __init__(self, owner: Any, name: str, replacement: Any) -> None:
         self.owner = owner
         self.name = name
-        self.original = vars(owner).get(name)
+        self.own = vars(owner).get(name)  # None where it is inherited, or is not there
+        self.original = inspect.getattr_static(owner, name, None)
         self.replacement = replacement
         self.inside = 0
         self.lock = threading.Lock()
@@ -25,7 +36,74 @@ class Replaced:
             self.inside -= 1
             if self.inside:
                 return
-            if self.original is None:
+            if self.own is None:
                 delattr(self.owner, self.name)
             else:
-                setattr(self.owner, self.name, self.original)
+                setattr(self.owner, self.name, self.own)
+
+
+class Scope(Enum):
+    """When a patch is in force."""
+
+    CAPTURE = "while Dynamo captures one of forge's frames"
+    TRACE = "while a function is traced directly"
+    MESSAGE = "while the message of a check is made"
+    COMPILE = "while Inductor compiles a region, under a lock of the caller's"
+
+
+class Patch(Replaced):
+    """An attribute of torch that is another in a scope.
+
+    Args:
+        owner, name: the class or module, and its attribute.
+        replacement: takes its place; it finds the attribute itself in `original`.
+        scope: when it is in force.
+        why: what goes wrong without it.
+        upstream: the file and function of torch that it corrects.
+        since: the first version of torch that it is for.
+        before: the first version that does not need it any more.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        replacement: Any,
+        *,
+        scope: Scope,
+        why: str,
+        upstream: str,
+        since: Version | None = None,
+        before: Version | None = None,
+    ) -> None:
+        super().__init__(owner, name, replacement)
+        self.scope = scope
+        self.why = why
+        self.upstream = upstream
+        self.since = since
+        self.before = before
+        PATCHES.append(self)
+
+    @property
+    def applies(self) -> bool:
+        """Whether the torch that is installed has what is to be corrected."""
+        is_since = self.since is None or self.since <= TORCH
+        is_before = self.before is None or self.before > TORCH
+        return self.original is not None and is_since and is_before
+
+    def __str__(self) -> str:
+        owner = getattr(self.owner, "__qualname__", self.owner.__name__)
+        return f"{owner}.{self.name}"
+
+
+PATCHES: list[Patch] = []
+
+
+def patch(owner: Any, name: str, **about: Any) -> Callable[[Callable], Patch]:
+    """Return a decorator that makes a Patch of the function that takes an attribute's place. Arguments as of Patch."""
+    return lambda replacement: Patch(owner, name, replacement, **about)
+
+
+def patches_of(scope: Scope) -> list[Patch]:
+    """Return the patches of a scope that the torch that is installed needs."""
+    return [each for each in PATCHES if each.scope is scope and each.applies]

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.ir.versions import WRONG_KIND
 from forge.prims.core import same
+from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.spelling import check_tensor
 

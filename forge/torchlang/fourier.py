@@ -6,8 +6,8 @@ import torch
 
 from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
-from forge.ir.versions import WRONG_KIND
 from forge.prims.core import check_dim, known
+from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.creation import canonical_device, check_supported
 from forge.torchlang.spelling import check_tensor

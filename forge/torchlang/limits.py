@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 from forge.torchlang.spelling import TensorOrNumber, check_tensor, named
 
 

@@ -15,7 +15,7 @@ from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
 from forge.ir import INT_TYPES, Dim, Symbol, Tag, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.ir.memory import Memory
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 from forge.torchlang.core import torchsymbol, write
 
 Dtype = torch.dtype | None

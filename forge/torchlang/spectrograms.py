@@ -5,8 +5,8 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Dim, TensorProxy, check
-from forge.ir.versions import WRONG_KIND
 from forge.prims.core import known, same
+from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn import pad
 from forge.torchlang.spelling import check_tensor

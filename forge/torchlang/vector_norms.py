@@ -8,8 +8,8 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import INT_TYPES, Number, TensorProxy, check, short_dtype
-from forge.ir.versions import WRONG_OPTION
 from forge.prims.core import check_dim, check_tensor, same
+from forge.torch_internals.versions import WRONG_OPTION
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.solvers import check_square, inv_ex
 from forge.torchlang.spectral import svdvals

@@ -5,7 +5,7 @@ import torch
 from distributed_programs import COLLECTIVES, collective, order_of_collectives
 from two_processes import Pair
 
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 OPAQUE = {
     "several at once": ["torch.ops._c10d_functional.all_reduce_coalesced"],

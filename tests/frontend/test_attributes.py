@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import forge
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 
 class Namespace:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils import _pytree
 
 import forge
-from forge.ir.versions import TORCH
 from forge.runtime.buckets import bucket_bytes_at
+from forge.torch_internals.versions import TORCH
 
 
 def both(function, *inputs):

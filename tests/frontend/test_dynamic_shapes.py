@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import forge
 from forge.capture.handles import handle_of
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 from tests.models import zoo
 
 # 20 sizes and 1; widths of the models below are among them: 8 and 16, and the vocabulary's 13

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree
 
 import forge
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 from forge.torchlang import autocast_mode
 
 X = (5, 2, 8)  # length, batch, features

@@ -132,7 +132,7 @@ def test_an_error_inside_of_the_capture_is_told_once_and_other_frames_stay_compi
         torch._dynamo.graph_break()
         return inner(y)
 
-    monkeypatch.setattr(dynamo_patches._calls_torch, "replacement", fails)
+    monkeypatch.setattr(dynamo_patches._call_torch, "replacement", fails)
     jitted = forge.jit(outer)
     told, tries = [], []
     for _ in range(6):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import forge
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 X = torch.linspace(-1, 1, 8).view(2, 4)
 

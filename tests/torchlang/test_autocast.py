@@ -7,8 +7,8 @@ import torch
 from torch.utils import _pytree
 
 from forge.api.functional import Direct
-from forge.ir.versions import TORCH
 from forge.testing import OpInfo, Sample, all_opinfos
+from forge.torch_internals.versions import TORCH
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SAMPLES = 2

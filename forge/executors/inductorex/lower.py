@@ -22,7 +22,7 @@ from forge.compiler.claim import claim
 from forge.compiler.layout import ATTENTION, Layout, Layouts, paired
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import accuracy, ahead, barriers, indices, local_buffers, saved, waits
+from forge.executors.inductorex import accuracy, ahead, saved, waits
 from forge.executors.inductorex.elsewhere import Compilation
 from forge.executors.inductorex.graphs import ROUNDED, describe
 from forge.executors.inductorex.strides import Strides, sizes_of
@@ -32,12 +32,12 @@ from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, proxies, tensors, tree_map
 from forge.ir.strides import same
 from forge.ir.undecided import Undecided
-from forge.ir.versions import TORCH
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import OpOverload, disable_current_modes
 from forge.torch_internals.dynamo import TracingContext, tracing
 from forge.torch_internals.fake_tensors import FakeTensorMode, fake_impls
 from forge.torch_internals.functorch import functorch_config
+from forge.torch_internals.inductor import barriers, index_bound, local_buffers
 from forge.torch_internals.inductor.compiler import (
     CompiledFxGraph,
     compile_fx_inner,
@@ -47,6 +47,7 @@ from forge.torch_internals.inductor.compiler import (
 )
 from forge.torch_internals.inductor.config import inductor_config
 from forge.torch_internals.sympy import PythonReferenceAnalysis, sympy_interp
+from forge.torch_internals.versions import TORCH
 
 aten = torch.ops.aten
 _log = logging.getLogger("forge.inductor")
@@ -404,7 +405,7 @@ def compile_region(
     except Exception as error:
         _log.debug("%s", region, exc_info=True)
         inner = getattr(error, "inner_exception", None)  # of Inductor's own error
-        error = inner if isinstance(inner, indices.LongIndex) else error
+        error = inner if isinstance(inner, index_bound.LongIndex) else error
         if isinstance(error, NotImplementedError) and str(error):
             return decline(f"Inductor cannot compile it: {in_one_line(error)}")
         waits.notice(error)
@@ -732,9 +733,9 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # they keep their strides
     with (
         tracing(TracingContext(fake)),
-        barriers.inserted(),
-        local_buffers.untiled(),
-        indices.bounded(),
+        barriers.inserted,
+        local_buffers.untiled,
+        index_bound.bounded,
         accuracy.near_zero(as_vec=_is_marked(graph)),
         accuracy.long_sums(),
         compiler_config.patch(cache_key_tag=f"{compiler_config.cache_key_tag}{_not_in_its_key(graph, given, fake)}"),

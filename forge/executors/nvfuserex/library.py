@@ -14,7 +14,7 @@ import torch
 
 from forge.executors.executor import Declined, decline
 from forge.ir.checks import in_one_line
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 MODULE = "nvfuser_direct"
 BUILT_FOR = (2, 10)  # the torch of the newest wheels

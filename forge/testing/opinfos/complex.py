@@ -2,7 +2,7 @@
 that it runs in it. tests/test_complex.py asks torch, and holds this list against the answer.
 """
 
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 DIFFERENTIATED = """
 nn.functional.tanhshrink nn.functional.softsign aten.sigmoid_backward aten.silu_backward aten.tanh_backward

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import torch
 
-from forge.ir.versions import WRONG_KIND
 from forge.testing.opinfo import FLOATS, OpInfo, Sample, register_opinfo, sample
 from forge.testing.opinfos.cases import method, register_computed
 from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.torch_internals.versions import WRONG_KIND
 
 _REAL = (torch.float32, torch.float64)
 _NOT_A_TENSOR = wrong([1.0], error=TypeError, match="must be Tensor")

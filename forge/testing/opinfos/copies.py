@@ -6,9 +6,9 @@ import torch
 
 import forge.testing.opinfos.joining
 import forge.testing.opinfos.shape  # noqa: F401  its OpInfos are taken below, and those of joining
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import ALL, OpInfo, all_opinfos, register_opinfo, sample
 from forge.testing.opinfos.cases import cases, errors, method, no_tensor, of_input
+from forge.torch_internals.versions import TORCH
 
 _VIEWS = {
     "diagonal_copy": "diagonal",

@@ -2,10 +2,10 @@
 
 import torch
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import Directive, sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, register, regular
 from forge.testing.opinfos.specs import t
+from forge.torch_internals.versions import TORCH
 
 _SQUARE = (
     sample(regular(3, 3)),

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import FLOATS, Directive, ErrorSample, OpInfo, Sample, register_opinfo, sample
 from forge.testing.process_group import group_of_one
+from forge.torch_internals.versions import TORCH
 from forge.torchlang import sharding
 
 if torch.distributed.is_available():

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import (
     ALL,
     BOOL,
@@ -23,6 +22,7 @@ from forge.testing.opinfo import (
     register_opinfo,
     sample,
 )
+from forge.torch_internals.versions import TORCH
 
 
 def method(name: str) -> Callable:

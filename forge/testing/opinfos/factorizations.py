@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, hermitian, lower, register, regular
 from forge.testing.opinfos.specs import given, t, wrong
+from forge.torch_internals.versions import TORCH
 
 warnings.filterwarnings("ignore", message=r"torch\.(lu|qr|svd|cholesky|triangular_solve)")
 

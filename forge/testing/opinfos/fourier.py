@@ -2,9 +2,9 @@
 
 import torch
 
-from forge.ir.versions import WRONG_KIND
 from forge.testing.opinfo import OpInfo, register_opinfo, sample
 from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.torch_internals.versions import WRONG_KIND
 
 _DTYPES = (torch.float32, torch.float64, torch.int64)  # on a CPU, torch transforms no half precision
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import ALL, FLOATS, OpInfo, Sample, register_opinfo, sample
 from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.torch_internals.versions import TORCH
 
 aten = torch.ops.aten
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import (
     ALL,
     FLOATS,
@@ -22,6 +21,7 @@ from forge.testing.opinfo import (
     sample,
 )
 from forge.testing.opinfos.elementwise import method
+from forge.torch_internals.versions import TORCH
 
 SHAPES = ((5,), (2, 3), (2, 3, 4), ())
 

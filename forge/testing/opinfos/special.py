@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import (
     FLOATS,
     INTEGERS,
@@ -18,6 +17,7 @@ from forge.testing.opinfo import (
     sample,
 )
 from forge.testing.opinfos.elementwise import binary_errors, binary_samples, unary_errors, unary_samples
+from forge.torch_internals.versions import TORCH
 
 _SPECIAL = {
     "bessel_j0": ((None, None), TORCH >= (2, 15)),

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from forge.ir.versions import WRONG_OPTION
 from forge.testing.opinfo import Directive, sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, SOLVED, hermitian, register, regular, singular
 from forge.testing.opinfos.specs import given, t, wrong
+from forge.torch_internals.versions import WRONG_OPTION
 
 _HERMITIAN = (
     sample(hermitian(3, 3)),

@@ -4,10 +4,10 @@ import math
 
 import torch
 
-from forge.ir.versions import TORCH
 from forge.testing.opinfo import FLOATS, Directive, OpInfo, Sample, register_opinfo, sample
 from forge.testing.opinfos.cases import method
 from forge.testing.opinfos.specs import Spec, calls, errors, given, t, wrong
+from forge.torch_internals.versions import TORCH
 
 _DTYPES = (torch.float32, torch.float64)
 

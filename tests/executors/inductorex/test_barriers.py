@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import forge
-from forge.executors.inductorex import barriers
-from forge.executors.inductorex.barriers import with_barriers
+from forge.torch_internals.inductor import barriers
+from forge.torch_internals.inductor.barriers import with_barriers
 
 LOOPS = """
 def kernel(in_ptr0, out_ptr0, out_ptr1):

@@ -19,8 +19,8 @@ from forge.cache import programs
 from forge.executors import RegionError, decline
 from forge.executors.inductorex import elsewhere, inductorex, lower, saved
 from forge.ir.bounded import Bounded
-from forge.ir.versions import TORCH
 from forge.runtime import tiering
+from forge.torch_internals.versions import TORCH
 
 pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
 

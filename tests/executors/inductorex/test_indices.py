@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import forge
-from forge.executors.inductorex import indices
+from forge.torch_internals.inductor import index_bound as indices
 
 
 def windows(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import forge
 from forge import clang, prims
 from forge.executors.inductorex import lower, waits
 from forge.ir import Symbol, TensorProxy, Trace, recording
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 EXECUTORS = ["inductor", "torch"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import forge
 from forge.executors import FusionExecutor
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 EXECUTORS = ["inductor", "torch"]
 ROUNDS = TORCH >= (2, 13)  # Inductor's C++: before, all of it is torch's

@@ -12,7 +12,7 @@ from torch import nn
 
 import forge
 from forge.executors.inductorex import inductorex, lower
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
 

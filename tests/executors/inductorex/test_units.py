@@ -14,7 +14,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 
 from forge.executors.inductorex import units, waits
-from forge.ir.versions import TORCH
+from forge.torch_internals.versions import TORCH
 
 ADD = """
 #include <torch/csrc/inductor/cpp_prefix.h>

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from forge.torch_internals.dynamo import AttrSource, GlobalSource, InliningInstructionTranslator, VariableBuilder
-from forge.torch_internals.patch import Replaced
+from forge.torch_internals.patch import Scope, patch
 
 
 class _Scope(ModuleType):
@@ -31,17 +31,21 @@ class _Scope(ModuleType):
         del vars(self)["_names"][name]
 
 
+@patch(
+    InliningInstructionTranslator,
+    "get_globals_source_and_value",
+    scope=Scope.CAPTURE,
+    why="the globals of a function whose module is not in sys.modules are another module's, or not found",
+    upstream="torch/_dynamo/symbolic_convert.py, InliningInstructionTranslator.get_globals_source_and_value",
+)
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
     """Return where Dynamo finds a global of a function that it inlines: (the module, its variable, the source)."""
     module = sys.modules.get(self.f_globals.get("__name__"))
     if getattr(module, "__dict__", None) is self.f_globals:
-        return captured_globals.original(self, name)
+        return _globals.original(self, name)
     scopes = vars(self.output).setdefault("_forge_scopes", {})  # by the id of the globals, which each keeps
     if id(self.f_globals) not in scopes:
         scopes[id(self.f_globals)] = _Scope(self.f_globals)
     scope = scopes[id(self.f_globals)]
     source = GlobalSource(self.output.install_global_by_id("__scope", scope))
     return scope, VariableBuilder(self, source)(scope), AttrSource(source, name)
-
-
-captured_globals = Replaced(InliningInstructionTranslator, "get_globals_source_and_value", _globals)

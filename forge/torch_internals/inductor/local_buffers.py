@@ -9,29 +9,25 @@ Source: torch._inductor.codegen.cpp.OuterLoopFusedSchedulerNode.check_outer_fusi
 kernels may share their outer loops. Inductor asks it with the local buffers, and without them where it says no.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from forge.torch_internals.inductor.codegen import LocalBufferContext, OuterLoopFusedSchedulerNode, V
+from forge.torch_internals.patch import Scope, patch
 
 
-@contextmanager
-def untiled() -> Iterator[None]:
-    """Inside, kernels that share tiled loops have no local buffers. To be entered under a lock of the caller's."""
-    check = OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr
-
-    def check_with_buffers(self: OuterLoopFusedSchedulerNode, kernels: list[Any], depth: int) -> bool:
-        context = V.local_buffer_context
-        if isinstance(context, LocalBufferContext) and context.local_buffers and _are_tiled(kernels, depth):
-            return False
-        return check(self, kernels, depth)
-
-    OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr = check_with_buffers
-    try:
-        yield
-    finally:
-        OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr = check
+@patch(
+    OuterLoopFusedSchedulerNode,
+    "check_outer_fusion_loop_level_attr",
+    scope=Scope.COMPILE,
+    why="kernels that share tiled loops keep one row of several in a local buffer: wrong values",
+    upstream="torch/_inductor/codegen/cpp.py, OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr",
+)
+def untiled(self: OuterLoopFusedSchedulerNode, kernels: list[Any], depth: int) -> bool:
+    """Return whether kernels may share their outer loops: with local buffers, only where these are not tiled."""
+    context = V.local_buffer_context
+    if isinstance(context, LocalBufferContext) and context.local_buffers and _are_tiled(kernels, depth):
+        return False
+    return untiled.original(self, kernels, depth)
 
 
 def _are_tiled(kernels: list[Any], depth: int) -> bool:

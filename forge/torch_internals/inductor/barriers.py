@@ -9,11 +9,10 @@ Source: torch._inductor.codegen.triton.TritonKernel.codegen_kernel, which return
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from forge.torch_internals.inductor.codegen import TritonKernel
+from forge.torch_internals.patch import Scope, patch
 
 _LOOP = re.compile(r" *for r\d_offset in ")
 _STORE = re.compile(r"tl\.(?:store|atomic_\w+)\((\w+_ptr\d+)")
@@ -48,16 +47,13 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-@contextmanager
-def inserted() -> Iterator[None]:
-    """Inside, the kernels that Inductor generates have barriers. To be entered under a lock of the caller's."""
-    codegen = TritonKernel.codegen_kernel
-
-    def codegen_with_barriers(self: TritonKernel, *args: Any, **options: Any) -> str:
-        return with_barriers(codegen(self, *args, **options))
-
-    TritonKernel.codegen_kernel = codegen_with_barriers
-    try:
-        yield
-    finally:
-        TritonKernel.codegen_kernel = codegen
+@patch(
+    TritonKernel,
+    "codegen_kernel",
+    scope=Scope.COMPILE,
+    why="a kernel's loop may read memory that other threads have not written yet",
+    upstream="torch/_inductor/codegen/triton.py, TritonKernel.codegen_kernel",
+)
+def inserted(self: TritonKernel, *args: Any, **options: Any) -> str:
+    """Return the text of a kernel with barriers."""
+    return with_barriers(inserted.original(self, *args, **options))

@@ -8,35 +8,30 @@ Source: simplify_index_in_vec_range, in torch._inductor.sizevars (torch._inducto
 is called for each index and loop when Inductor decides which loop to tile.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import sympy
 
 from forge.torch_internals.inductor.codegen import cpp, sizevars
+from forge.torch_internals.patch import Scope, patch
 
 LONGEST = 200  # terms
-_PLACE = sizevars if hasattr(sizevars, "simplify_index_in_vec_range") else cpp
 
 
 class LongIndex(NotImplementedError):
     """An index has more terms than sympy simplifies in reasonable time."""
 
 
-@contextmanager
-def bounded() -> Iterator[None]:
-    """Inside, a long index raises LongIndex. To be entered under a lock of the caller's."""
-    simplify = _PLACE.simplify_index_in_vec_range
-
-    def simplify_if_short(index: sympy.Expr, *loop: Any) -> sympy.Expr:
-        if next(islice(sympy.preorder_traversal(index), LONGEST, None), None) is not None:
-            raise LongIndex(f"an index in a tensor has more than {LONGEST} terms")
-        return simplify(index, *loop)
-
-    _PLACE.simplify_index_in_vec_range = simplify_if_short
-    try:
-        yield
-    finally:
-        _PLACE.simplify_index_in_vec_range = simplify
+@patch(
+    sizevars if hasattr(sizevars, "simplify_index_in_vec_range") else cpp,
+    "simplify_index_in_vec_range",
+    scope=Scope.COMPILE,
+    why="sympy takes minutes to simplify a long index, or does not end",
+    upstream="torch/_inductor/sizevars.py, simplify_index_in_vec_range (codegen/cpp.py before torch 2.13)",
+)
+def bounded(index: sympy.Expr, *loop: Any) -> sympy.Expr:
+    """Return a simplified index. Raises LongIndex for one of more than LONGEST terms."""
+    if next(islice(sympy.preorder_traversal(index), LONGEST, None), None) is not None:
+        raise LongIndex(f"an index in a tensor has more than {LONGEST} terms")
+    return bounded.original(index, *loop)

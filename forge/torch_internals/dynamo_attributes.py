@@ -26,7 +26,7 @@ from forge.torch_internals.dynamo import (
     symbolic_convert,
     unimplemented,
 )
-from forge.torch_internals.patch import Replaced
+from forge.torch_internals.patch import Scope, patch
 
 
 def _get(obj: Any, name: str | None, original: Callable, default: Any = None) -> Any:
@@ -107,43 +107,84 @@ def _is_computed(value: Any, name: str) -> bool:
     return computes or replaces or isinstance(inspect.getattr_static(kind, name, None), property)
 
 
+_WHY = "no guard tells that an attribute is absent: one that an object gets later is never seen"
+
+
+@patch(
+    BuiltinVariable,
+    "call_vars",
+    scope=Scope.CAPTURE,
+    why="the keys of a __dict__ that is read are not guarded",
+    upstream="torch/_dynamo/variables/builtin.py, BuiltinVariable.call_vars",
+)
 def _vars(self: BuiltinVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
-    found = _lists.original(self, tx, *args, **kwargs)
+    found = _vars.original(self, tx, *args, **kwargs)
     if args:
         _guard_keys(args[0].realize())
     return found
 
 
+@patch(
+    getattr(builtin, "GetAttrBuiltinVariable", BuiltinVariable),
+    "_call_getattr",
+    scope=Scope.CAPTURE,
+    why=_WHY,
+    upstream="torch/_dynamo/variables/builtin.py, GetAttrBuiltinVariable",
+    since=(2, 13),
+)
 def _getattr(self: Any, tx: Any, args: list, kwargs: dict) -> Any:
     default = args[2] if len(args) > 2 else None
-    return _get(args[0], _constant(args[1]), partial(_gets.original, self, tx, args, kwargs), default)
+    return _get(args[0], _constant(args[1]), partial(_getattr.original, self, tx, args, kwargs), default)
 
 
+@patch(
+    getattr(builtin, "HasAttrBuiltinVariable", BuiltinVariable),
+    "call_function",
+    scope=Scope.CAPTURE,
+    why=_WHY,
+    upstream="torch/_dynamo/variables/builtin.py, HasAttrBuiltinVariable",
+    since=(2, 13),
+)
 def _hasattr(self: Any, tx: Any, args: Any, kwargs: dict) -> Any:
-    return _look(args[0].realize(), _constant(args[1]), partial(_looks.original, self, tx, args, kwargs))
+    return _look(args[0].realize(), _constant(args[1]), partial(_hasattr.original, self, tx, args, kwargs))
 
 
+@patch(
+    BuiltinVariable,
+    "call_getattr",
+    scope=Scope.CAPTURE,
+    why=_WHY,
+    upstream="torch/_dynamo/variables/builtin.py, BuiltinVariable.call_getattr",
+    before=(2, 13),
+)
 def _getattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any, default: Any = None) -> Any:
-    return _get(obj, _constant(name), partial(_gets.original, self, tx, obj, name, default), default)
+    return _get(obj, _constant(name), partial(_getattr_of_a_builtin.original, self, tx, obj, name, default), default)
 
 
+@patch(
+    BuiltinVariable,
+    "call_hasattr",
+    scope=Scope.CAPTURE,
+    why=_WHY,
+    upstream="torch/_dynamo/variables/builtin.py, BuiltinVariable.call_hasattr",
+    before=(2, 13),
+)
 def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -> Any:
-    return _look(obj, _constant(name), partial(_looks.original, self, tx, obj, name))
+    return _look(obj, _constant(name), partial(_hasattr_of_a_builtin.original, self, tx, obj, name))
 
 
+@patch(
+    symbolic_convert,
+    "generic_getattr",
+    scope=Scope.CAPTURE,
+    why=_WHY,
+    upstream="torch/_dynamo/symbolic_convert.py, generic_getattr",
+    since=(2, 14),
+)
 def _load(tx: Any, obj: Any, name: str) -> Any:
-    return _get(obj, name, partial(_loads.original, tx, obj, name))
+    return _get(obj, name, partial(_load.original, tx, obj, name))
 
 
 _WITH_DICTS = (UserDefinedObjectVariable, UserFunctionVariable, PythonModuleVariable)
 _SINCE_212 = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters  # since torch 2.12
 _SINCE_213 = hasattr(builtin, "GetAttrBuiltinVariable")  # since torch 2.13
-_lists = Replaced(BuiltinVariable, "call_vars", _vars)
-if _SINCE_213:
-    _gets = Replaced(builtin.GetAttrBuiltinVariable, "_call_getattr", _getattr)
-    _looks = Replaced(builtin.HasAttrBuiltinVariable, "call_function", _hasattr)
-else:
-    _gets = Replaced(BuiltinVariable, "call_getattr", _getattr_of_a_builtin)
-    _looks = Replaced(BuiltinVariable, "call_hasattr", _hasattr_of_a_builtin)
-_loads = Replaced(symbolic_convert, "generic_getattr", _load)  # `obj.name`, since torch 2.14
-GUARDED = tuple(each for each in (_lists, _gets, _looks, _loads) if each.original is not None)
