@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from forge.compiler.config import Config, generate
+from forge.compiler.config import Config
 from forge.debug.eager_check import Checked
 from forge.debug.edited import edited
 from forge.executors.executor import Executor, FusionExecutor, resolve_executors, unknown
@@ -101,7 +101,7 @@ def resolve_options(
         numerics=numerics,
         checks=check is not None,
         comparison=Checked if check == "eager" else None,
-        codegen=generate if edit is None else partial(edited, folder=edit),
+        codegen=None if edit is None else partial(edited, folder=edit),
     )
 
 

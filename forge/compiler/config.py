@@ -23,19 +23,20 @@ class Comparison(Protocol):
         """Return the generated function of `trace`, run after the reference."""
 
 
-def generate(trace: Trace) -> tuple[Callable, Trace]:
-    """Return the function of a trace whose calls are all executors', and the trace whose text it is."""
-    return trace.python_callable(), trace
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """What programs are compiled with, resolved: the same for all programs of a jitted function.
 
-    executors: asked in this order. transforms: the user's. strict: a region that fails raises. memory: "speed",
-    "balanced" or "smallest". cache: programs are written to disk. select: "order" or "measured"; selection: which
-    candidates lose a call that they would take. checks: a check is on, under which a region that fails raises, too.
-    comparison: instruments each claimed trace. codegen: makes a function of a final trace.
+    Attributes:
+        executors: asked in this order.
+        transforms: the user's.
+        strict: a region that fails raises.
+        memory: "speed", "balanced" or "smallest".
+        cache: programs are written to disk.
+        select: "order" or "measured"; selection: which candidates lose a call that they would take.
+        checks: a check is on, under which a region that fails raises, too.
+        comparison: instruments each claimed trace.
+        codegen: gives the function of a final trace, and the trace whose text it is; None for the trace's own.
     """
 
     executors: tuple[Executor, ...]
@@ -50,7 +51,7 @@ class Config:
     checks: bool = False
     selection: Selection = in_order
     comparison: type[Comparison] | None = None
-    codegen: Callable[[Trace], tuple[Callable, Trace]] = generate
+    codegen: Callable[[Trace], tuple[Callable, Trace]] | None = None
 
     def replace(self, **changes: object) -> "Config":
         """Return the same config with some fields changed."""
@@ -69,7 +70,7 @@ class Config:
     @property
     def is_plain(self) -> bool:
         """Whether programs run as they are generated: neither compared with a reference nor edited by a user."""
-        return self.comparison is None and self.codegen is generate
+        return self.comparison is None and self.codegen is None
 
     def prepare(self) -> None:
         """Have the fusion executors begin what takes long and depends on no program."""
@@ -96,12 +97,12 @@ class Config:
 
     def in_torch(self) -> "Config":
         """Return the config of torch's own functions alone, which run on whatever torch calls a tensor."""
-        plain = {"cuda_graphs": False, "comparison": None, "codegen": generate, "checks": False}
+        plain = {"cuda_graphs": False, "comparison": None, "codegen": None, "checks": False}
         return self.replace(executors=(torchex,), **plain)
 
     def for_single_call(self, executors: Collection[Executor], selection: Selection) -> "Config":
         """Return the config of a program of one call that is measured."""
-        plain = {"cuda_graphs": False, "comparison": None, "codegen": generate, "checks": False}
+        plain = {"cuda_graphs": False, "comparison": None, "codegen": None, "checks": False}
         return self.replace(executors=tuple(executors), selection=selection, strict=True, **plain)
 
     def may_run_again(self, bound: BoundSymbol) -> bool:

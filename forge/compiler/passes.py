@@ -225,6 +225,7 @@ def lifetimes(trace: Trace, context: Context) -> Trace:
 
 def codegen(trace: Trace, context: Context) -> Trace:
     """Print the trace as Python and compile it; a user may have edited the text (edit=)."""
-    function, trace = context.config.codegen(trace)
+    edited = context.config.codegen
+    function, trace = (trace.python_callable(), trace) if edited is None else edited(trace)
     context.function = function if context.around is None else context.around(function)
     return trace

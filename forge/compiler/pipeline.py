@@ -205,19 +205,20 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
     """((its plan, the context that it was lowered in, that of its backward), the regions of both)."""
     context = context.attempt(config, times_passes=times_passes)
     program = context.program
-    forward = _lower(trace, context)
+    forward = _generated(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
     if context.derivative is None:
         return (
             CompiledPlan(forward, program.grad, _sets_mode(trace), folded=context.folded),
             context,
             None,
         ), context.regions
-    backwards = BackwardCompiler(context, _lower, _compile_double_backward)
+    backwards = BackwardCompiler(context, _lower_backward, _compile_double_backward)
     backward, own = backwards.compile_usual(context)
     derived = context.derivative
     epilogue, sets_mode = None, False
     if derived.epilogue is not None:
-        epilogue = _lower(derived.epilogue, context.of_another(Kind.EPILOGUE))
+        own_context = context.of_another(Kind.EPILOGUE)
+        epilogue = _generated(run_passes(derived.epilogue, own_context, Form.PROGRAM, Form.CODE), own_context)
         sets_mode = _sets_mode(derived.epilogue)
     training = TrainingPlan(
         backward,
@@ -232,9 +233,11 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
     return (CompiledPlan(forward, program.grad, sets_mode, training), context, own), context.regions
 
 
-def _lower(trace: Trace, context: Context) -> GeneratedFunction:
-    """Return the function of a program, and the trace that it was printed from."""
-    final = run_passes(trace, context, Form.PROGRAM, Form.CODE)
+def _lower_backward(trace: Trace, context: Context) -> GeneratedFunction:
+    return _generated(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
+
+
+def _generated(final: Trace, context: Context) -> GeneratedFunction:
     return GeneratedFunction(context.function, final)
 
 

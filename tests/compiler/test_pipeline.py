@@ -1,0 +1,49 @@
+"""The pipeline is data: the order of its passes is legal, and a trace goes through it in that order."""
+
+import pytest
+import torch
+
+import forge
+from forge.compiler import passes, pipeline
+from forge.compiler.pipeline import PIPELINE, Form, Pass
+
+
+def test_forms_follow_each_other() -> None:
+    """A pass takes a form that those before it leave, and leaves one that is no earlier."""
+    reachable = {Form.TORCH}
+    for each in PIPELINE:
+        assert each.takes in reachable, each.run.__name__
+        assert each.gives is None or each.gives >= each.takes, each.run.__name__
+        reachable.add(each.takes if each.gives is None else each.gives)
+    assert max(reachable) is Form.CODE
+
+
+def test_each_pass_says_what_it_does() -> None:
+    assert [each.run.__name__ for each in PIPELINE if not each.run.__doc__] == []
+
+
+def test_passes_of_the_module_are_all_in_the_pipeline() -> None:
+    public = {name for name, value in vars(passes).items() if getattr(value, "__module__", None) == passes.__name__}
+    assert {name for name in public if not name.startswith("_")} == {each.run.__name__ for each in PIPELINE}
+
+
+def test_a_pass_that_is_added_runs_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(trace, context):
+        seen.append((context.kind.name, trace.stage))
+        return trace
+
+    added = Pass(spy, Form.TORCH, pipeline._always, "optimize")
+    place = next(i for i, each in enumerate(PIPELINE) if each.run is passes.differentiate)
+    monkeypatch.setattr(pipeline, "PIPELINE", (*PIPELINE[:place], added, *PIPELINE[place:]))
+    x = torch.randn(3, requires_grad=True)
+    forge.jit(lambda x: x.relu() * 2, executors=["torch"], cache=False)(x).sum().backward()
+    assert seen == [("PROGRAM", "hoist")] or seen == [("PROGRAM", "cse")]
+
+
+def test_the_second_tier_is_the_same_passes_with_another_config() -> None:
+    config = forge.api.options.resolve_options()
+    second = config.second_tier()
+    assert type(second) is type(config) and second.memory == config.memory
+    assert len(second.executors) == len(config.executors)
