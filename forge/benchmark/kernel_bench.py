@@ -19,10 +19,10 @@ from rich.text import Text
 from forge import clang
 from forge.api.functional import Direct
 from forge.compiler.autotune import Forced, microseconds
+from forge.executors.calls import Call, Meta, call_of
 from forge.executors.executor import Executor
 from forge.executors.hubex import HubExecutor, Kernel, Verifier
 from forge.executors.hubex.assumed import reference_of
-from forge.executors.hubex.calls import Call, Meta, call_of
 from forge.executors.hubex.verification.messages import Question
 from forge.executors.hubex.verification.verdicts import zero_accepted
 from forge.executors.inductorex import inductorex

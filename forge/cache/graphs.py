@@ -1,10 +1,7 @@
 """A captured graph in words, the same in every process that captures the same: nodes in order, targets by qualified
 name, nested graphs inside, and the metadata of every value, with whose memory it is."""
 
-import builtins
-import math
 import operator
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +13,16 @@ from forge.cache.guards import count, known_of
 from forge.capture.autograd_functions import is_once_differentiable
 from forge.capture.inputs import gains_history, weight_of
 from forge.capture.layers import SITE, Site
-from forge.executors.hubex.verification.fingerprint import TORCHS, fingerprint, fingerprint_of
+from forge.executors.fingerprint import fingerprint_of, name_in_torch
+from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
-from forge.torch_internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from forge.torch_internals.dispatch import HigherOrderOperator
 
 _NUMBERS = (bool, int, float, complex, range)
 _PLAIN = (*_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_LIBRARIES = ("torch", "operator", "math", "builtins")
 
 
 class Uncacheable(Exception):
@@ -186,25 +183,6 @@ class Described:
             return -1
         self._kept.append(storage)  # an address means one storage as long as it lives
         return self._memory.setdefault(storage._cdata, len(self._memory))
-
-
-def name_in_torch(function: Any) -> str | None:
-    """The name of what torch or Python has, which their versions say all of; None for anything else."""
-    if isinstance(function, OpOverload):
-        return qualified_name(function) if function.namespace in TORCHS else None
-    if isinstance(function, OpOverloadPacket):
-        return qualified_name(function) if function._qualified_op_name.partition("::")[0] in TORCHS else None
-    name = qualified_name(function)
-    if name is not None and name.partition(".")[0] in _LIBRARIES:
-        return name
-    for module in (builtins, operator, math):
-        if getattr(module, getattr(function, "__name__", ""), None) is function:
-            return f"{module.__name__}.{function.__name__}"
-    if isinstance(function, type) and function.__module__.partition(".")[0] == "torch":
-        return f"{function.__module__}.{function.__qualname__}"
-    if isinstance(function, types.BuiltinFunctionType) and (function.__module__ or "").startswith("torch."):
-        return f"{function.__module__}.{function.__name__}"
-    return None
 
 
 def _is_forges(function: Callable) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from forge.cache.graphs import Described, Uncacheable, name_in_torch
+from forge.cache.graphs import Described, Uncacheable
 from forge.compiler.config import Config
 from forge.executors.executor import Declined, Executor, OperatorExecutor
+from forge.executors.fingerprint import fingerprint_of, here, name_in_torch, owner_of_module
 from forge.executors.hubex import HubExecutor, Kernel, verifier
-from forge.executors.hubex.verification.fingerprint import fingerprint, fingerprint_of
-from forge.executors.hubex.verification.owners import here, owner_of_module
+from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.runtime.torch_state import modes
 from forge.support.machine import device_name, processor
 

@@ -19,11 +19,11 @@ from forge import clang
 from forge.compiler import autotune_store
 from forge.compiler.autotune_store import Timed
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
+from forge.executors.calls import Meta, Undescribed, call_of, with_strides
 from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, operators_of
-from forge.executors.hubex.calls import Meta, Undescribed, call_of, with_strides
+from forge.executors.fingerprint import fingerprint_of, here
 from forge.executors.hubex.kernels import HubExecutor
-from forge.executors.hubex.verification.fingerprint import fingerprint, fingerprint_of
-from forge.executors.hubex.verification.owners import here
+from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.torchex.core import torch_prims, torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line

@@ -20,8 +20,8 @@ from forge import prims
 from forge.compiler.autotune import random_values
 from forge.debug.eager_check import same_random_numbers
 from forge.debug.instrument import noted
+from forge.executors.calls import Meta, with_strides
 from forge.executors.executor import Decision, decline
-from forge.executors.hubex.calls import Meta, with_strides
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.printing import STATEMENTS, qualified_name

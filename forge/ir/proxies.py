@@ -82,6 +82,11 @@ class NumberProxy(Proxy):
         return f"{self.name}: {type(self.value).__name__}"
 
 
+def plain(value: Any) -> Any:
+    """Return the number of a NumberProxy; any other value as it is."""
+    return value.value if isinstance(value, NumberProxy) else value
+
+
 class TensorProxy(Proxy):
     """A tensor of a trace: name, shape (ints or torch.SymInt), torch.dtype, torch.device; no data.
 

@@ -1,4 +1,6 @@
-"""The names that a dtype goes by in a manifest: torch's, and ExecuTorch's."""
+"""Dtypes by name, torch's and ExecuTorch's, and values as messages show them."""
+
+from typing import Any
 
 import torch
 
@@ -32,3 +34,17 @@ def find_dtype(name: str) -> torch.dtype | None:
 def dtype_name(dtype: torch.dtype) -> str:
     """torch.float16 -> 'float16'."""
     return str(dtype).removeprefix("torch.")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, or a proxy of one."""
+    return hasattr(value, "ndim") and hasattr(value, "dtype")
+
+
+def show(value: Any) -> str:
+    """Return a value as a reason shows it."""
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
+    return "a tensor" if is_tensor(value) else str(value) if not isinstance(value, str) else repr(value)

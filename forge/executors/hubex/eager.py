@@ -14,8 +14,8 @@ import torch
 
 from forge import clang
 from forge.compiler.claim import choose, claim
+from forge.executors.calls import described
 from forge.executors.executor import resolve_executors
-from forge.executors.hubex.calls import described
 from forge.executors.hubex.derived import derived
 from forge.executors.hubex.functions import Function, has_fake, known, register
 from forge.executors.hubex.kernels import HubExecutor, Kernel

@@ -18,9 +18,9 @@ from forge.hub.manifest.model import (
     OrderAlias,
     Signature,
 )
-from forge.hub.manifest.where import Undecided, same, show
+from forge.hub.manifest.where import Undecided, same
 from forge.ir import TensorProxy
-from forge.support.dtypes import dtype_name
+from forge.support.dtypes import dtype_name, show
 from forge.torch_internals.dispatch import is_traceable_wrapper_subclass
 
 PLAIN = {torch.Tensor, torch.nn.Parameter, TensorProxy, type(None)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.hub.manifest.errors import Mark, Problems, did_you_mean
 from forge.hub.manifest.parse import ListNode, MappingNode, Node, ScalarNode, to_python
-from forge.hub.manifest.where import show
+from forge.support.dtypes import show
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -19,8 +19,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from forge.hub.manifest.errors import did_you_mean
-from forge.ir import NumberProxy
-from forge.support.dtypes import dtype_name, find_dtype
+from forge.ir.proxies import plain
+from forge.support.dtypes import find_dtype, is_tensor, show
 
 MAX_LENGTH = 200
 TENSOR_ATTRIBUTES = ("dtype", "ndim", "numel", "shape")
@@ -49,7 +49,7 @@ def is_true(condition: Any) -> bool:
         if statically_known_true(torch.sym_not(condition)):
             return False
         raise Undecided(f"{condition} is not known before the program runs")
-    if _is_tensor(condition):
+    if is_tensor(condition):
         raise Undecided("a tensor's value is not known before the program runs")
     return bool(condition)
 
@@ -58,18 +58,9 @@ def same(a: Any, b: Any) -> bool:
     """a == b; lists and tuples are one kind; nothing equals a tensor. Raises Undecided as is_true does."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
-    if _is_tensor(a) or _is_tensor(b):
+    if is_tensor(a) or is_tensor(b):
         return a is b
     return is_true(plain(a) == plain(b))
-
-
-def plain(value: Any) -> Any:
-    """The number of a NumberProxy; any other value as it is."""
-    return value.value if isinstance(value, NumberProxy) else value
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "ndim") and hasattr(value, "dtype")
 
 
 # the nodes of an expression: `value` in an environment of names, and `reason` where it is false
@@ -142,7 +133,7 @@ class Attribute(Expression):
         tensor = self.base.value(env)
         if tensor is None:
             raise Undecided(f"{self.base.text} is None")
-        if not _is_tensor(tensor):
+        if not is_tensor(tensor):
             raise Undecided(f"{self.base.text} is no tensor")
         return tensor.numel() if self.attribute == "numel" else getattr(tensor, self.attribute)
 
@@ -246,7 +237,7 @@ class Comparison(Expression):
 
     def _words(self, env: Env, verb: str) -> str:
         value = self.left.value(env)
-        if self.symbol in ("is", "is not") and (value is None or _is_tensor(value)):
+        if self.symbol in ("is", "is not") and (value is None or is_tensor(value)):
             return f"{self.left.text} is {'None' if value is None else 'not None'}"
         return f"{self.left.shown(env)} {verb} {self.right.shown(env)}"
 
@@ -369,15 +360,6 @@ _OPPOSITE = {
 }
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _FAILS = {symbol: _HOLDS[_OPPOSITE[symbol]] for symbol in _HOLDS}
-
-
-def show(value: Any) -> str:
-    """A value as a reason shows it."""
-    if isinstance(value, torch.dtype):
-        return dtype_name(value)
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
-    return "a tensor" if _is_tensor(value) else str(value) if not isinstance(value, str) else repr(value)
 
 
 # reading

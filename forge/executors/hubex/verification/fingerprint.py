@@ -1,82 +1,18 @@
-"""What a kernel is, as one hash: all that can change what verification says of it.
-
-A Python function is its code, its defaults and its closure, and all that it reads: globals, and the functions,
-classes, modules and values that are reached through them. What is installed (Python, torch, forge, distributions) is
-its version, what a Hub repository holds its hash, a native function the bytes of the shared object that has it.
-
-What cannot be known in this way (a lock, an object of C++, code that calls eval or reads a file) is known in this
-process alone, as that very object: then a verdict is kept in this process too, and is not written to disk.
-"""
+"""A kernel as one hash: all that can change what verification says of it."""
 
 import ast
-import collections
-import ctypes
-import enum
-import functools
-import hashlib
-import importlib.util
-import itertools
-import logging
-import pathlib
-import re
 import sys
-import types
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
-import torch
-
+from forge.executors.fingerprint import Fingerprint, fingerprint_of
+from forge.executors.fingerprint.owners import register_owner
+from forge.executors.fingerprint.walk import register_operators, register_visitor
 from forge.executors.hubex import functions
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification import natives
-from forge.executors.hubex.verification.owners import is_installed, owner_of_file, owner_of_module
-from forge.executors.hubex.verification.reads import Import, reads_of
-from forge.hub import Verified, verified_of
+from forge.hub import Verified, content_of, verified_of
 from forge.hub.manifest import KernelEntry
-from forge.ir import Symbol
-from forge.ir.grad_rules import grad_rule
-from forge.patterns import Pattern
-from forge.torch_internals.dispatch import CustomOpDef, OpOverload, OpOverloadPacket, custom_ops, disable_current_modes
-
-LIMIT = 20_000  # objects that are looked at
-VALUE_BYTES = 1 << 20  # of a tensor or an array that is hashed by its values
-TORCHS = frozenset(  # namespaces of torch's own operators
-    "aten prim prims torch c10d _c10d_functional quantized quantized_decomposed mkl mkldnn mkldnn_prepacked onednn "
-    "inductor symm_mem higher_order".split()
-)
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice)
-_TORCH_PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
-_NATIVE = (
-    types.BuiltinFunctionType,
-    types.MethodWrapperType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-)
-_NAMESPACES = (type(torch.ops), type(torch.ops.aten))
-_UNREAD = frozenset(("_backward_cls", "_abc_impl", "_autograd_function_id"))  # of classes: numbered by each process
-_FIELD = type(collections.namedtuple("_Example", "field").field)
-_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by code, not by C
-_MISSING = object()
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """digest: of what another process can find, too. local: the objects that only this one has, and their states;
-    where there are none, the digest says all."""
-
-    digest: str
-    local: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether the same digest means the same kernel in another process."""
-        return not self.local
 
 
 def fingerprint(kernel: Kernel) -> Fingerprint:
@@ -85,19 +21,6 @@ def fingerprint(kernel: Kernel) -> Fingerprint:
     others = [each for each in (kernel.assumes, kernel.samples) if each is not None]
     code = kernel.function, kernel.forward, kernel.backward
     return fingerprint_of(*code, *_compared_with(kernel), *others, about=about)
-
-
-def fingerprint_of(*values: Any, about: Iterable[str] = ()) -> Fingerprint:
-    """What functions, or other objects, are now. `about`: what else the hash is of."""
-    walk = _Walk()
-    walk.put(*about)
-    with disable_current_modes():
-        for value in values:
-            try:
-                walk.visit(value)
-            except Exception:  # of the objects' own code, or one that leads too deep
-                walk.unknown(value)
-    return Fingerprint(walk.hash.hexdigest(), tuple(walk.local))
 
 
 def _compared_with(kernel: Kernel) -> tuple[Any, ...]:
@@ -127,350 +50,18 @@ def entry_text(entry: KernelEntry) -> str:
     return repr(values)
 
 
-class _Walk:
-    """One walk over all that is reached, each object once."""
+class _Repositories:
+    """The owner of the modules that repositories' files are loaded as."""
 
-    def __init__(self) -> None:
-        self.hash = hashlib.sha256()
-        self.local: list[tuple[int, int]] = []
-        self.seen: dict[int, tuple[int, Any]] = {}
+    def owner_of(self, module: str) -> str | None:
+        content = content_of(module)
+        return None if content is None else f"repository {content}"
 
-    def put(self, *parts: str | bytes) -> None:
-        """Adds parts to the hash, each with its length."""
-        for part in parts:
-            data = part.encode() if isinstance(part, str) else part
-            self.hash.update(f"{len(data)}:".encode() + data)
-
-    def visit(self, value: Any) -> None:
-        """Adds a value and what is reached through it."""
-        kind = type(value)
-        if kind in _PLAIN or isinstance(value, _TORCH_PLAIN):
-            self.put(kind.__name__, repr(value))
-        elif kind in (tuple, torch.Size):
-            self._items("tuple", value)
-        elif isinstance(value, (set, frozenset)):
-            self.put("set", *sorted(map(self._digest, value)))
-        elif id(value) in self.seen:
-            self.put("seen", str(self.seen[id(value)][0]))
-        elif len(self.seen) >= LIMIT:
-            self.unknown(value)
-        else:
-            self.seen[id(value)] = len(self.seen), value
-            visitor = next((each for types_, each in _VISITORS if isinstance(value, types_)), _Walk._instance)
-            visitor(self, value)
-
-    def unknown(self, value: Any, state: int = 0) -> None:
-        """Adds an object that only this process knows."""
-        self.put("unknown", type(value).__qualname__)
-        self.local.append((_number_of(value), state))
-
-    def _digest(self, member: Any) -> str:
-        """Of a member of a set, whose order differs between processes."""
-        walk = _Walk()
-        walk.visit(member)
-        self.local += walk.local
-        return walk.hash.hexdigest()
-
-    def _items(self, kind: str, values: Iterable[Any]) -> None:
-        values = list(values)
-        self.put(kind, str(len(values)))
-        for each in values:
-            self.visit(each)
-
-    def _list(self, value: list) -> None:
-        self._items("list", value)
-        self._state(value)
-
-    def _mapping(self, value: Mapping) -> None:
-        self.put("dict", str(len(value)))
-        for key, each in value.items():
-            self.visit(key)
-            self.visit(each)
-        self._state(value)
-
-    def _tuple(self, value: tuple) -> None:
-        self._items("tuple", value)
-        self.visit(type(value))
-
-    def _namespace(self, value: types.SimpleNamespace) -> None:
-        self.put("namespace")
-        self.visit(vars(value))
-
-    def _state(self, value: Any) -> None:
-        """What an object of a subclass has beside what its class is made for."""
-        if type(value) not in (list, dict, types.MappingProxyType):
-            self.visit(type(value))
-            self.visit(getattr(value, "__dict__", None))
-
-    # functions
-
-    def _function(self, function: types.FunctionType) -> None:
-        module = function.__globals__.get("__name__")
-        owner = owner_of_file(function.__code__.co_filename) or owner_of_module(module)
-        self.put("function", function.__qualname__, owner or "")
-        if owner is not None and owner.startswith("repository"):
-            self._imports_of(verified_of(module))
-            return
-        cells = dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True))
-        if owner is not None:
-            self._items("closure", cells.values())
-            return
-        self._code(function.__code__)
-        self._items("defaults", [function.__defaults__, function.__kwdefaults__, vars(function)])
-        self._read(function.__code__, cells, function.__globals__, module)
-
-    def _imports_of(self, verified: Verified) -> None:
-        """What a repository's files import from elsewhere, as its policy allows: its hash says nothing of that."""
+    def imports_of(self, module: str) -> Iterator[str]:
+        """What a repository's files import from elsewhere, as its policy allows."""
+        verified = verified_of(module)
         for each in (verified, *verified.depends):
-            for name in _imports_from_elsewhere(each.content, each):
-                module = sys.modules.get(name)
-                if module is not None:
-                    self.put("from elsewhere", name, owner_of_module(name) or "")
-                    self.visit(module)
-
-    def _code(self, code: types.CodeType) -> None:
-        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
-        names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-        self.put("code", repr(counts), repr(names), code.co_code, code.co_exceptiontable)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._code(constant)
-            else:
-                self.visit(constant)
-
-    def _read(self, code: types.CodeType, cells: dict[str, Any], names: dict[str, Any], module: str | None) -> None:
-        reads = reads_of(code)
-        if reads.beyond is not None:
-            self.put("beyond", reads.beyond)
-            self.unknown(code)
-        builtins = vars(sys.modules["builtins"])
-        for read in reads.names:
-            found = (each[read.name] for each in (cells, names, builtins) if read.name in each)
-            value = next(found, _MISSING)
-            if value is not _MISSING or read.name in code.co_names:  # else a variable of a function around another
-                self.put("read", read.name, *read.path)
-                self._taken(value, read.path)
-        for each in reads.imports:
-            self._imported(each, names.get("__package__") or module)
-
-    def _taken(self, value: Any, path: tuple[str, ...]) -> None:
-        """A value, or what is taken of a module by a path of attributes."""
-        while path and isinstance(value, types.ModuleType):
-            owner, (name, *rest) = value, path
-            value, path = _attribute(owner, name), tuple(rest)
-            if not isinstance(owner, _NAMESPACES) and is_installed(owner) and not _may_be_anothers(value):
-                self.put("installed", f"{owner.__name__}.{name}", owner_of_module(owner.__name__) or "")
-                return
-        self.put("missing") if value is _MISSING else self.visit(value)
-
-    def _imported(self, each: Import, package: str | None) -> None:
-        self.put("import", each.module, str(each.level), *each.names)
-        try:
-            name = importlib.util.resolve_name("." * each.level + each.module, package) if each.level else each.module
-        except ImportError:
-            name = each.module
-        module = sys.modules.get(name)
-        if module is not None:
-            for path in [(name,) for name in each.names] or [()]:
-                self._taken(module, path)
-        elif owner_of_module(name) is None:  # it is imported when the kernel runs
-            self.unknown(each)
-
-    def _method(self, method: types.MethodType) -> None:
-        self.put("method")
-        self.visit(method.__func__)
-        self.visit(method.__self__)
-
-    def _parts(self, value: Any) -> None:
-        """What is made of functions: a property, a partial, a cache."""
-        names = "__func__ __wrapped__ func args keywords fget fset fdel".split()
-        self.put(type(value).__qualname__)
-        self._items("parts", [getattr(value, name) for name in names if getattr(value, name, None) is not None])
-
-    def _native(self, function: Any) -> None:
-        """A function of C: of the instance that it is bound to, else of its module or class."""
-        self.put("native", getattr(function, "__qualname__", ""), function.__name__)
-        owner = getattr(function, "__self__", None)
-        held_by = getattr(function, "__objclass__", function)
-        name = getattr(function, "__module__", None) or getattr(held_by, "__module__", None)
-        if name is None and owner is not None:
-            self.visit(owner)
-        else:
-            self._shared_object(function, name)
-
-    def _shared_object(self, value: Any, module: str | None) -> None:
-        """What native code of a module is: its version, else the bytes of its file."""
-        owner = owner_of_module(module)
-        if owner is not None:
-            self.put("installed", owner)
-            return
-        file = getattr(sys.modules.get(module or ""), "__file__", None)
-        found = natives.file_hash(file) if file is not None and not file.endswith(".py") else None
-        self.unknown(value) if found is None else self.put("shared object", found)
-
-    def _library(self, library: ctypes.CDLL) -> None:
-        found = natives.file_hash(library._name) if library._name else None
-        self.unknown(library) if found is None else self.put("shared object", found)
-
-    # operators
-
-    def _packet(self, packet: OpOverloadPacket) -> None:
-        self._operator(packet, packet._qualified_op_name)
-
-    def _overload(self, overload: OpOverload) -> None:
-        self.put(overload._overloadname)
-        self._operator(overload, overload._schema.name)
-
-    def _custom(self, definition: Any) -> None:
-        """An operator of torch.library.custom_op: its functions."""
-        self.put("operator", definition._qualname)
-        names = "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns".split()
-        self._items("functions", [getattr(definition, name, None) for name in names])
-
-    def _operator(self, operator: Any, name: str) -> None:
-        self.put("operator", name)
-        namespace, _, base = name.partition("::")
-        declared, custom = functions.known(name), _CUSTOM.get(name)
-        if namespace in TORCHS:
-            self.put(torch.__version__)
-        elif declared is not None and not declared.foreign:
-            self._items("declared", [declared.text, declared.reference, declared.fake])
-        elif custom is not None:
-            self.visit(custom)
-        else:
-            found = natives.operator_hashes(namespace, base)
-            self.put("shared objects", *found)
-            if not found:
-                self.unknown(operator)
-
-    # other objects
-
-    def _class(self, cls: type) -> None:
-        owner = owner_of_module(cls.__module__)
-        self.put("class", cls.__module__ if owner else "", cls.__qualname__, owner or "")
-        if owner is not None:
-            if owner.startswith("repository"):
-                self._imports_of(verified_of(cls.__module__))
-            return
-        self._items("bases", cls.__mro__[1:])
-        for name, value in sorted(vars(cls).items()):
-            is_own = name.startswith("__") and name.endswith("__") and not callable(value)
-            if not is_own and name not in _UNREAD:
-                self.put(name)
-                self.visit(value)
-
-    def _module(self, module: types.ModuleType) -> None:
-        owner = owner_of_module(module.__name__)
-        self.put("module", module.__name__, owner or "")
-        if isinstance(module, _NAMESPACES) and module.__name__.rpartition(".")[2] not in TORCHS:
-            self.unknown(module)
-        if owner is not None:
-            return
-        if not getattr(module, "__file__", ".py").endswith(".py"):
-            self._shared_object(module, module.__name__)
-        for name, value in sorted(vars(module).items()):
-            if not (name.startswith("__") and name.endswith("__")):
-                self.put(name)
-                self.visit(value)
-
-    def _tensor(self, tensor: torch.Tensor) -> None:
-        self.put(repr((tensor.dtype, tuple(tensor.shape), tensor.device, tensor.requires_grad)))
-        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-        if is_plain and tensor.device.type == "cpu" and tensor.nbytes <= VALUE_BYTES:
-            values = tensor.detach().resolve_conj().resolve_neg().contiguous()
-            self.put(repr(tensor.stride()), ctypes.string_at(values.data_ptr(), values.nbytes))
-        else:
-            self.unknown(tensor, 0 if tensor.is_inference() else tensor._version)
-
-    def _pattern(self, pattern: Pattern) -> None:
-        self.put("pattern", pattern.name)
-        self.visit(pattern.reference)
-
-    def _symbol(self, symbol: Symbol) -> None:
-        """A symbol of a trace, with the gradient rule that is registered for it elsewhere."""
-        self._instance(symbol)
-        self.visit(grad_rule(symbol))
-
-    def _kernel(self, kernel: Kernel) -> None:
-        self.visit(kernel.function)
-
-    def _text(self, value: Any) -> None:
-        """What its class and its text say all of."""
-        self.put(repr((value.pattern, value.flags) if isinstance(value, re.Pattern) else value))
-        self.visit(type(value))
-
-    def _nothing(self, value: Any) -> None:
-        """What changes no result."""
-        self.put(type(value).__qualname__)
-
-    def _instance(self, value: Any) -> None:
-        """An object: its class and its attributes, where Python code says what those are."""
-        if self._buffer(value):
-            return
-        cls = type(value)
-        if f"{cls.__module__}.{cls.__qualname__}" in _COMPILED:
-            self._compiled(value)
-            return
-        slots = [name for base in cls.__mro__ for name in _slots(base)]
-        if any(not base.__flags__ & _HEAP for base in cls.__mro__[:-1]) or not (slots or hasattr(value, "__dict__")):
-            module = getattr(value, "__module__", None)
-            self._shared_object(value, module) if callable(value) and isinstance(module, str) else self.unknown(value)
-            return
-        self.put("instance")
-        self.visit(cls)
-        self.visit(getattr(value, "__dict__", None))
-        self._items("slots", [getattr(value, name, None) for name in slots])
-
-    def _buffer(self, value: Any) -> bool:
-        """Adds numbers in memory, as an array has them; whether it is such."""
-        try:
-            view = memoryview(value)
-        except TypeError:
-            return False
-        is_numbers = view.nbytes <= VALUE_BYTES and "O" not in view.format
-        self.put(type(value).__qualname__, view.format, repr(view.shape), view.tobytes() if is_numbers else b"")
-        if not is_numbers:
-            self.unknown(value)
-        return True
-
-    def _compiled(self, value: Any) -> None:
-        """A Triton function as what it was made of, without what it has compiled."""
-        names = "fn configs keys values do_not_specialize do_not_specialize_on_alignment noinline debug".split()
-        self.put(type(value).__qualname__)
-        self._items("parts", [getattr(value, name, None) for name in names])
-
-
-_COMPILED = frozenset(
-    (
-        "triton.runtime.jit.JITFunction",
-        "triton.runtime.autotuner.Autotuner",
-        "triton.runtime.autotuner.Heuristics",
-    )
-)
-_CUSTOM: Mapping[str, Any] = getattr(custom_ops, "OPDEFS", {})
-_VISITORS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
-    (types.FunctionType, _Walk._function),
-    (types.MethodType, _Walk._method),
-    ((staticmethod, classmethod, property, functools.partial, functools._lru_cache_wrapper), _Walk._parts),
-    (functools.cached_property, _Walk._parts),
-    (_NATIVE, _Walk._native),
-    (type, _Walk._class),
-    (types.ModuleType, _Walk._module),
-    (list, _Walk._list),
-    ((dict, types.MappingProxyType), _Walk._mapping),
-    (OpOverloadPacket, _Walk._packet),
-    (OpOverload, _Walk._overload),
-    (CustomOpDef, _Walk._custom),
-    (torch.Tensor, _Walk._tensor),
-    (Pattern, _Walk._pattern),
-    (Symbol, _Walk._symbol),
-    (Kernel, _Walk._kernel),
-    (ctypes.CDLL, _Walk._library),
-    ((re.Pattern, pathlib.PurePath, enum.Enum, _FIELD, int, float, complex, str, bytes), _Walk._text),
-    (tuple, _Walk._tuple),
-    (types.SimpleNamespace, _Walk._namespace),
-    (logging.Logger, _Walk._nothing),
-)
+            yield from _imports_from_elsewhere(each.content, each)
 
 
 _elsewhere: dict[str, tuple[str, ...]] = {}
@@ -491,46 +82,12 @@ def _imports_from_elsewhere(content: str, verified: Verified) -> tuple[str, ...]
     return _elsewhere[content]
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet filled
-        return None
+def _declared(name: str) -> tuple[Any, ...] | None:
+    """What an operator that a manifest declares consists of."""
+    function = functions.known(name)
+    return None if function is None or function.foreign else (function.text, function.reference, function.fake)
 
 
-def _attribute(owner: types.ModuleType, name: str) -> Any:
-    """What a module has by a name. Nothing is imported for it: only torch.ops looks its operators up."""
-    if not isinstance(owner, _NAMESPACES):
-        return vars(owner).get(name, _MISSING)
-    try:
-        return getattr(owner, name)
-    except AttributeError:
-        return _MISSING
-
-
-def _may_be_anothers(value: Any) -> bool:
-    """Whether what an installed module has by a name is a module, or may be what somebody else put there."""
-    return isinstance(value, (types.ModuleType, types.FunctionType, type))
-
-
-def _slots(cls: type) -> list[str]:
-    slots = vars(cls).get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-_numbers = itertools.count()
-_numbered: dict[int, tuple[int, Callable[[], Any]]] = {}
-
-
-def _number_of(value: Any) -> int:
-    """A number that no other object of this process had or will have."""
-    number, alive = _numbered.get(id(value), (0, lambda: None))
-    if alive() is not value:
-        try:
-            alive = weakref.ref(value)
-        except TypeError:
-            alive = lambda: value
-        number = next(_numbers)
-        _numbered[id(value)] = number, alive
-    return number
+register_owner(_Repositories())
+register_operators(_declared)
+register_visitor(Kernel, lambda walk, kernel: walk.visit(kernel.function))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from forge.executors.hubex.calls import Call, Meta
+from forge.executors.calls import Call, Meta
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
 from forge.hub.manifest import REQUIRED, DimOrder

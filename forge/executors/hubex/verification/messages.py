@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from forge.executors.hubex.calls import Call
+from forge.executors.calls import Call
 from forge.executors.hubex.kernels import Origin
 from forge.hub.manifest import KernelEntry
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forge import torchlang
-from forge.executors.hubex.calls import Call, Case, Meta, Undescribed, call_of, with_strides
+from forge.executors.calls import Call, Case, Meta, Undescribed, call_of, with_strides
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.generic import generic_calls
 from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search

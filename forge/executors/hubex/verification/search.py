@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forge import clang
-from forge.executors.hubex.calls import Call, Meta
+from forge.executors.calls import Call, Meta
 from forge.executors.hubex.kernels import Kernel
 from forge.hub.manifest import REQUIRED, Checker
 from forge.hub.manifest.constraints import is_default

@@ -9,9 +9,9 @@ import torch
 
 from forge import clang
 from forge.compiler.claim import choose, claim
+from forge.executors.calls import Case, Passes, described
 from forge.executors.executor import Executor, resolve_executors
 from forge.executors.hubex.assumed import Assumption, reference_of
-from forge.executors.hubex.calls import Case, Passes
 from forge.executors.hubex.derived import Derived, derived
 from forge.executors.hubex.kernels import ALLOCATE, HubExecutor, Kernel, compares_values
 from forge.ir import Symbol, TensorProxy, Trace, recording
@@ -115,7 +115,7 @@ class Trial:
     def run(self, cases: Iterable[Case]) -> str | None:
         """What is wrong, with the sample on which it shows; None when nothing is."""
         for case in cases:
-            text = case.describe(self.kernel)
+            text = _described(case, self.kernel)
             try:
                 self.compare(case, text)
                 self.accepted += 1
@@ -199,6 +199,12 @@ class Trial:
         """(rtol, atol): the manifest's, or torch.testing's own for a dtype."""
         default = get_tolerances(dtype, rtol=None, atol=None)
         return self.kernel.entry.tolerance.get(dtype, default)
+
+
+def _described(case: Case, kernel: Kernel) -> str:
+    """'x: float32[3, 7] (unaligned), eps=1e-06'."""
+    named = zip(kernel.target.signature.by_name, case.args, strict=False)
+    return described({**dict(named), **case.kwargs}, case.note)
 
 
 def _dims(case: Case) -> int:

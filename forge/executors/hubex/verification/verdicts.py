@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
+from forge.executors.calls import Undescribed, call_of
 from forge.executors.executor import Decision, decline
-from forge.executors.hubex.calls import Undescribed, call_of
+from forge.executors.fingerprint import Fingerprint, here
 from forge.executors.hubex.kernels import Kernel, compares_values
-from forge.executors.hubex.verification.fingerprint import Fingerprint, fingerprint
+from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.messages import Answer, Question
-from forge.executors.hubex.verification.owners import here
 from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
 from forge.hub.errors import HubNotice
 from forge.support import owner_only_store

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from forge.executors.hubex.calls import Case, Undescribed, call_of
+from forge.executors.calls import Case, Undescribed, call_of
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying

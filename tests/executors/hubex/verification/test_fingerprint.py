@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.executors.hubex.verification.fingerprint import Fingerprint, fingerprint
+from forge.executors.fingerprint import Fingerprint
+from forge.executors.hubex.verification.fingerprint import fingerprint
 from tests.hub.kernels import native_module
 
 SCALE = 1.0

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 
 import forge
 from forge import cli
+from forge.executors.calls import Call, Meta
 from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators
-from forge.executors.hubex.calls import Call, Meta
 from forge.executors.hubex.verification import process, verdicts
 from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.process import can_fork

@@ -1,29 +1,63 @@
-"""Whose code something is: a version says all of what is installed, a hash of what a Hub repository holds."""
+"""Whose code something is: a version says all of what is installed, a hash of what a registered owner loaded."""
 
+import builtins
 import hashlib
 import importlib.metadata
+import math
+import operator
 import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
+from typing import Any, Protocol
 
 import torch
 
-from forge.hub import content_of
+from forge.ir.printing import qualified_name
+from forge.torch_internals.dispatch import OpOverload, OpOverloadPacket
 
+TORCHS = frozenset(  # namespaces of torch's own operators
+    "aten prim prims torch c10d _c10d_functional quantized quantized_decomposed mkl mkldnn mkldnn_prepacked onednn "
+    "inductor symm_mem higher_order".split()
+)
 _FORGE = Path(sys.modules["forge"].__file__).parent
+_LIBRARIES = ("torch", "operator", "math", "builtins")
+
+
+class Owner(Protocol):
+    """A package that imports modules of its own making, as forge.hub does those of kernel repositories."""
+
+    def owner_of(self, module: str) -> str | None:
+        """Return what changes with all of a module's code: "repository" and a hash. None for others' modules."""
+
+    def imports_of(self, module: str) -> Iterable[str]:
+        """Return the modules from elsewhere that its module's code imports, of which `owner_of` says nothing."""
+
+
+_owners: list[Owner] = []
+
+
+def register_owner(owner: Owner) -> None:
+    """Have an owner asked whose the modules are."""
+    _owners.append(owner)
+
+
+def registered_owner(module: str | None) -> Owner | None:
+    """Return the registered owner that imported a module, or None."""
+    return next((each for each in _owners if module is not None and each.owner_of(module) is not None), None)
 
 
 def owner_of_module(name: str | None) -> str | None:
     """Who has the code of a module: "torch 2.13.0", "python 3.11.7", a repository's hash. None for the user's own."""
     if name is None or name == "__main__":
         return None
-    content = content_of(name)
-    if content is not None:
-        return f"repository {content}"
+    owner = registered_owner(name)
+    if owner is not None:
+        return owner.owner_of(name)
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
@@ -57,6 +91,25 @@ def owner_of_file(file: str) -> str | None:
 def is_installed(module: ModuleType) -> bool:
     """Whether a module's version says all of it."""
     return owner_of_module(module.__name__) is not None
+
+
+def name_in_torch(function: Any) -> str | None:
+    """The name of what torch or Python has, which their versions say all of; None for anything else."""
+    if isinstance(function, OpOverload):
+        return qualified_name(function) if function.namespace in TORCHS else None
+    if isinstance(function, OpOverloadPacket):
+        return qualified_name(function) if function._qualified_op_name.partition("::")[0] in TORCHS else None
+    name = qualified_name(function)
+    if name is not None and name.partition(".")[0] in _LIBRARIES:
+        return name
+    for module in (builtins, operator, math):
+        if getattr(module, getattr(function, "__name__", ""), None) is function:
+            return f"{module.__name__}.{function.__name__}"
+    if isinstance(function, type) and function.__module__.partition(".")[0] == "torch":
+        return f"{function.__module__}.{function.__qualname__}"
+    if isinstance(function, BuiltinFunctionType) and (function.__module__ or "").startswith("torch."):
+        return f"{function.__module__}.{function.__name__}"
+    return None
 
 
 def _is_in(path: str, folder: str) -> bool:

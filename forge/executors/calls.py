@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from forge.executors.hubex.kernels import Kernel
-from forge.hub.manifest.where import plain, show
 from forge.ir import SYMBOLIC_TYPES, TensorProxy
-from forge.support.dtypes import dtype_name
+from forge.ir.proxies import plain
+from forge.support.dtypes import dtype_name, show
 from forge.torch_internals.pytree import torch_pytree
 
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -61,11 +60,6 @@ class Case:
     strides_known: bool = True
     gradients: bool = True
     passes: Passes = None
-
-    def describe(self, kernel: Kernel) -> str:
-        """'x: float32[3, 7] (unaligned), eps=1e-06'."""
-        named = zip(kernel.target.signature.by_name, self.args, strict=False)
-        return described({**dict(named), **self.kwargs}, self.note)
 
 
 def with_strides(values: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:

@@ -1,0 +1,154 @@
+"""The executor of kernels: which of them is asked first, and what its programs depend on."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from forge.executors.executor import Decision, Declined, Implementation, OperatorExecutor, decline
+from forge.executors.fingerprint import Fingerprint
+from forge.executors.hubex.fingerprint import fingerprint
+from forge.executors.hubex.kernels import Kernel, implementation
+from forge.hub.manifest import candidates
+from forge.ir import Symbol, check
+from forge.patterns import Pattern, builtin
+
+
+class KernelVerifier(Protocol):
+    """What says whether kernels are right, in a program that uses them."""
+
+    def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
+        """True, or Declined with what is wrong."""
+
+    def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
+        """What decides the verdicts of these kernels beside the kernels themselves; Declined where that may pass."""
+
+
+class HubExecutor(OperatorExecutor):
+    """Runs symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
+
+    `patterns` are what the kernels' patterns find in traces, in forge's own order. checked: whether the kernels'
+    constraints are asked; faster: whether a kernel declines what it is not known to be faster at. later: gives kernels
+    that are added, behind the others, when somebody first asks. verifier: is asked whether a kernel is right for a
+    call; without one all are.
+    """
+
+    def __init__(
+        self,
+        name: str = "hub",
+        verifier: KernelVerifier | None = None,
+        *,
+        checked: bool = True,
+        faster: bool = True,
+        later: Callable[[], Iterable[Kernel]] = tuple,
+    ) -> None:
+        super().__init__(name)
+        self.checked = checked
+        self.faster = faster
+        self._later: Callable[[], Iterable[Kernel]] | None = later
+        self.verifier = verifier
+        self._known: list[Kernel] = []
+        self._by_symbol: dict[str, list[Implementation]] = {}
+        self._patterns: tuple[Pattern, ...] = ()
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """All of them, in the order in which they were added."""
+        self._add_later()
+        return self._known
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """What finds calls for them."""
+        self._add_later()
+        return self._patterns
+
+    def _add_later(self) -> None:
+        later, self._later = self._later, None
+        if later is not None:
+            self.add(later())
+
+    def add(self, kernels: Iterable[Kernel]) -> None:
+        """Adds kernels; those of earlier sources go where a manifest says `replace`.
+
+        Raises: ValueError when one of the same name is there for the same symbol.
+        """
+        kept = list(self._known)
+        for kernel in kernels:
+            if kernel.entry.replaces:
+                kept = [each for each in kept if not _replaced(each, kernel)]
+            taken = any(each.target.symbol is kernel.target.symbol and each.name == kernel.name for each in kept)
+            check(
+                not taken,
+                lambda kernel=kernel: (
+                    f"{self.name}: kernel {kernel.name} of {kernel.target.symbol.id} is there already"
+                ),
+            )
+            kept.append(kernel)
+        self._known = kept
+        self._by_symbol = {}
+        verdict = None if self.verifier is None else self.verifier.verdict
+        for kernel in in_order(kept):
+            self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
+                implementation(kernel, verdict, checked=self.checked, faster=self.faster)
+            )
+        self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
+
+    def ignoring_speed_hints(self) -> "HubExecutor":
+        """The same kernels, which take every call that they are right for: where times decide who runs it."""
+        same = HubExecutor(self.name, self.verifier, checked=self.checked, faster=False)
+        same.add(self.kernels)
+        return same
+
+    def candidates(self, symbol: Symbol) -> list[Implementation]:
+        """The kernels of a symbol, in the order in which they are asked."""
+        self._add_later()
+        return self._by_symbol.get(symbol.id, [])
+
+    def identity(self) -> str | Declined:
+        """The kernels, whether each of them is verified, and whether their constraints are asked."""
+        if not self.kernels:
+            return ""
+        verified = None if self.verifier is None else self.verifier.identity(self.kernels)
+        if isinstance(verified, Declined):
+            return verified
+        found = []
+        for kernel in self.kernels:
+            if kernel.extension is not None:
+                return decline(f"kernel {kernel.name} is a class's, and what it loads is known to this process only")
+            subject = fingerprint(kernel)
+            if not subject.is_lasting:
+                return decline(f"kernel {kernel.name} is known to this process only")
+            found.append((subject.digest, kernel.shipped))
+        return repr([self.checked, self.faster, verified, found])
+
+    def fingerprint(self, implementation: Implementation) -> Fingerprint:
+        """The fingerprint of its kernel."""
+        return fingerprint(self._kernel_of(implementation))
+
+    def _kernel_of(self, implementation: Implementation) -> Kernel:
+        alike = (each for each in self.kernels if each.name == implementation.name)
+        return next(each for each in alike if each.target.symbol.id == implementation.symbol.id)
+
+    def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
+        """Each function of a kernel, by the kernel's symbol and name and by what it is there."""
+        for kernel in self.kernels:
+            for role in ("function", "forward", "backward"):
+                function = getattr(kernel, role)
+                if function is not None:
+                    yield (kernel.target.symbol.id, kernel.name, role), function
+
+
+def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
+    return earlier.target.symbol is kernel.target.symbol and earlier.origin != kernel.origin
+
+
+def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Kernels in the order in which they are asked."""
+    by_entry = {kernel.entry: kernel for kernel in kernels}
+    return [by_entry[entry] for entry in candidates(by_entry)]
+
+
+def _patterns_in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
+    """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
+    shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
+    shipped = {each: place for place, each in enumerate(builtin.ALL)}
+    return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))
