@@ -24,7 +24,7 @@ class LoadedKernel:
     def __init__(self, op: str, kernels: list[Kernel], force: bool) -> None:
         self.op = op
         self._symbol = kernels[0].target.symbol
-        executor = HubExecutor("kernels", None if force else verifier.verdict, checked=not force, faster=False)
+        executor = HubExecutor("kernels", None if force else verifier, checked=not force, faster=False)
         executor.add(kernels)
         self.kernels = [each.name for each in executor.candidates(self._symbol)]
         self._by_name = {kernel.name: kernel for kernel in kernels}

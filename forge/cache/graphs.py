@@ -14,7 +14,7 @@ from forge.capture.autograd_functions import is_once_differentiable
 from forge.capture.inputs import gains_history, weight_of
 from forge.capture.layers import SITE, Site
 from forge.executors.fingerprint import fingerprint_of, name_in_torch
-from forge.executors.hubex.verification.fingerprint import fingerprint
+from forge.executors.hubex.fingerprint import fingerprint
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES

@@ -17,8 +17,7 @@ import torch
 from forge.cache.graphs import Uncacheable
 from forge.cache.store import Entry
 from forge.compiler.fallback import Fallback
-from forge.executors.executor import Declined, Executor, FusionExecutor, OperatorExecutor
-from forge.executors.hubex import HubExecutor
+from forge.executors.executor import Declined, Executor, FusionExecutor
 from forge.ir.printing import Code, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.source import Source
@@ -45,9 +44,9 @@ class Writer:
         self.regions = regions
         self.lines = lines
         self._places = {
-            id(function): place
+            id(function): (number, *name)
             for number, executor in enumerate(executors)
-            for place, function in _places(number, executor)
+            for name, function in executor.named_functions()
         }
         self._tensor_bytes = 0
 
@@ -177,7 +176,7 @@ class Reader:
 
     def _place(self, number: int, *place: str) -> Any:
         if number not in self._places:
-            self._places[number] = {tuple(at[1:]): each for at, each in _places(number, self.executors[number])}
+            self._places[number] = dict(self.executors[number].named_functions())
         return self._places[number][place]
 
     def _made(self, owner: str, *attributes: list) -> Any:
@@ -239,24 +238,6 @@ def _is_same(name: str, value: Any) -> bool:
         return resolve(name) is value
     except (ImportError, AttributeError):
         return False
-
-
-def _places(number: int, executor: Executor) -> list[tuple[tuple, Any]]:
-    """The functions that an executor calls, each with the place that it has there."""
-    found: list[tuple[tuple, Any]] = []
-    if isinstance(executor, HubExecutor):
-        for kernel in executor.kernels:
-            for role in ("function", "forward", "backward"):
-                if getattr(kernel, role) is not None:
-                    place = (number, kernel.target.symbol.id, kernel.name, role)
-                    found.append((place, getattr(kernel, role)))
-    elif isinstance(executor, OperatorExecutor):
-        for name, symbol in executor._operators.items():
-            found.append(((number, "operator", name), symbol.op))
-        for name, implementation in executor.implementations.items():
-            if implementation.op is not None:
-                found.append(((number, "implementation", name), implementation.op.op))
-    return found
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

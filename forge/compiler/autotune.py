@@ -20,10 +20,8 @@ from forge.compiler import autotune_store
 from forge.compiler.autotune_store import Timed
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
 from forge.executors.calls import Meta, Undescribed, call_of, with_strides
-from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, operators_of
-from forge.executors.fingerprint import fingerprint_of, here
-from forge.executors.hubex.kernels import HubExecutor
-from forge.executors.hubex.verification.fingerprint import fingerprint
+from forge.executors.executor import Declined, Executor, FusionExecutor, operators_of
+from forge.executors.fingerprint import here
 from forge.executors.torchex.core import torch_prims, torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
@@ -187,7 +185,7 @@ class Measuring:
 
     def _key(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> tuple[str, bool]:
         """All that decides the times, and whether another process that finds the same would measure the same."""
-        said = [_identity(program.symbol.id, each) for each in options]
+        said = [_identity(each) for each in options]
         fusers = [_identity_of(each) for each in executors if isinstance(each, FusionExecutor)]  # for what is inside
         where = [processor(), torch.get_num_threads(), *sorted({device_name(m.device) for m in program.metas})]
         parts = (*here(), *where, *settings(), self._about, *program.words, said, fusers)
@@ -419,28 +417,15 @@ def _is_symbolic(bound: BoundSymbol) -> bool:
 # what a candidate is
 
 
-def _identity(operation: str, option: _Option) -> tuple[str, bool]:
+def _identity(option: _Option) -> tuple[str, bool]:
     """What decides how long a candidate takes, and whether another process would find the same."""
     executor, candidate = option.executor, option.candidate
     if executor is None:
         return PARTS, True
     if isinstance(candidate, FusionExecutor):
         return _identity_of(candidate)
-    if isinstance(executor, HubExecutor):
-        (kernel,) = [each for each in executor.kernels if _implements(each, operation, candidate)]
-        found = fingerprint(kernel)
-    else:
-        found = fingerprint_of(*_functions(candidate), about=(executor.name, operation, candidate.grad))
+    found = executor.fingerprint(candidate)
     return repr((executor.name, option.name, found)), found.is_lasting
-
-
-def _implements(kernel: Any, operation: str, candidate: Implementation) -> bool:
-    return kernel.target.symbol.id == operation and kernel.name == candidate.name
-
-
-def _functions(candidate: Implementation) -> list[Any]:
-    made = [candidate.op and candidate.op.op, candidate.checker, candidate.execution_transform]
-    return [each for each in (*made, candidate.grad_transform) if each is not None]
 
 
 def _identity_of(fuser: FusionExecutor) -> tuple[str, bool]:

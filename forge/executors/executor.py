@@ -46,11 +46,12 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_torch, owner_of_module
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
 from forge.ir.checks import check_list
 from forge.ir.undecided import Undecided, for_all_sizes
@@ -182,9 +183,14 @@ class Executor:
 
     def identity(self) -> str | Declined:
         """What decides how programs come out with this executor, beside its name and forge's version: its own version,
-        its settings. The same text in every process that makes the same of them; Declined where there is none: then
-        programs are not kept on disk."""
+        its settings; its patterns are counted besides. The same text in every process that makes the same of them;
+        Declined where there is none: then programs are not kept on disk."""
         return decline(f"executor {self.name} does not say what its programs depend on")
+
+    def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
+        """Yield the functions that programs with this executor call, each with a name that is the same in every
+        process: by it a program that is kept on disk finds them again."""
+        yield from ()
 
     def ignoring_speed_hints(self) -> "Executor":
         """Return the executor that takes calls whatever is said of their speed: under select="measured" that is
@@ -202,6 +208,7 @@ class OperatorExecutor(Executor):
         super().__init__(name)
         self.implementations: dict[str, Implementation] = {}
         self._operators: dict[str, Symbol] = {}
+        self._identity: tuple[int, str] = (0, "")  # with the size of the table
 
     def register_operator(
         self,
@@ -278,6 +285,57 @@ class OperatorExecutor(Executor):
         return () if found is None else (found,)
 
     _register_implementation = register_implementation
+
+    def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
+        """Its operators, and the functions of its implementations."""
+        for name, symbol in self._operators.items():
+            yield ("operator", name), symbol.op
+        for name, implementation in self.implementations.items():
+            if implementation.op is not None:
+                yield ("implementation", name), implementation.op.op
+
+    def identity(self) -> str | Declined:
+        """The table: its functions, of which those of forge, torch and Python are known by their versions. A subclass
+        may decide by something else, and has to say by what."""
+        if type(self) is not OperatorExecutor:
+            return super().identity()
+        size = len(self._operators) + len(self.implementations)
+        known, text = self._identity
+        if known == size:
+            return text
+        rows = list(self._rows())
+        foreign = [each for row in rows for each in row if callable(each) and _is_foreign(each)]
+        found = fingerprint_of(foreign)
+        if not found.is_lasting:
+            return decline(f"a function of executor {self.name} is known to this process only")
+        names = [[each if isinstance(each, str) else _called(each) for each in row] for row in rows]
+        text = repr((found.digest, names))
+        if not foreign:
+            self._identity = size, text
+        return text
+
+    def _rows(self) -> Iterator[tuple]:
+        for name, symbol in self._operators.items():
+            yield name, symbol.op, symbol.meta, *sorted(map(str, symbol.tags))
+        for name, each in self.implementations.items():
+            op = each.op and each.op.op
+            yield name, op, each.checker, each.execution_transform, each.grad_transform, each.grad
+
+    def fingerprint(self, implementation: Implementation) -> Fingerprint:
+        """Return the hash of all that decides how long one of its implementations takes."""
+        each = implementation
+        functions = (each.op and each.op.op, each.checker, each.execution_transform, each.grad_transform)
+        about = (self.name, each.symbol.id, each.grad)
+        return fingerprint_of(*[function for function in functions if function is not None], about=about)
+
+
+def _is_foreign(function: Callable) -> bool:
+    """Whether it is the user's, so that no version says what it does."""
+    return owner_of_module(getattr(function, "__module__", None)) is None and name_in_torch(function) is None
+
+
+def _called(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def operators_of(executors: Iterable[Executor]) -> list[OperatorExecutor]:

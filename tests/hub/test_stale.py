@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from forge.executors.hubex import Verifier, gather
+from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.verification import verdicts
-from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.hub import HubNotice, Policy
 from forge.support import owner_only_store

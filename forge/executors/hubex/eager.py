@@ -17,8 +17,9 @@ from forge.compiler.claim import choose, claim
 from forge.executors.calls import described
 from forge.executors.executor import resolve_executors
 from forge.executors.hubex.derived import derived
+from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.functions import Function, has_fake, known, register
-from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.verdicts import verifier
 from forge.ir import BoundSymbol, Tag, Trace, check, recording
@@ -62,7 +63,7 @@ class Eager:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.executor = HubExecutor("eager", verifier.verdict)
+        self.executor = HubExecutor("eager", verifier)
         self.others = resolve_executors(["torch"])
         self._compiled: dict[tuple, Callable | None] = {}
         self._running = threading.local()
@@ -70,7 +71,7 @@ class Eager:
     def add(self, kernels: Iterable[Kernel]) -> None:
         """More kernels of the operator; one takes the place of an earlier one of its name."""
         kept = {kernel.name: kernel for kernel in (*self.executor.kernels, *kernels)}
-        self.executor = HubExecutor("eager", verifier.verdict)
+        self.executor = HubExecutor("eager", verifier)
         self.executor.add(kept.values())
         self._compiled = {}
 

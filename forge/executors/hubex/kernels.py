@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from forge.executors.executor import Decision, Implementation, OperatorExecutor, decline
+from forge.executors.executor import Decision, Implementation, decline
 from forge.executors.hubex.adapted import adapted
 from forge.executors.hubex.assumed import Assumed, Assumption, reference_of
 from forge.executors.hubex.extension import Extended
@@ -26,7 +26,6 @@ from forge.hub.manifest import (
     Layout,
     OrderAlias,
     Signature,
-    candidates,
     empty_in_order,
     fix,
     fix_ups,
@@ -34,7 +33,7 @@ from forge.hub.manifest import (
 from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors, tree_map
-from forge.patterns import Pattern, builtin
+from forge.patterns import Pattern
 from forge.torchlang.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
 
 Verdict = Callable[["Kernel", tuple, dict], Decision]
@@ -455,100 +454,3 @@ def _fix(value: TensorProxy, layout: Layout) -> TensorProxy:
     symbol, args = (_CONTIGUOUS, ()) if layout == Layout(order=DimOrder()) else (_FIX, (layout,))
     current_trace().record(BoundSymbol(symbol, (value, *args), {}, fixed))
     return fixed
-
-
-class HubExecutor(OperatorExecutor):
-    """Runs symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
-
-    `patterns` are what the kernels' patterns find in traces, in forge's own order. checked: whether the kernels'
-    constraints are asked; faster: whether a kernel declines what it is not known to be faster at. later: gives kernels
-    that are added, behind the others, when somebody first asks.
-    """
-
-    def __init__(
-        self,
-        name: str = "hub",
-        verdict: Verdict | None = None,
-        *,
-        checked: bool = True,
-        faster: bool = True,
-        later: Callable[[], Iterable[Kernel]] = tuple,
-    ) -> None:
-        super().__init__(name)
-        self.checked = checked
-        self.faster = faster
-        self._later: Callable[[], Iterable[Kernel]] | None = later
-        self._verdict = verdict
-        self._known: list[Kernel] = []
-        self._by_symbol: dict[str, list[Implementation]] = {}
-        self._patterns: tuple[Pattern, ...] = ()
-
-    @property
-    def kernels(self) -> list[Kernel]:
-        """All of them, in the order in which they were added."""
-        self._add_later()
-        return self._known
-
-    @property
-    def patterns(self) -> tuple[Pattern, ...]:
-        """What finds calls for them."""
-        self._add_later()
-        return self._patterns
-
-    def _add_later(self) -> None:
-        later, self._later = self._later, None
-        if later is not None:
-            self.add(later())
-
-    def add(self, kernels: Iterable[Kernel]) -> None:
-        """Adds kernels; those of earlier sources go where a manifest says `replace`.
-
-        Raises: ValueError when one of the same name is there for the same symbol.
-        """
-        kept = list(self._known)
-        for kernel in kernels:
-            if kernel.entry.replaces:
-                kept = [each for each in kept if not _replaced(each, kernel)]
-            taken = any(each.target.symbol is kernel.target.symbol and each.name == kernel.name for each in kept)
-            check(
-                not taken,
-                lambda kernel=kernel: (
-                    f"{self.name}: kernel {kernel.name} of {kernel.target.symbol.id} is there already"
-                ),
-            )
-            kept.append(kernel)
-        self._known = kept
-        self._by_symbol = {}
-        for kernel in in_order(kept):
-            self._by_symbol.setdefault(kernel.target.symbol.id, []).append(
-                implementation(kernel, self._verdict, checked=self.checked, faster=self.faster)
-            )
-        self._patterns = _patterns_in_order({kernel.pattern for kernel in kept if kernel.pattern is not None})
-
-    def ignoring_speed_hints(self) -> "HubExecutor":
-        """The same kernels, which take every call that they are right for: where times decide who runs it."""
-        same = HubExecutor(self.name, self._verdict, checked=self.checked, faster=False)
-        same.add(self.kernels)
-        return same
-
-    def candidates(self, symbol: Symbol) -> list[Implementation]:
-        """The kernels of a symbol, in the order in which they are asked."""
-        self._add_later()
-        return self._by_symbol.get(symbol.id, [])
-
-
-def _replaced(earlier: Kernel, kernel: Kernel) -> bool:
-    return earlier.target.symbol is kernel.target.symbol and earlier.origin != kernel.origin
-
-
-def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Kernels in the order in which they are asked."""
-    by_entry = {kernel.entry: kernel for kernel in kernels}
-    return [by_entry[entry] for entry in candidates(by_entry)]
-
-
-def _patterns_in_order(found: set[Pattern]) -> tuple[Pattern, ...]:
-    """A repository's own patterns first, larger references before smaller ones, which they may contain; then the
-    shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
-    shipped = {each: place for place, each in enumerate(builtin.ALL)}
-    return tuple(sorted(found, key=lambda each: (shipped.get(each, -1), -each.size, each.name)))

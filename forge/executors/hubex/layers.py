@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from forge import hub
-from forge.executors.executor import Decision, decline
-from forge.executors.hubex.kernels import HubExecutor, Kernel, implementation
+from forge.executors.executor import Decision, Implementation, decline
+from forge.executors.hubex.executor import HubExecutor
+from forge.executors.hubex.fingerprint import fingerprint
+from forge.executors.hubex.kernels import Kernel, implementation
 from forge.executors.hubex.lent import Lent, Template, lent_kernel, symbol_of
-from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.verdicts import Verifier, verifier
 from forge.hub import compat
 from forge.hub.source import parse_source
@@ -277,6 +278,9 @@ class LayerExecutor(HubExecutor):
     def candidates(self, symbol: Symbol) -> list[Any]:
         kernel = self._used.get(symbol)
         return [] if kernel is None else [implementation(kernel, None)]
+
+    def _kernel_of(self, implementation: Implementation) -> Kernel:
+        return self._used[implementation.symbol]
 
     def ignoring_speed_hints(self) -> "LayerExecutor":
         return self

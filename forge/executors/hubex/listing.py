@@ -7,7 +7,8 @@ from dataclasses import astuple, dataclass, fields
 import torch
 
 from forge import hub
-from forge.executors.hubex.kernels import HubExecutor, Kernel, in_order
+from forge.executors.hubex.executor import HubExecutor, in_order
+from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.verdicts import Verifier
 from forge.hub.lockfile import ALONE
 from forge.hub.manifest import KernelEntry

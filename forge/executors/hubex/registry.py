@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from forge.executors.executor import register_executor
+from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.extension import is_extension
 from forge.executors.hubex.gather import Source, gather, operators
-from forge.executors.hubex.kernels import HubExecutor, Kernel
+from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.listing import KernelTable, table_of
 from forge.executors.hubex.operators import PATTERN
 from forge.executors.hubex.shipped import shipped
@@ -19,9 +20,7 @@ from forge.ir import check
 from forge.ir.printing import qualified_name
 from forge.patterns import Pattern
 
-hubex = register_executor(
-    HubExecutor("hub", verifier.verdict, later=lambda: shipped(verifier.trust)), default=True, first=True
-)
+hubex = register_executor(HubExecutor("hub", verifier, later=lambda: shipped(verifier.trust)), default=True, first=True)
 
 
 def use_kernels(
@@ -77,7 +76,7 @@ def kernel_executor(
 ) -> HubExecutor:
     """An executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
     asked = verifier if verify is True else verify or None
-    executor = HubExecutor("kernels", asked and asked.verdict)
+    executor = HubExecutor("kernels", asked)
     executor.add(gather(sources, lock=lock, policy=policy, allow_imports=allow_imports))
     return executor
 

@@ -13,7 +13,8 @@ from forge.executors.calls import Case, Passes, described
 from forge.executors.executor import Executor, resolve_executors
 from forge.executors.hubex.assumed import Assumption, reference_of
 from forge.executors.hubex.derived import Derived, derived
-from forge.executors.hubex.kernels import ALLOCATE, HubExecutor, Kernel, compares_values
+from forge.executors.hubex.executor import HubExecutor
+from forge.executors.hubex.kernels import ALLOCATE, Kernel, compares_values
 from forge.ir import Symbol, TensorProxy, Trace, recording
 from forge.ir.pytree import tensors
 from forge.torch_internals.pytree import torch_pytree

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from forge.executors.calls import Undescribed, call_of
-from forge.executors.executor import Decision, decline
+from forge.executors.executor import Decision, Declined, decline
 from forge.executors.fingerprint import Fingerprint, here
+from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.kernels import Kernel, compares_values
-from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickled, verifying
 from forge.hub.errors import HubNotice
@@ -108,6 +108,14 @@ class Verifier:
     def is_lasting(self) -> bool:
         """Whether another process that asks the same would be answered the same."""
         return not verifying.active and all(answer.lasting for answer in list(self._answers.values()))
+
+    def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
+        """Which kernels are trusted; Declined for a verifier of a program's own, and while answers may pass."""
+        if self is not verifier:
+            return decline("its kernels have a verifier of their own")
+        if not self.is_lasting:
+            return decline("a kernel could not be verified, for a reason that may pass")
+        return repr([self.trusts(kernel) for kernel in kernels])
 
     def status(self, kernel: Kernel, device: torch.device) -> tuple[str, str]:
         """ "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""

@@ -18,9 +18,9 @@ from typing import Any
 
 from forge import hub
 from forge.executors.hubex.declared import kernel
+from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.gather import gather, kernel_of
 from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.messages import Answer, Ended, Request, receive, send
 from forge.executors.hubex.verification.process import become_expendable
 from forge.executors.hubex.verification.runner import Called, Died, Runner

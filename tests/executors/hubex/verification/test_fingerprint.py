@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import forge
 from forge.executors.fingerprint import Fingerprint
-from forge.executors.hubex.verification.fingerprint import fingerprint
+from forge.executors.hubex.fingerprint import fingerprint
 from tests.hub.kernels import native_module
 
 SCALE = 1.0
@@ -276,7 +276,7 @@ def test_it_is_the_same_in_another_process(write: Callable, tmp_path: Path) -> N
 import sys
 sys.path[:0] = {[str(tmp_path), *sys.path]!r}
 import forge, verified_kernel
-from forge.executors.hubex.verification.fingerprint import fingerprint
+from forge.executors.hubex.fingerprint import fingerprint
 made = forge.kernel("torch.nn.functional.gelu", verified_kernel.f, name="mine", args={{"x": "input"}})
 print(fingerprint(made).digest)
 """

@@ -21,8 +21,8 @@ from forge import cli
 from forge.executors.calls import Call, Meta
 from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators
+from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.verification import process, verdicts
-from forge.executors.hubex.verification.fingerprint import fingerprint
 from forge.executors.hubex.verification.process import can_fork
 from forge.executors.hubex.verification.samples import call_cases, general_cases
 from forge.hub import HubNotice
