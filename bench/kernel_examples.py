@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {
     "norms-cpu": ROOT / "examples" / "kernels" / "norms-cpu",
     "norms-cuda": ROOT / "examples" / "kernels" / "norms-cuda",
-    "forge-triton": ROOT / "forge" / "kernels" / "forge-triton",
+    "forge-triton": ROOT / "forge" / "_builtin_kernels" / "forge-triton",
 }
 REPOSITORIES = {"cpu": ["norms-cpu"], "cuda": ["norms-cuda", "forge-triton"]}
 OPERATIONS = ("rms_norm", "swiglu", "silu_and_mul", "rotary", "cross_entropy")

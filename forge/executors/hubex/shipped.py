@@ -1,4 +1,4 @@
-"""The kernels that come with forge: `forge/kernels`, repositories in the Hub's layout, a source as any other.
+"""The kernels that come with forge: `forge/_builtin_kernels`, repositories in the Hub's layout, a source as any other.
 
 They were compared with their references on a GPU before they were released: verified.json has a hash for each kernel
 for which that holds (digests.py). A kernel of another hash is verified when it is first used, as any kernel is, and the
@@ -22,7 +22,7 @@ from forge.executors.hubex.verification.verdicts import Verifier, verify_all
 from forge.hub.errors import HubError
 from forge.ir.printing import table
 
-FOLDERS = (Path(__file__).parents[2] / "kernels" / "forge-triton",)
+FOLDERS = (Path(__file__).parents[2] / "_builtin_kernels" / "forge-triton",)
 VERIFIED = "verified.json"
 _log = logging.getLogger("forge.hub")
 
