@@ -29,7 +29,7 @@ from forge.compiler.executable import Executable
 from forge.compiler.program import Refused, StrictError, Unsupported
 from forge.compiler.report import CompileReport
 from forge.debug.graph_check import against_eager
-from forge.executors.hubex import LayerExecutor
+from forge.executors.modules import ModuleExecutor
 from forge.ir.interpreter import paused_gc
 from forge.ir.source import Source, warn
 from forge.runtime.torch_state import restored
@@ -117,7 +117,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     subclass = dispatched(graph)
     if subclass is not None:
         config = config.in_torch()
-    layers = decide(graph, next((each for each in config.executors if isinstance(each, LayerExecutor)), None))
+    layers = decide(graph, next((each for each in config.executors if isinstance(each, ModuleExecutor)), None))
     executable, report = _load_or_compile(graph, config, handle)
     report.layers = layers
     _log(handle.name, report)

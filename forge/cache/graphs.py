@@ -14,7 +14,6 @@ from forge.capture.autograd_functions import is_once_differentiable
 from forge.capture.inputs import gains_history, weight_of
 from forge.capture.layers import SITE, Site
 from forge.executors.fingerprint import fingerprint_of, name_in_torch
-from forge.executors.hubex.fingerprint import fingerprint
 from forge.ir.grad_rules import grad_rule
 from forge.ir.printing import property_name, qualified_name
 from forge.ir.proxies import SYMBOLIC_TYPES
@@ -82,7 +81,7 @@ class Described:
         """A module's call, and the layer that takes it."""
         if site.how == "one call":
             raise Uncacheable(f"layer {site.layer} is one call, which is of one process")
-        found = fingerprint(site.kernel)
+        found = site.override.fingerprint()
         if not found.is_lasting:
             raise Uncacheable(f"layer {site.layer} is known to this process only")
         self.words.append(f"layer {site.how} {site.take is not None} {found.digest}")

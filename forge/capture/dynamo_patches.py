@@ -16,7 +16,7 @@ from forge.capture.autograd_functions import wrong_gradients
 from forge.capture.checks import CHECKS, capture_check
 from forge.capture.fake_substitutes import STAND_INS
 from forge.capture.layers import captured_call, replacing
-from forge.executors.hubex.layers import LayerExecutor
+from forge.executors.modules import ModuleExecutor
 from forge.torch_internals import dynamo_attributes, dynamo_globals  # noqa: F401  # whose patches are in the table
 from forge.torch_internals.dynamo import (
     AttrSource,
@@ -555,7 +555,7 @@ _LOGGING = frozenset("critical debug error info log warn warning info_once warni
 
 
 @contextmanager
-def captured(layers: LayerExecutor | None = None) -> Iterator[None]:
+def captured(layers: ModuleExecutor | None = None) -> Iterator[None]:
     """Inside, Dynamo captures one of forge's frames.
 
     The patches of the scope are in force; `layers` may replace the forward of modules.

@@ -25,7 +25,7 @@ from torch.autograd import forward_ad
 from forge.capture.dynamo_patches import WRONG_ARGUMENTS, WRONG_BACKWARD, captured
 from forge.capture.python_dispatch import count_modes, mode_around
 from forge.compiler.program import Refused, StrictError
-from forge.executors.hubex.layers import LayerExecutor
+from forge.executors.modules import ModuleExecutor
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import call_with_room, paused_gc, unconverted
 from forge.ir.locks import free_after_fork
@@ -339,7 +339,7 @@ class _Configured:
         dynamic: bool | None,
         history: History,
         fullgraph: bool,
-        layers: LayerExecutor | None,
+        layers: ModuleExecutor | None,
     ) -> None:
         self._torchdynamo_orig_backend = callback  # the chain by which Dynamo finds the backend of a cache entry
         self._before = before
@@ -412,7 +412,7 @@ def enter(
     fullgraph: bool,
     dynamic: bool | None,
     history: History,
-    layers: LayerExecutor | None = None,
+    layers: ModuleExecutor | None = None,
 ) -> Callable:
     """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture.
     Calls of modules for which `layers` has some are marked.

@@ -25,9 +25,7 @@ from forge.capture.autograd_functions import run_alone, traced_directly
 from forge.capture.higher_order import writes
 from forge.compiler.report import LayerUse
 from forge.executors.executor import Declined
-from forge.executors.hubex.kernels import Kernel
-from forge.executors.hubex.layers import LayerExecutor
-from forge.executors.hubex.lent import Given, Lent, Template
+from forge.executors.modules import ModuleExecutor, ModuleForward, ModuleOverride, ModuleTemplate, TensorSlot
 from forge.ir import SYMBOLIC_TYPES, TensorProxy, Trace, recording
 from forge.ir.checks import in_one_line
 from forge.ir.pytree import leaves, tensors
@@ -60,11 +58,11 @@ class _Kept(Exception):
 class Site:
     """A module's call that a layer may replace. `take` is what records the layer, once it was decided to."""
 
-    def __init__(self, module: str, layer: str, kernel: Kernel) -> None:
+    def __init__(self, module: str, layer: str, override: ModuleOverride) -> None:
         self.number = next(_numbers)
         self.module = module
         self.layer = layer
-        self.kernel = kernel
+        self.override = override
         self.take: Callable[..., Any] | None = None
         self.how: str | None = None
 
@@ -80,7 +78,7 @@ def layer_call(own: Any, *given: Any) -> Any:
 class _Capturing:
     """The layers of the frame that Dynamo captures now (one at a time), and why modules kept their own forward."""
 
-    executor: LayerExecutor | None = None
+    executor: ModuleExecutor | None = None
     kept: dict[LayerUse, int]  # with the number of the call
 
     def __init__(self) -> None:
@@ -91,7 +89,7 @@ _capturing = _Capturing()
 
 
 @contextmanager
-def replacing(executor: LayerExecutor | None) -> Iterator[None]:
+def replacing(executor: ModuleExecutor | None) -> Iterator[None]:
     """While Dynamo captures a frame: calls of modules for which there are layers are marked."""
     before = _capturing.executor, _capturing.kept
     _capturing.executor, _capturing.kept = executor, {}
@@ -142,7 +140,7 @@ def _name_of(module: UnspecializedNNModuleVariable) -> str:
 
 
 def _marked(
-    executor: LayerExecutor,
+    executor: ModuleExecutor,
     module: UnspecializedNNModuleVariable,
     tx: Any,
     args: list,
@@ -152,7 +150,7 @@ def _marked(
 ) -> Any:
     value = module.value
     _check_module(value)
-    template = Template(value)
+    template = ModuleTemplate(value)
     given = [_attribute(tx, module, name) for name in template.names]
     call, more = _arguments(value, args, kwargs)
     given += more
@@ -169,10 +167,10 @@ def _marked(
     _check_results(outputs, fakes, inside)
     _check_inputs(fakes, inside)
     names = _names(template, value, call)
-    kernel = executor.kernel(layer, value, call, names, [fake.shape for fake in fakes], training=training)
+    override = executor.override(layer, value, call, names, [fake.shape for fake in fakes], training=training)
     own = tuple(each.as_proxy() for each in outputs) if isinstance(result, TupleVariable) else outputs[0].as_proxy()
     proxy = tx.output.create_proxy("call_function", layer_call, (own, *[each.as_proxy() for each in given]), {})
-    site = proxy.node.meta[SITE] = Site(_name_of(module), layer.name, kernel)
+    site = proxy.node.meta[SITE] = Site(_name_of(module), layer.name, override)
     if inside:
         proxy.node.meta["stack_trace"] = inside[-1].meta.get("stack_trace")
     for node in inside:
@@ -187,7 +185,7 @@ def _check_module(module: torch.nn.Module) -> None:
         raise _Kept("it has hooks")
     if autocast_mode.is_enabled():
         raise _Kept("it is called under torch.autocast")
-    held = Template(module).held()
+    held = ModuleTemplate(module).held()
     if held:
         raise _Kept(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
 
@@ -208,7 +206,7 @@ def _fake(variable: Any) -> torch.Tensor:
 
 
 def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple[tuple, dict], list]:
-    """The call as its own forward takes it, with a Given in the place of each tensor, and the tensors."""
+    """The call as its own forward takes it, with a TensorSlot in the place of each tensor, and the tensors."""
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     found: list[Any] = []
 
@@ -216,7 +214,7 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
         variable = variable.realize() if hasattr(variable, "realize") else variable
         if isinstance(variable, TensorVariable):
             found.append(variable)
-            return Given(len(found) - 1)
+            return TensorSlot(len(found) - 1)
         if isinstance(variable, (TupleVariable, ListVariable)) and variable.python_type() in (tuple, list):
             return variable.python_type()(described(each, name) for each in variable.items)
         if variable.is_python_constant() and isinstance(variable.as_python_constant(), _PLAIN):
@@ -313,14 +311,14 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _names(template: Template, module: torch.nn.Module, call: tuple[tuple, dict]) -> list[str]:
+def _names(template: ModuleTemplate, module: torch.nn.Module, call: tuple[tuple, dict]) -> list[str]:
     """Of the tensors of a call, each once: the paths of the module's, the parameters of its forward."""
     parameters = list(inspect.signature(type(module).forward).parameters)[1:]
     args, kwargs = call
     wanted = [name.replace(".", "_") for name in template.names]
     named = [*((parameters[min(i, len(parameters) - 1)], each) for i, each in enumerate(args)), *kwargs.items()]
     for name, each in named:
-        wanted += [name] * sum(isinstance(leaf, Given) for leaf in _walk(each))
+        wanted += [name] * sum(isinstance(leaf, TensorSlot) for leaf in _walk(each))
     taken: list[str] = []
     for name in wanted:
         free = (each for each in (name, *(f"{name}_{i}" for i in range(len(wanted)))) if each not in taken)
@@ -339,7 +337,7 @@ def _walk(tree: Any) -> Iterator[Any]:
 # before a graph is recorded
 
 
-def decide(graph: GraphModule, executor: LayerExecutor | None) -> list[LayerUse]:
+def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse]:
     """Decides each site of a graph, those around others first, and says what became of all."""
     if executor is None:
         return []
@@ -350,31 +348,31 @@ def decide(graph: GraphModule, executor: LayerExecutor | None) -> list[LayerUse]
         for node in reversed(part.graph.nodes):
             site = node.meta.get(SITE)
             if site is not None and taken.isdisjoint(node.meta.get(INSIDE, ())):
-                use = _decided(site, node, executor)
+                use = _decided(site, node)
                 uses[use] = site.number
                 if use.how is not None:
                     taken.add(site.number)
     return sorted(uses, key=uses.__getitem__)
 
 
-def _decided(site: Site, node: Node, executor: LayerExecutor) -> LayerUse:
+def _decided(site: Site, node: Node) -> LayerUse:
     given = [each.meta.get("example_value") for each in node.args[1:]]
     if not all(map(_is_tensor, given)):
         return LayerUse(site.module, site.layer, None, "the metadata of what it is given is not known")
-    decision = executor.verify(site.kernel, given)
+    decision = site.override.verify(given)
     if not decision:
         return LayerUse(site.module, site.layer, None, decision.reason)
-    if _is_traceable(site.kernel.function, given, node.meta["example_value"]):
-        site.how, site.take = "traced", _Traced(site.kernel.function)
+    if _is_traceable(site.override.function, given, node.meta["example_value"]):
+        site.how, site.take = "traced", _Traced(site.override.function)
     else:
-        site.how, site.take = "one call", executor.use(site.kernel)
+        site.how, site.take = "one call", site.override.symbol()
     return LayerUse(site.module, site.layer, site.how)
 
 
 class _Traced:
     """Records a layer's torch code, with a memory of its own."""
 
-    def __init__(self, function: Lent) -> None:
+    def __init__(self, function: ModuleForward) -> None:
         self.function = function
 
     def __call__(self, *given: TensorProxy) -> Any:
@@ -388,7 +386,7 @@ class _Traced:
             return self.function(*given)
 
 
-def _is_traceable(function: Lent, given: Sequence[torch.Tensor], example: Any) -> bool:
+def _is_traceable(function: ModuleForward, given: Sequence[torch.Tensor], example: Any) -> bool:
     """Whether a layer is torch code alone, which gives what the module's own forward does."""
     trace = Trace("layer")
     try:

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from forge import hub
-from forge.executors.executor import Decision, Implementation, decline
+from forge.executors.executor import Decision, Declined, Implementation, decline
+from forge.executors.fingerprint import Fingerprint
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.kernels import Kernel, implementation
-from forge.executors.hubex.lent import Lent, Template, lent_kernel, symbol_of
+from forge.executors.hubex.overrides import layer_kernel, symbol_of
 from forge.executors.hubex.verification.verdicts import Verifier, verifier
+from forge.executors.modules import ModuleExecutor, ModuleForward, ModuleOverride, ModuleTemplate
 from forge.hub import compat
 from forge.hub.source import parse_source
 from forge.ir import Symbol, check
@@ -252,21 +254,41 @@ def _place(name: str | type, value: Any, allow_imports: Sequence[str]) -> Place 
 # which one a module gets
 
 
-class LayerExecutor(HubExecutor):
-    """Runs modules' calls by layers. What a call gets is decided when it is captured (`find`, `verify`); no kernel is
-    asked again when it is claimed. use: which are used and verified for what is captured. named: the names and classes
+@dataclass(frozen=True)
+class LayerOverride(ModuleOverride):
+    """A layer as a kernel for a call of a module."""
+
+    executor: "LayerExecutor"
+    kernel: Kernel
+
+    @property
+    def function(self) -> ModuleForward:
+        return self.kernel.function
+
+    def verify(self, tensors: Sequence[torch.Tensor]) -> Decision:
+        return self.executor.verifier.verdict(self.kernel, tuple(tensors), {})
+
+    def symbol(self) -> Symbol:
+        return self.executor.symbol_for(self.kernel)
+
+    def fingerprint(self) -> Fingerprint:
+        return fingerprint(self.kernel)
+
+
+class LayerExecutor(HubExecutor, ModuleExecutor):
+    """Runs modules' calls by layers. What a call gets is decided when it is captured (`find`, `override`); no kernel is
+    asked again when it is claimed. verifier: verifies those that are found. named: the names and classes
     of modules that the user gave layers for one by one. seen: the names by which modules that were called may be
     offered some.
     """
 
     def __init__(
-        self, offers: Iterable[Offer] = (), asked: Verifier = verifier, *, named: Iterable[str | type] = ()
+        self, offers: Iterable[Offer] = (), verifier: Verifier = verifier, *, named: Iterable[str | type] = ()
     ) -> None:
-        super().__init__("layers")
+        super().__init__("layers", verifier)
         self.offers = list(offers)
         self.named = list(named)
         self.seen: set[str] = set()
-        self.asked = asked
         self._symbols: dict[str, tuple[Any, Symbol]] = {}
         self._used: dict[Symbol, Kernel] = {}
 
@@ -298,7 +320,7 @@ class LayerExecutor(HubExecutor):
                 return found
         return []
 
-    def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> "Layer | Decision":
+    def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> Layer | Declined:
         """The layer for a call of a module on a device; Declined with the reason where there is none."""
         condition = getattr(type(module), "kernel_condition", None)
         if condition is not None and not condition(module):
@@ -318,7 +340,7 @@ class LayerExecutor(HubExecutor):
         problem = layer.problem(type(module))
         return layer if problem is None else decline(f"{layer.name}: {problem}")
 
-    def kernel(
+    def override(
         self,
         layer: Layer,
         module: torch.nn.Module,
@@ -327,12 +349,11 @@ class LayerExecutor(HubExecutor):
         shapes: Sequence[Sequence[Any]],
         *,
         training: bool,
-    ) -> Kernel:
-        """The layer as a kernel for a call of a module. names: of the tensors that it takes."""
-        template = Template(module)
-        reference = Lent(type(module).forward, template, *call, names)
-        function = Lent(layer.kind.forward, template, *call, names, contiguous=True)
-        return lent_kernel(
+    ) -> LayerOverride:
+        template = ModuleTemplate(module)
+        reference = ModuleForward(type(module).forward, template, *call, names)
+        function = ModuleForward(layer.kind.forward, template, *call, names, contiguous=True)
+        kernel = layer_kernel(
             function,
             reference,
             shapes,
@@ -341,12 +362,9 @@ class LayerExecutor(HubExecutor):
             content=layer.content,
             grad="autograd" if training else "none",
         )
+        return LayerOverride(self, kernel)
 
-    def verify(self, kernel: Kernel, tensors: Sequence[torch.Tensor]) -> Decision:
-        """Whether a layer is right for a call on such tensors, as the module's own forward says."""
-        return self.asked.verdict(kernel, tuple(tensors), {})
-
-    def use(self, kernel: Kernel) -> Symbol:
+    def symbol_for(self, kernel: Kernel) -> Symbol:
         """The symbol of the calls that a kernel takes: one for all modules that differ in their tensors alone."""
         subject = fingerprint(kernel)
         for known, symbol in self._symbols.values():

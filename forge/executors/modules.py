@@ -1,30 +1,32 @@
-"""A module's call as a function of tensors alone, so that a layer, which lends its forward to modules, is a kernel."""
+"""Modules' calls that an executor runs by another forward: the module's call as a function of tensors alone.
+
+A layer lends its `forward` to modules that have none of its attributes but its parameters. What a program captures of
+such a call is a `ModuleForward`; whether a layer takes it, and is right, a `ModuleExecutor` says.
+"""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from forge.executors.hubex.functions import meta_of
-from forge.executors.hubex.kernels import Kernel, Origin
-from forge.executors.hubex.operators import Target
-from forge.hub.manifest import DimOrder, Grad, KernelEntry, Layout, from_function
-from forge.hub.manifest.shapes import DimPattern, ShapePattern
-from forge.ir import SYMBOLIC_TYPES, Symbol, Tag, check
+from forge.executors.executor import Decision, Declined, Executor
+from forge.executors.fingerprint import Fingerprint
+from forge.ir import Symbol, check
 
 TENSORS = ("_parameters", "_buffers")
 
 
 @dataclass(frozen=True)
-class Given:
+class TensorSlot:
     """The place of a tensor, among those that a call is given."""
 
     index: int
 
 
-class Template:
+class ModuleTemplate:
     """What a module is without its tensors: its class, its other attributes, and the modules inside it.
 
     names: the parameters and buffers in the order in which `build` takes them.
@@ -37,7 +39,7 @@ class Template:
         self.none = {which: [name for name, value in own[which].items() if value is None] for which in TENSORS}
         self.own = {which: [name for name, value in own[which].items() if value is not None] for which in TENSORS}
         modules = own["_modules"].items()
-        self.inside = {name: None if each is None else Template(each) for name, each in modules}
+        self.inside = {name: None if each is None else ModuleTemplate(each) for name, each in modules}
 
     @property
     def names(self) -> list[str]:
@@ -69,9 +71,9 @@ class Template:
         return [*own, *(name for each in inside for name in each.held())]
 
 
-class Lent:
+class ModuleForward:
     """`forward` of a module as a function of tensors: first the module's own, as `template.names` has them, then those
-    of the call, whose arguments are `args` and `kwargs`, with a Given in the place of each tensor.
+    of the call, whose arguments are `args` and `kwargs`, with a TensorSlot in the place of each tensor.
 
     contiguous: whether results are made contiguous, which those of the module are.
     """
@@ -79,7 +81,7 @@ class Lent:
     def __init__(
         self,
         forward: Callable,
-        template: Template,
+        template: ModuleTemplate,
         args: tuple,
         kwargs: dict[str, Any],
         names: Sequence[str],
@@ -112,7 +114,7 @@ class Lent:
 
 
 def _filled(tree: Any, given: Sequence[Any]) -> Any:
-    if isinstance(tree, Given):
+    if isinstance(tree, TensorSlot):
         return given[tree.index]
     if type(tree) in (tuple, list):
         return type(tree)(_filled(each, given) for each in tree)
@@ -121,59 +123,56 @@ def _filled(tree: Any, given: Sequence[Any]) -> Any:
     return tree
 
 
-class Own:
-    """What a layer is compared with, in the place of a pattern: the module's own forward."""
+class ModuleLayer(Protocol):
+    """A class that lends its forward to modules of another."""
 
-    size = 0
-
-    def __init__(self, reference: Lent) -> None:
-        self.reference = reference
-        self.name = reference.__name__
-        self.tensors = list(reference.names)
+    name: str
+    kind: type[torch.nn.Module]
 
 
-def symbol_of(reference: Lent, id: str) -> Symbol:
-    """The symbol of a module's call; where no layer takes it, torch runs the module's own forward."""
+class ModuleOverride(ABC):
+    """A layer in the place of a module's own forward, for one call. function: what it runs."""
 
-    def meta(*tensors: Any) -> Any:
-        return meta_of(reference, tensors, {})
+    function: ModuleForward
 
-    def body(*tensors: Any) -> Any:
-        own = Symbol(reference.__name__, f"opaque.{id}", meta=meta, op=reference, tags=frozenset({Tag.OPAQUE}))
-        return own(*tensors)
+    @abstractmethod
+    def verify(self, tensors: Sequence[torch.Tensor]) -> Decision:
+        """Whether it gives for such tensors what the module's own forward does."""
 
-    return Symbol(reference.__name__, id, body=body)
+    @abstractmethod
+    def symbol(self) -> Symbol:
+        """Return the symbol of its calls, where they are not traced."""
 
-
-def lent_kernel(
-    layer: Lent, reference: Lent, shapes: Sequence[Sequence[Any]], *, name: str, library: str, content: str, grad: str
-) -> Kernel:
-    """A layer as a kernel for the calls of one kind of module; `shapes` are those of its tensors in the program, and
-    `content` the hash of the layer's files. It gets contiguous tensors."""
-    id = f"layer.{reference.__name__}"
-    signature = from_function(reference, id)
-    entry = KernelEntry(
-        id,
-        name,
-        fn=layer,
-        op_kind="layer",
-        library=library,
-        shape={name: _pattern(shape) for name, shape in zip(reference.names, shapes, strict=True)},
-        layout=dict.fromkeys(reference.names, Layout(order=DimOrder())),
-        grad=Grad(grad),
-    )
-    target = Target(symbol_of(reference, id), signature, {name: name for name in reference.names})
-    return Kernel(
-        entry, signature, target, layer, pattern=Own(reference), origin=Origin(content=content), particular=True
-    )
+    @abstractmethod
+    def fingerprint(self) -> Fingerprint:
+        """Return the hash of all that decides what it does."""
 
 
-def _pattern(shape: Sequence[Any]) -> ShapePattern:
-    """Lengths that are symbols are named dims."""
-    dims = (DimPattern(name=_name(dim)) if isinstance(dim, SYMBOLIC_TYPES) else DimPattern(length=dim) for dim in shape)
-    return ShapePattern(tuple(dims))
+class ModuleExecutor(Executor, ABC):
+    """Runs modules' calls by layers. Which of them a call gets is decided while it is captured."""
 
+    @abstractmethod
+    def see(self, kind: type[torch.nn.Module]) -> None:
+        """Note a class of modules that the program calls."""
 
-def _name(dim: Any) -> str | None:
-    text = str(dim.node.expr)
-    return text if text.isidentifier() else None
+    @abstractmethod
+    def offered(self, module: torch.nn.Module) -> Sequence[Any]:
+        """Return the layers there are for a module, whatever the device; empty for most modules."""
+
+    @abstractmethod
+    def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> ModuleLayer | Declined:
+        """Return the layer for a call of a module on a device; Declined with the reason where there is none."""
+
+    @abstractmethod
+    def override(
+        self,
+        layer: ModuleLayer,
+        module: torch.nn.Module,
+        call: tuple[tuple, dict[str, Any]],
+        names: Sequence[str],
+        shapes: Sequence[Sequence[Any]],
+        *,
+        training: bool,
+    ) -> ModuleOverride:
+        """Return a layer for a call of a module. call: its arguments, with a TensorSlot in the place of each tensor.
+        names, shapes: of the tensors that it takes."""
