@@ -24,8 +24,8 @@ import torch.nn.functional as F
 
 import forge
 from forge import cli, hub
-from forge.executors.hubex import gather, operators
-from forge.executors.hubex.verification import process, worker
+from forge.executors.hubex import gather, operators, worker
+from forge.executors.hubex.verification import process
 from forge.executors.hubex.verification.messages import Question
 from forge.hub import HubNotice, Policy, build, toolchain
 from forge.hub.manifest import Manifest, read_manifest

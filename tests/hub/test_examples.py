@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "examples" / "kernels"
-SHIPPED = ROOT / "forge" / "kernels"
+SHIPPED = ROOT / "forge" / "_builtin_kernels"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_CUDA = torch.cuda.is_available()
 NATIVE = ["norms-cpu", *(["norms-cuda"] if HAS_CUDA else [])]

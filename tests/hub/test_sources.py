@@ -7,8 +7,8 @@ import torch
 
 import forge
 from forge import hub
-from forge.executors.hubex import gather, kernel_executor
-from forge.executors.hubex.verification import process, worker
+from forge.executors.hubex import gather, kernel_executor, worker
+from forge.executors.hubex.verification import process
 from tests.hub.kernels import LOCAL
 from tests.hub.repositories import GELU, Repository, claimed, run
 

@@ -23,6 +23,7 @@ from forge.hub.imports import ALWAYS
 from forge.hub.lockfile import ALONE, as_lock
 from forge.hub.manifest import KernelEntry, Manifest, ManifestError, Mark, Problem, from_function, read_manifest, unmet
 from forge.hub.manifest.parse import MAX_BYTES
+from forge.hub.manifest.resolvers import register_resolver
 from forge.hub.manifest.validate import kernel_problems
 from forge.hub.source import parse_source
 from forge.ir.checks import check, check_list
@@ -90,6 +91,9 @@ def operators(declared: Declarations | None = None) -> Operators:
     torch.ops has, and the patterns that forge ships."""
     shipped = (*builtin.ALL, *builtin.OPT_IN)
     return Operators({each.name: each.reference for each in shipped}, declared)
+
+
+register_resolver(operators)
 
 
 def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:

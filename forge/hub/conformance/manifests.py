@@ -1,6 +1,5 @@
 """The requirement on forge_kernels.yaml: what loading reads of it before anything is imported has no problem."""
 
-import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +8,9 @@ from forge.hub.conformance.finding import Finding
 from forge.hub.conformance.repository import Repository
 from forge.hub.errors import HubError, Place
 from forge.hub.files import MANIFEST, read_small
-from forge.hub.manifest import Manifest, ManifestError, Resolver, read_manifest
+from forge.hub.manifest import Manifest, ManifestError, read_manifest
 from forge.hub.manifest.parse import MAX_BYTES
+from forge.hub.manifest.resolvers import registered_resolver
 
 
 def manifest(repository: Repository) -> Iterator[Finding]:
@@ -34,12 +34,7 @@ def manifest(repository: Repository) -> Iterator[Finding]:
 
 def read(path: Path, content: bytes, *, with_sources: bool) -> Manifest:
     """As loading reads it, which imports nothing of the kernel. Raises ManifestError with every problem."""
-    return read_manifest(path, _operators(), content=content, with_sources=with_sources)
-
-
-def _operators() -> Resolver:
-    """Those that loading knows; they are made of forge's own, which this package does not import."""
-    return importlib.import_module("forge.executors.hubex").operators()
+    return read_manifest(path, registered_resolver(), content=content, with_sources=with_sources)
 
 
 def _beside(repository: Repository) -> bytes | None:

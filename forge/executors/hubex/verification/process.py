@@ -141,7 +141,7 @@ class Worker:
         self.starts += 1
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
         self._process = subprocess.Popen(
-            child_processes.run_module("forge.executors.hubex.verification.worker"),
+            child_processes.run_module("forge.executors.hubex.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

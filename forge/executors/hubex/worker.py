@@ -1,10 +1,10 @@
-"""The process that verifies kernels: python -m forge.executors.hubex.verification.worker, started by process.py.
+"""The process that verifies kernels: python -m forge.executors.hubex.worker, started by verification/process.py.
 
 It never runs a kernel itself: it forks a child that judges, and says when the child died, so that another one takes its
 place at once. The child reads questions from standard input and answers to what was standard output; what a kernel
-prints goes to standard error. The child has a child of its own, the runner (runner.py), which imports the kernel and
-has none of these channels: the judge makes the samples, knows the right results, and hears of the kernel what it
-computes. Only a kernel that is compared with code of its own repository is imported by the judge.
+prints goes to standard error. The child has a child of its own, the runner (verification/runner.py), which imports the
+kernel and has none of these channels: the judge makes the samples, knows the right results, and hears of the kernel
+what it computes. Only a kernel that is compared with code of its own repository is imported by the judge.
 """
 
 import os
