@@ -121,12 +121,9 @@ class HubExecutor(OperatorExecutor):
         return repr([self.checked, self.faster, verified, found])
 
     def fingerprint(self, implementation: Implementation) -> Fingerprint:
-        """The fingerprint of its kernel."""
-        return fingerprint(self._kernel_of(implementation))
-
-    def _kernel_of(self, implementation: Implementation) -> Kernel:
-        alike = (each for each in self.kernels if each.name == implementation.name)
-        return next(each for each in alike if each.target.symbol.id == implementation.symbol.id)
+        """Return the fingerprint of its kernel."""
+        kernels = (each for each in self.kernels if each.name == implementation.name)
+        return fingerprint(next(each for each in kernels if each.target.symbol.id == implementation.symbol.id))
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
         """Each function of a kernel, by the kernel's symbol and name and by what it is there."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forge import hub
-from forge.executors.executor import Decision, Declined, Implementation, decline
+from forge.executors.executor import Decision, Declined, decline
 from forge.executors.fingerprint import Fingerprint
 from forge.executors.hubex.executor import HubExecutor
 from forge.executors.hubex.fingerprint import fingerprint
@@ -300,9 +300,6 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
     def candidates(self, symbol: Symbol) -> list[Any]:
         kernel = self._used.get(symbol)
         return [] if kernel is None else [implementation(kernel, None)]
-
-    def _kernel_of(self, implementation: Implementation) -> Kernel:
-        return self._used[implementation.symbol]
 
     def ignoring_speed_hints(self) -> "LayerExecutor":
         return self
