@@ -18,7 +18,7 @@ from forge.capture import dynamo
 from forge.capture.checks import assumptions_last
 from forge.capture.dtensors import localized
 from forge.capture.entry import must_be_one_graph
-from forge.capture.handles import JitHandle, handle_of_torch_compile, name_of
+from forge.capture.handles import JitHandle, handle_of_torch_compile
 from forge.capture.higher_order import runnable
 from forge.capture.inputs import note_inputs
 from forge.capture.layers import decide
@@ -47,10 +47,24 @@ class Backend:
         self._handle = weakref.ref(handle)
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
+        """Return what Dynamo calls in the graph's place; a graph that forge cannot compile runs in eager.
+
+        Raises:
+            Refused: for a call that forge refuses as torch would, and for a graph that is not what the program says:
+                the frame is to run in eager.
+            Unsupported: under fullgraph, for what forge cannot compile.
+        """
+        handle = self._handle()
         try:
-            return compile_graph(graph, self._config, self._handle())
+            with paused_gc(), restored():
+                executable, report = _compile(graph, self._config, handle)
+        except (Unsupported, Refused) as error:
+            _raise_if_asked(error, self._config, handle)
+            return _in_eager(graph, error, handle)
         except IndexError as error:  # Dynamo takes a bare one for the program's, and its frame would run in eager
             raise BackendCompilerFailed(self, error, None).with_traceback(error.__traceback__) from None
+        handle.add(executable, report)
+        return executable.call
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
@@ -64,7 +78,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     try:
         config = resolve_options(**wanted)
         handle.numerics = config.numerics
-        return compile_graph(graph, config, handle)
+        return Backend(config, handle)(graph, example_inputs)
     except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
         return _in_eager(graph, reason, handle)
 
@@ -78,36 +92,6 @@ if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forg
     register_backend(backend, name="forge")
 
 
-def compile_graph(graph: torch.fx.GraphModule, config: Config, handle: JitHandle | None = None) -> Callable:
-    """Return what Dynamo calls in the graph's place; a graph that forge cannot compile runs in eager.
-
-    Raises:
-        Refused: for a call that forge refuses as torch would, and for a graph that is not what the program says: the
-            frame is to run in eager.
-        Unsupported: under fullgraph, for what forge cannot compile.
-    """
-    handle = handle or JitHandle(name_of(graph))
-    try:
-        with paused_gc(), restored():
-            executable, report = _compile(graph, config, handle)
-    except (Unsupported, Refused) as error:
-        reason = error.reason if isinstance(error, Refused) else error
-        if isinstance(reason, Unsupported):
-            if must_be_one_graph():
-                raise _refused_by_fullgraph(reason, handle) from None
-            if config.strict:
-                raise StrictError(
-                    f"forge.jit(strict=True): forge cannot compile a graph: {reason}; {reason.advice}"
-                ) from None
-        elif config.strict:
-            raise reason from None
-        if error is not reason:
-            raise
-        return _in_eager(graph, error, handle)
-    handle.add(executable, report)
-    return executable.call
-
-
 def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> Compilation:
     """Compile a graph of tensors, of DTensors by the tensors inside of them, or of subclasses by torch's functions."""
     note_inputs(graph)
@@ -118,19 +102,15 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     if subclass is not None:
         config = config.in_torch()
     layers = decide(graph, next((each for each in config.executors if isinstance(each, ModuleExecutor)), None))
-    executable, report = _load_or_compile(graph, config, handle)
+    run, entry = runnable(graph), CacheEntry(graph, config, handle.parameters)
+    count = len(graph.graph.find_nodes(op="placeholder"))
+    eager = lambda *inputs: run(*inputs[:count])
+    executable, report = entry.load(eager) or _compile_anew(graph, config, handle, entry, eager)
     report.layers = layers
     _log(handle.name, report)
     if subclass is not None:
         _warn_of_subclass(*subclass, handle)
     return executable if local is None else executable.wrapped(local.around), report
-
-
-def _load_or_compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> Compilation:
-    run, entry = runnable(graph), CacheEntry(graph, config, handle.parameters)
-    count = len(graph.graph.find_nodes(op="placeholder"))
-    eager = lambda *inputs: run(*inputs[:count])
-    return entry.load(eager) or _compile_anew(graph, config, handle, entry, eager)
 
 
 def _compile_anew(
@@ -159,6 +139,21 @@ def _compile_anew(
 def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
     """`call`, whose last arguments are tensors that the graph holds."""
     return lambda *inputs: call(*inputs, *held)
+
+
+def _raise_if_asked(error: Unsupported | Refused, config: Config, handle: JitHandle) -> None:
+    """Raise what keeps a graph from being compiled, unless the graph itself may run in eager."""
+    reason = error.reason if isinstance(error, Refused) else error
+    if isinstance(reason, Unsupported):
+        if must_be_one_graph():
+            raise _refused_by_fullgraph(reason, handle) from None
+        if config.strict:
+            what = f"forge cannot compile a graph: {reason}; {reason.advice}"
+            raise StrictError(f"forge.jit(strict=True): {what}") from None
+    elif config.strict:
+        raise reason from None
+    if error is not reason:
+        raise error
 
 
 def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | Refused, handle: JitHandle) -> Callable:
