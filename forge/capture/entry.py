@@ -27,7 +27,7 @@ from forge.capture.python_dispatch import count_modes, mode_around
 from forge.compiler.program import Refused, StrictError
 from forge.executors.modules import ModuleExecutor
 from forge.ir.checks import in_one_line
-from forge.ir.interpreter import call_with_room, paused_gc, unconverted
+from forge.ir.interpreter import paused_gc, unconverted, with_room
 from forge.ir.locks import free_after_fork
 from forge.ir.printing import counted, note_place
 from forge.ir.source import Source, warn
@@ -355,6 +355,7 @@ class _Configured:
         """The settings for the modes around the running call."""
         return {**self._settings, "allow_rnn": False} if casts_recurrent_layers() else self._settings
 
+    @with_room
     def __call__(self, *frame: Any) -> Any:
         code = frame[0].f_code
         if self._history.stays_in_eager(code):
@@ -365,7 +366,7 @@ class _Configured:
         noted = self._history.frame()
         with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
             try:
-                returned = call_with_room(self._torchdynamo_orig_backend, *frame)
+                returned = self._torchdynamo_orig_backend(*frame)
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
                     self._history.limited(self._dynamic)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:

@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from forge.torch_internals.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 
@@ -29,16 +28,16 @@ def paused_gc() -> Iterator[None]:
             gc.enable()
 
 
-def call_with_room(function: Callable, *args: Any) -> Any:
-    """`function(*args)`, with memory for the frames of what it calls.
+def with_room(function: Callable) -> Callable:
+    """Decorator: a call of the function has memory for the frames of what it calls.
 
     Python takes that memory in chunks of 16 KiB and gives one back as soon as it is empty (`push_chunk` in CPython's
     pystate.c): a loop whose calls cross a chunk's end maps and unmaps pages at each. Dynamo's loop over bytecodes does
     at some depth of every capture: a tenth of its time. A frame of half a mebibyte has a chunk of one, and what it
     leaves of that is in one piece.
     """
-    return function(*args)
+    function.__code__ = function.__code__.replace(co_stacksize=_SLOTS)
+    return function
 
 
 _SLOTS = 1 << 16  # of a frame, 8 bytes each; only those that are used are touched
-call_with_room.__code__ = call_with_room.__code__.replace(co_stacksize=_SLOTS)

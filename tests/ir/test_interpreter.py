@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from forge.ir.interpreter import call_with_room, paused_gc
+from forge.ir.interpreter import paused_gc, with_room
 
 CALLS = 300
 
@@ -30,7 +30,8 @@ def most_faults() -> int:
 
 
 def test_a_loop_maps_no_memory_at_any_depth():
-    assert call_with_room(most_faults) < CALLS / 2 < most_faults()
+    with_memory = with_room(lambda: most_faults())
+    assert with_memory() < CALLS / 2 < most_faults()
 
 
 def test_garbage_collection_is_as_before_after_an_error():
