@@ -206,7 +206,7 @@ def _fake(variable: Any) -> torch.Tensor:
 
 
 def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple[tuple, dict], list]:
-    """The call as its own forward takes it, with a TensorSlot in the place of each tensor, and the tensors."""
+    """Return the call as its own forward takes it, with a TensorSlot in the place of each tensor, and the tensors."""
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     found: list[Any] = []
 

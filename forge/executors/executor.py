@@ -287,7 +287,7 @@ class OperatorExecutor(Executor):
     _register_implementation = register_implementation
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
-        """Its operators, and the functions of its implementations."""
+        """Yield its operators, and the functions of its implementations."""
         for name, symbol in self._operators.items():
             yield ("operator", name), symbol.op
         for name, implementation in self.implementations.items():
@@ -295,8 +295,10 @@ class OperatorExecutor(Executor):
                 yield ("implementation", name), implementation.op.op
 
     def identity(self) -> str | Declined:
-        """The table: its functions, of which those of forge, torch and Python are known by their versions. A subclass
-        may decide by something else, and has to say by what."""
+        """Return the functions of the table as text. Those of forge, torch and Python are known by their versions.
+
+        A subclass may decide by something else than the table, and has to name it.
+        """
         if type(self) is not OperatorExecutor:
             return super().identity()
         size = len(self._operators) + len(self.implementations)
@@ -330,7 +332,7 @@ class OperatorExecutor(Executor):
 
 
 def _is_foreign(function: Callable) -> bool:
-    """Whether it is the user's, so that no version says what it does."""
+    """Return whether a function is the user's, so that no version identifies it."""
     return owner_of_module(getattr(function, "__module__", None)) is None and name_in_torch(function) is None
 
 

@@ -1,7 +1,7 @@
 """Modules' calls that an executor runs by another forward: the module's call as a function of tensors alone.
 
-A layer lends its `forward` to modules that have none of its attributes but its parameters. What a program captures of
-such a call is a `ModuleForward`; whether a layer takes it, and is right, a `ModuleExecutor` says.
+A layer is a class that lends its `forward` to modules of other classes. A module's call, by its own forward or by a
+layer's, is a `ModuleForward`; a `ModuleExecutor` chooses the layer, and its `ModuleOverride` verifies it.
 """
 
 import inspect
@@ -137,7 +137,7 @@ class ModuleOverride(ABC):
 
     @abstractmethod
     def verify(self, tensors: Sequence[torch.Tensor]) -> Decision:
-        """Whether it gives for such tensors what the module's own forward does."""
+        """Return whether it computes for such tensors what the module's own forward does; Declined with the reason."""
 
     @abstractmethod
     def symbol(self) -> Symbol:

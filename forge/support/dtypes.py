@@ -37,7 +37,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or a proxy of one."""
+    """Return whether a value is a tensor, or a proxy of one."""
     return hasattr(value, "ndim") and hasattr(value, "dtype")
 
 

@@ -42,7 +42,7 @@ _owners: list[Owner] = []
 
 
 def register_owner(owner: Owner) -> None:
-    """Have an owner asked whose the modules are."""
+    """Register an owner of modules."""
     _owners.append(owner)
 
 
@@ -94,7 +94,7 @@ def is_installed(module: ModuleType) -> bool:
 
 
 def name_in_torch(function: Any) -> str | None:
-    """The name of what torch or Python has, which their versions say all of; None for anything else."""
+    """Return the name of a function or class of torch or Python, which their versions identify. None for others."""
     if isinstance(function, OpOverload):
         return qualified_name(function) if function.namespace in TORCHS else None
     if isinstance(function, OpOverloadPacket):

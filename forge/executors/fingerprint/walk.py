@@ -76,7 +76,7 @@ class Fingerprint:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same digest means the same in another process."""
+        """Return whether the same digest means the same in another process."""
         return not self.local
 
 
@@ -439,7 +439,7 @@ _VISITORS: list[tuple[Any, Visitor]] = [
 
 
 def register_visitor(kind: type, visitor: Visitor) -> None:
-    """Have objects of a class, which no visitor is for yet, added to a hash by `visitor(walk, object)`."""
+    """Register `visitor(walk, object)` for a class of objects that has no visitor yet."""
     _VISITORS.append((kind, visitor))
 
 
@@ -448,7 +448,7 @@ _finders: list[FindOperator] = []
 
 
 def register_operators(find: FindOperator) -> None:
-    """Have `find` say what an operator of torch consists of, by its qualified name, or None for others."""
+    """Register `find`, which returns the parts of an operator by its qualified name, and None for others."""
     _finders.append(find)
 
 

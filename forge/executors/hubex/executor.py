@@ -13,13 +13,13 @@ from forge.patterns import Pattern, builtin
 
 
 class KernelVerifier(Protocol):
-    """What says whether kernels are right, in a program that uses them."""
+    """Interface of the verifiers of kernels: forge's own is in verification/verdicts.py."""
 
     def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
-        """True, or Declined with what is wrong."""
+        """Return True, or Declined with the sample on which the kernel failed."""
 
     def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
-        """What decides the verdicts of these kernels beside the kernels themselves; Declined where that may pass."""
+        """Return what decides the verdicts of these kernels, beside the kernels; Declined where that may pass."""
 
 
 class HubExecutor(OperatorExecutor):
@@ -104,7 +104,7 @@ class HubExecutor(OperatorExecutor):
         return self._by_symbol.get(symbol.id, [])
 
     def identity(self) -> str | Declined:
-        """The kernels, whether each of them is verified, and whether their constraints are asked."""
+        """Return the kernels' hashes, whether each kernel is verified, and whether its constraints are asked."""
         if not self.kernels:
             return ""
         verified = None if self.verifier is None else self.verifier.identity(self.kernels)
@@ -126,7 +126,7 @@ class HubExecutor(OperatorExecutor):
         return fingerprint(next(each for each in kernels if each.target.symbol.id == implementation.symbol.id))
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
-        """Each function of a kernel, by the kernel's symbol and name and by what it is there."""
+        """Yield the functions of each kernel, by the kernel's symbol and name and by their role."""
         for kernel in self.kernels:
             for role in ("function", "forward", "backward"):
                 function = getattr(kernel, role)

@@ -16,7 +16,7 @@ from forge.hub.manifest import KernelEntry
 
 
 def fingerprint(kernel: Kernel) -> Fingerprint:
-    """What a kernel is now: its entry, its functions, and what it is compared with."""
+    """Return the hash of a kernel: of its entry, its functions, and what it is compared with."""
     about = ("kernel", kernel.origin.content, kernel.name, entry_text(kernel.entry), kernel.target.symbol.id)
     others = [each for each in (kernel.assumes, kernel.samples) if each is not None]
     code = kernel.function, kernel.forward, kernel.backward
@@ -24,7 +24,7 @@ def fingerprint(kernel: Kernel) -> Fingerprint:
 
 
 def _compared_with(kernel: Kernel) -> tuple[Any, ...]:
-    """What says what is right, where it is not torch's own."""
+    """Return the functions that a kernel is compared with, where they are not torch's own."""
     function = kernel.target.function
     if function is None:
         return (kernel.pattern,)
@@ -32,7 +32,7 @@ def _compared_with(kernel: Kernel) -> tuple[Any, ...]:
 
 
 def entry_text(entry: KernelEntry) -> str:
-    """An entry without the place where it was read; the same text in every process."""
+    """Return an entry as text without its position in the manifest: the same text in every process."""
     unread = ("fn", "assumes_fn", "samples_fn", "mark", "grad")
     values = {field.name: getattr(entry, field.name) for field in fields(entry) if field.name not in unread}
     values["grad"] = {
@@ -58,7 +58,7 @@ class _Repositories:
         return None if content is None else f"repository {content}"
 
     def imports_of(self, module: str) -> Iterator[str]:
-        """What a repository's files import from elsewhere, as its policy allows."""
+        """Yield the modules from elsewhere that a repository's files import, as its policy allows."""
         verified = verified_of(module)
         for each in (verified, *verified.depends):
             yield from _imports_from_elsewhere(each.content, each)
@@ -68,7 +68,7 @@ _elsewhere: dict[str, tuple[str, ...]] = {}
 
 
 def _imports_from_elsewhere(content: str, verified: Verified) -> tuple[str, ...]:
-    """The modules that a repository's Python imports by their whole names, without Python's own and torch's."""
+    """Return the modules that a repository's Python imports by their whole names, without Python's own and torch's."""
     if content not in _elsewhere:
         found: set[str] = set()
         for file in verified.files.values():
@@ -83,7 +83,7 @@ def _imports_from_elsewhere(content: str, verified: Verified) -> tuple[str, ...]
 
 
 def _declared(name: str) -> tuple[Any, ...] | None:
-    """What an operator that a manifest declares consists of."""
+    """Return the parts of an operator that a manifest declares, None for other operators."""
     function = functions.known(name)
     return None if function is None or function.foreign else (function.text, function.reference, function.fake)
 

@@ -276,10 +276,11 @@ class LayerOverride(ModuleOverride):
 
 
 class LayerExecutor(HubExecutor, ModuleExecutor):
-    """Runs modules' calls by layers. What a call gets is decided when it is captured (`find`, `override`); no kernel is
-    asked again when it is claimed. verifier: verifies those that are found. named: the names and classes
-    of modules that the user gave layers for one by one. seen: the names by which modules that were called may be
-    offered some.
+    """Runs modules' calls by layers, which are chosen while a call is captured (`find`, `override`). No kernel is asked
+    again when it is claimed.
+
+    verifier: verifies the layers. named: the names and classes of modules that the user gave layers for one by one.
+    seen: the names by which modules that were called may be offered some.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A layer as a kernel for the calls of one kind of module."""
+"""Return a layer as a kernel for the calls of one kind of module."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from forge.ir import SYMBOLIC_TYPES, Symbol, Tag
 
 
 class OwnForward:
-    """What a layer is compared with, in the place of a pattern: the module's own forward."""
+    """The module's own forward, which a layer is compared with. It stands in the place of a pattern."""
 
     size = 0
 
@@ -24,7 +24,7 @@ class OwnForward:
 
 
 def symbol_of(reference: ModuleForward, id: str) -> Symbol:
-    """The symbol of a module's call; where no layer takes it, torch runs the module's own forward."""
+    """Return the symbol of a module's call; where no layer takes it, torch runs the module's own forward."""
 
     def meta(*tensors: Any) -> Any:
         return meta_of(reference, tensors, {})
@@ -67,7 +67,7 @@ def layer_kernel(
 
 
 def _pattern(shape: Sequence[Any]) -> ShapePattern:
-    """Lengths that are symbols are named dims."""
+    """Return a shape as a pattern, in which symbolic lengths are named dims."""
     dims = (DimPattern(name=_name(dim)) if isinstance(dim, SYMBOLIC_TYPES) else DimPattern(length=dim) for dim in shape)
     return ShapePattern(tuple(dims))
 

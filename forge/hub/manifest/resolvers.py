@@ -1,5 +1,4 @@
-"""The operators that a manifest may name. They are made of forge's own, which this package does not import: who knows
-them registers them."""
+"""The operators that a manifest may name. This package does not import them: hubex registers them."""
 
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ _makers: list[Callable[[], Resolver]] = []
 
 
 def register_resolver(make: Callable[[], Resolver]) -> None:
-    """Have `make` give the resolver with which manifests are checked."""
+    """Register `make`, which returns the resolver that manifests are checked with."""
     _makers.append(make)
 
 
