@@ -1,0 +1,301 @@
+"""Each patch of Dynamo is needed: a program that is right with it is not without it.
+
+A test that fails with "is no longer needed" says that this torch does by itself what the patch is for.
+"""
+
+import random
+import types
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import forge
+from forge.torch_internals.patch import PATCHES, Patch, Scope
+
+PROBES: dict[str, Callable[[], bool]] = {}
+
+
+def probe(*names: str) -> Callable:
+    """Register a function that says whether a program is right, for the patches of these names."""
+
+    def register(function: Callable[[], bool]) -> Callable[[], bool]:
+        PROBES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def _jit(function: Callable, **options: object) -> Callable:
+    return forge.jit(function, executors=["torch"], cache=False, **options)
+
+
+class _Two(torch.autograd.Function):
+    """Two outputs; a gradient that is not there is None."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first if second is None else first + 100
+
+
+class _Tripled(torch.autograd.Function):
+    """Its backward is not the derivative of its forward."""
+
+    @staticmethod
+    def forward(x):
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+class _Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.new_ones(5)
+
+
+class _Holder:
+    """An object without attributes of its own, and with a method."""
+
+    def scale(self, x):
+        return x + 1
+
+
+@probe("FunctionCtx.set_materialize_grads")
+def a_gradient_that_is_not_there_is_none() -> bool:
+    x = torch.ones(3, requires_grad=True)
+    _jit(lambda x: _Two.apply(x)[0])(x).sum().backward()
+    return torch.equal(x.grad, torch.ones(3))
+
+
+@probe("AutogradFunctionVariable.call_apply")
+def a_function_keeps_its_backward_in_torch_func() -> bool:
+    found = _jit(lambda x: torch.func.grad(lambda y: _Tripled.apply(y).sum())(x))(torch.ones(3))
+    return torch.equal(found, torch.full((3,), 3.0))
+
+
+@probe("AutogradFunctionApplyVariable.rewire_bwd_graph_outputs")
+def a_wrong_backward_raises_what_torch_does() -> bool:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="returned an invalid gradient"):
+        _jit(_Wrong.apply)(x).sum().backward()
+    return True
+
+
+@probe("TensorVariable.call_method")
+def a_shape_that_changes_in_place_is_seen() -> bool:
+    def turned(x):
+        y = x * 1
+        y.t_()
+        return y * 2, y.shape[0]
+
+    x = torch.arange(6.0).reshape(2, 3)
+    (got, rows), (expected, _) = _jit(turned)(x), turned(x)
+    return rows == 3 and torch.equal(got, expected) and got.stride() == expected.stride()
+
+
+@probe("TensorVariable.var_getattr", "TensorVariable.tp_getattro_impl")
+def a_leaf_is_told_from_another_tensor() -> bool:
+    jitted = _jit(lambda x: x + 1 if x.is_leaf else x - 1)
+    leaf = torch.ones(3, requires_grad=True)
+    return torch.equal(jitted(leaf), leaf + 1) and torch.equal(jitted(leaf * 1), leaf * 1 - 1)
+
+
+def _rounds_once(name: str) -> bool:
+    def changed(x, a, b):
+        y = x * 1
+        return getattr(y, name)(a, b, value=0.3)
+
+    given = [torch.rand(512, generator=torch.Generator().manual_seed(i)).bfloat16() + 0.5 for i in range(3)]
+    return torch.equal(_jit(changed)(*given), changed(*given))
+
+
+@probe("TensorVariable.method_addcmul_")
+def addcmul_rounds_once() -> bool:
+    return _rounds_once("addcmul_")
+
+
+@probe("TensorVariable.method_addcdiv_")
+def addcdiv_rounds_once() -> bool:
+    return _rounds_once("addcdiv_")
+
+
+@probe("TorchInGraphFunctionVariable.call_function")
+def a_setting_of_the_process_is_set_by_each_call() -> bool:
+    def sets(x):
+        torch.set_default_dtype(torch.float64)
+        return x + 1
+
+    jitted, found = _jit(sets), []
+    try:
+        for _ in range(2):
+            torch.set_default_dtype(torch.float32)
+            jitted(torch.ones(2))
+            found.append(torch.get_default_dtype())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return found == [torch.float64] * 2
+
+
+@probe("torch._dynamo.utils.iter_contains", "torch._dynamo.variables.lists.iter_contains")
+def a_length_is_found_among_numbers() -> bool:
+    jitted = _jit(lambda x: x + 1 if 3 in [x.shape[0], 70] else x - 1, dynamic=True)
+    x = torch.ones(3, 4)
+    return torch.equal(jitted(x), x + 1)
+
+
+@probe("UserMethodVariable.call_function")
+def a_method_that_is_patched_later_is_used() -> bool:
+    kind = type("_Own", (_Holder,), {"scale": lambda self, x: x + 1})
+    holder = kind()
+    jitted = _jit(lambda x: holder.scale(x))
+    x = torch.ones(3)
+    first = jitted(x)
+    kind.scale = lambda self, x: x + 2
+    return torch.equal(first, x + 1) and torch.equal(jitted(x), x + 2)
+
+
+@probe("UnspecializedNNModuleVariable.call_function")
+def a_forward_that_is_patched_later_is_used() -> bool:
+    kind = type("_Own", (torch.nn.Module,), {"forward": lambda self, x: x + 1})
+    model = torch.nn.Sequential(kind())
+    jitted = _jit(model)
+    x = torch.ones(3)
+    first = jitted(x)
+    kind.forward = lambda self, x: x + 2
+    return torch.equal(first, x + 1) and torch.equal(jitted(x), x + 2)
+
+
+@probe("RandomVariable.call_method")
+def a_generator_of_the_caller_draws_its_next_number() -> bool:
+    mine, other = random.Random(1), random.Random(1)
+    jitted = _jit(lambda x: x * mine.random())
+    x = torch.ones(2)
+    return all(torch.equal(jitted(x), x * other.random()) for _ in range(3))
+
+
+@probe("LoggingLoggerVariable.call_method")
+def what_is_logged_breaks_no_graph() -> bool:
+    import logging
+
+    logger = logging.getLogger("tests.patches")
+
+    def logged(x):
+        y = x + 1
+        logger.info("half way")
+        return y * 2
+
+    jitted = _jit(logged)
+    jitted(torch.ones(2))
+    return not forge.explain(jitted).graph_breaks
+
+
+@probe("torch._dynamo.utils.warn_once")
+def dynamo_does_not_warn_of_what_explain_tells() -> bool:
+    import os
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        _jit(lambda x: (x + 1) * (os.getppid() > 0))(torch.ones(2))
+    return not any("does not know how to trace" in str(each.message) for each in seen)
+
+
+def _sees_what_comes_later(function: Callable) -> bool:
+    """Whether an attribute is seen that an object, a module of torch, a function or a module of Python gets."""
+    holders = [_Holder(), torch.nn.Linear(2, 2), lambda: None, types.ModuleType("made_here")]
+    return all(_sees_what_is_set(function, holder) for holder in holders)
+
+
+def _sees_what_is_set(function: Callable, holder: object) -> bool:
+    jitted, x = _jit(lambda x: function(holder, x)), torch.ones(3)
+    before, expected = jitted(x), function(holder, x)
+    holder.count = 5
+    return torch.equal(before, expected) and torch.equal(jitted(x), function(holder, x))
+
+
+@probe("GetAttrBuiltinVariable._call_getattr", "BuiltinVariable.call_getattr")
+def an_attribute_with_a_default_that_comes_later_is_seen() -> bool:
+    return _sees_what_comes_later(lambda holder, x: x * getattr(holder, "count", 1))
+
+
+@probe("HasAttrBuiltinVariable.call_function", "BuiltinVariable.call_hasattr")
+def an_attribute_that_comes_later_is_there() -> bool:
+    return _sees_what_comes_later(lambda holder, x: x + hasattr(holder, "count"))
+
+
+@probe("torch._dynamo.symbolic_convert.generic_getattr")
+def an_attribute_that_is_caught_comes_later() -> bool:
+    def read(holder, x):
+        try:
+            return x * holder.count
+        except AttributeError:
+            return x
+
+    return _sees_what_comes_later(read)
+
+
+@probe("InliningInstructionTranslator.get_globals_source_and_value")
+def globals_of_code_without_a_module_are_its_own() -> bool:
+    names = types.ModuleType("that_nobody_imports").__dict__
+    exec("FACTOR = 2\ndef scaled(x): return x * FACTOR", names)
+    scaled = names["scaled"]
+    jitted = _jit(lambda x: scaled(x) + 1)
+    right = torch.equal(jitted(torch.ones(3)), torch.full((3,), 3.0))
+    return right and not forge.explain(jitted).graph_breaks
+
+
+@probe("torch._dynamo.symbolic_convert._detect_and_normalize_assert_statement")
+def an_assert_of_a_count_holds_for_each() -> bool:
+    names: dict = {}  # pytest rewrites the asserts of a test's module
+    exec("def some(x):\n    n = x.nonzero().shape[0]\n    assert n >= 3, 'too few'\n    return x + n", names)
+    jitted = _jit(names["some"], fullgraph=True)
+    jitted(torch.ones(4))
+    with pytest.raises(AssertionError, match="too few"):
+        jitted(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    return True
+
+
+NOT_PROBED = {  # by a program here; these tests fail without the patch
+    "BuiltinVariable.call_vars": "tests/frontend/test_attributes.py",
+    "FunctionCtx.mark_dirty": "tests/frontend/test_autograd.py",
+    "InstructionTranslatorBase.exception_handler": "tests/frontend/test_runs_in_eager.py",
+    "InliningInstructionTranslator.build_inline_tracer": "tests/frontend/test_runs_in_eager.py",
+}
+
+
+def test_every_patch_of_the_capture_has_a_program() -> None:
+    capture = {str(each) for each in PATCHES if each.scope is Scope.CAPTURE}
+    assert capture - PROBES.keys() - NOT_PROBED.keys() == set()
+
+
+@pytest.mark.parametrize("patch", [each for each in PATCHES if str(each) in PROBES], ids=str)
+def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not patch.applies:
+        pytest.skip(f"it is for torch {patch.since or 'any'} to {patch.before or 'any'}")
+    right = PROBES[str(patch)]
+    assert right(), f"{patch}: the program is wrong with the patch"
+    torch._dynamo.reset()
+    alike = [each for each in PATCHES if PROBES.get(str(each)) is right]
+    for each in alike:
+        monkeypatch.setattr(each, "enabled", False)
+    try:
+        without = right()
+    except (Exception, pytest.fail.Exception):
+        without = False
+    assert not without, f"{patch} is no longer needed: {patch.why}"
