@@ -188,7 +188,7 @@ def test_a_failure_while_compiling_a_backward_leaves_torch_as_it_found_it(monkey
     jitted = forge.jit(lambda x: (x * 2, cube(x).sum()))  # the loss's backward is compiled with the forward
     value = jitted(sample().requires_grad_())[0].sum()
     monkeypatch.setattr(
-        "forge.compiler.pipeline.backward_of_saved", lambda joint, *rest: leave_everything_open(joint.forward)
+        "forge.compiler.backwards.backward_of_saved", lambda joint, *rest: leave_everything_open(joint.forward)
     )
     before = ambient()
     with pytest.raises(ValueError, match="a transform failed"):

@@ -108,7 +108,7 @@ def test_an_error_of_a_backward_has_the_users_line(function: Callable, create_gr
 
 
 def test_an_error_of_a_part_of_a_backward_has_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge.compiler.pipeline.bucket_bytes", lambda: 1)
+    monkeypatch.setattr("forge.compiler.backwards.bucket_bytes", lambda: 1)
 
     def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return (Doubled.apply(x @ w) @ v).sum()
