@@ -1,5 +1,6 @@
-"""The examples of docs/distributed.md, run by two processes that are there already; tests/test_docs.py runs them as the
-document says."""
+"""The examples of docs/how-to/distributed.md, run by two processes that are there already.
+
+tests/test_docs.py runs them as the document says."""
 
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from distributed_programs import documented
 from two_processes import Pair
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/distributed.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/distributed.md").read_text()
 EXAMPLE = re.compile(r"^```python (\w+)\.py\n(.*?)^```\n\n^```console\n\$ [^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What a sweep found, as docs/coverage.md."""
+"""What a sweep found, as docs/reference/coverage.md."""
 
 from collections import Counter, defaultdict
 
