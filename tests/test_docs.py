@@ -30,6 +30,7 @@ DOCUMENTS = [
     "docs/how-to/debugging.md",
     "docs/how-to/gradients.md",
     "docs/how-to/custom-operators.md",
+    "docs/how-to/declaring-a-kernel.md",
     "docs/how-to/extending.md",
     "docs/explanation/architecture.md",
     "docs/how-to/adding-an-op.md",
@@ -116,20 +117,28 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+NEEDS_KERNELS = {
+    "docs/tutorial/quickstart.md",
+    "docs/tutorial/writing-a-kernel.md",
+    "docs/how-to/declaring-a-kernel.md",
+    "docs/how-to/layers.md",
+}
+
+
 def _needs(document: str) -> None:
     """Skips a document of kernels where there are no means for them."""
-    if document in ("docs/tutorial/quickstart.md", "docs/tutorial/writing-a-kernel.md", "docs/how-to/layers.md"):
+    if document in NEEDS_KERNELS:
         pytest.importorskip("kernels", reason="needs the extra: pip install forge-jit[hub]")
     if document == "docs/how-to/recipes.md":
         pytest.importorskip("accelerate", reason="needs the extra: pip install forge-jit[test]")
-    compiled = ("docs/tutorial/quickstart.md", "docs/tutorial/writing-a-kernel.md")
+    compiled = ("README.md", "docs/tutorial/quickstart.md", "docs/tutorial/writing-a-kernel.md")
     if document in compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler")
 
 
 # one builds repositories and verifies their kernels; the other starts processes: minutes
 LONG = {"docs/tutorial/writing-a-kernel.md", "docs/how-to/distributed.md"}
-UNFUSED = {"README.md", "docs/explanation/architecture.md"}  # which print traces of torch's calls, and say so
+UNFUSED = {"docs/explanation/architecture.md"}  # which prints traces of torch's calls, and says so
 CODE = [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in DOCUMENTS]
 
 
