@@ -16,7 +16,7 @@ def equal_halves(cos, sin):
     return torch.equal(cos[..., :half], cos[..., half:]) and torch.equal(sin[..., :half], sin[..., half:])
 
 
-def samples(S, D, batch, dtype, device):  # noqa: N803, the names of dims in `shape`
+def samples(S, D, batch, dtype, device):
     angles = torch.randn(S, D // 2, device=device).repeat(1, 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     return {"x": torch.randn(*batch, S, D, dtype=dtype, device=device), "cos": cos, "sin": sin}

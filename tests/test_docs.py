@@ -201,7 +201,13 @@ def test_every_page_is_in_one_of_the_four_parts() -> None:
     }
 
 
-PLACED = [*sorted({*PAGES} - WITHOUT_PATHS), "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/manifests/README.md"]
+PLACED = [
+    *sorted({*PAGES} - WITHOUT_PATHS),
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "examples/manifests/README.md",
+]
 
 
 @pytest.mark.parametrize("document", PLACED)

@@ -11,5 +11,5 @@ result = mean(x)
 result.sum().backward()
 if dist.get_rank() == 0:
     print(result.tolist(), x.grad.tolist())
-    print(forge.last_traces(mean)[0])
+    print([bound.symbol.id for bound in forge.last_traces(mean)[0].bound_symbols])
 dist.destroy_process_group()
