@@ -41,7 +41,7 @@ def _by_reason(reasons: list[tuple[str, str]]) -> list[str]:
 
 
 def _shortened(why: str) -> str:
-    return textwrap.shorten(why, 120, placeholder=" …")
+    return textwrap.shorten(why, 90, placeholder=" …")
 
 
 def _causes(why: str) -> str:
