@@ -7,6 +7,7 @@ each with what it prints. `pytest tests/test_docs.py --update-golden` writes wha
 """
 
 import contextlib
+import inspect
 import io
 import linecache
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+import forge
 from forge.hub.manifest import kernels, validate
 
 ROOT = Path(__file__).parents[1]
@@ -213,17 +215,46 @@ PLACED = [
 @pytest.mark.parametrize("document", PLACED)
 def test_the_paths_in_a_document_exist(document: str) -> None:
     text = BLOCK.sub("", (ROOT / document).read_text())
-    links = [(ROOT / document).parent / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]
+    links = [(ROOT / document).parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
     named = [ROOT / name for name in re.findall(r"`((?:forge|tests|docs|bench|examples)/[\w./-]*)`", text)]
     missing = [str(path) for path in [*links, *named] if not path.exists()]
     assert not missing
     assert links or named
 
 
+def test_the_tests_that_a_document_names_exist() -> None:
+    text = (ROOT / "docs/explanation/security.md").read_text()
+    files = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"\btest_\w+\.py", text)) <= files.keys()
+    functions = set(re.findall(r"\btest_\w+\b(?!\.py)", text))
+    assert functions
+    assert not [name for name in functions if not any(f"def {name}(" in code for code in files.values())]
+
+
 def test_every_key_of_a_manifest_is_in_its_document() -> None:
     keys = {*validate.KEYS, *validate.OP_KEYS, *kernels.KEYS}
     text = (ROOT / "docs/reference/manifest.md").read_text()
     assert keys <= set(re.findall(r"`(\w+)`", text))
+
+
+def test_every_option_and_variable_is_in_its_document() -> None:
+    text = (ROOT / "docs/reference/options.md").read_text()
+    options, variables = text.split("## Environment variables")
+    parameters = inspect.signature(forge.jit).parameters.values()
+    assert {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} <= set(re.findall(r"`(\w+)`", options))
+    read = {name for path in (ROOT / "forge").rglob("*.py") for name in re.findall(r"FORGE_[A-Z_]+", path.read_text())}
+    assert read - {"FORGE_MODULE"} == set(re.findall(r"^\| `(FORGE_\w+)` \|", variables, re.MULTILINE))
+
+
+def test_every_command_is_in_its_document() -> None:
+    text = (ROOT / "docs/reference/commands.md").read_text()
+    commands = re.findall(r"^\| `forge (?:kernels )?(\w+)", text, re.MULTILINE)
+    listed = subprocess.run([sys.executable, ROOT / "forge_command.py", "--help"], capture_output=True, text=True)
+    kernels_listed = subprocess.run(
+        [sys.executable, ROOT / "forge_command.py", "kernels", "--help"], capture_output=True, text=True
+    )
+    found = re.findall(r"^  ([a-z]+) {2,}[A-Z]", listed.stdout + kernels_listed.stdout, re.MULTILINE)
+    assert sorted(set(found) - {"kernels"}) == sorted(set(commands))
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
