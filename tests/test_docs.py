@@ -224,8 +224,8 @@ def test_the_paths_in_a_document_exist(document: str) -> None:
 
 def test_the_tests_that_a_document_names_exist() -> None:
     text = (ROOT / "docs/explanation/security.md").read_text()
-    files = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-    assert set(re.findall(r"\btest_\w+\.py", text)) <= files.keys()
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"\btest_\w+\.py", text)) <= {path.name for path in files}
     functions = set(re.findall(r"\btest_\w+\b(?!\.py)", text))
     assert functions
     assert not [name for name in functions if not any(f"def {name}(" in code for code in files.values())]
