@@ -35,14 +35,14 @@ test-all: $(INSTALLED)
 models: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 tests/models
 
-# every entry of torch's operator database, held against eager; writes docs/coverage.md
+# every entry of torch's operator database, held against eager; writes docs/reference/coverage.md
 sweep: $(INSTALLED)
-	$(BIN)/python -m tests.sweep --write docs/coverage.md
+	$(BIN)/python -m tests.sweep --write docs/reference/coverage.md
 
 # OpInfos, programs, attention and models in the default configuration on a GPU, against float64; goes on where it ended
 MINUTES ?= 25
 test-gpu: $(INSTALLED)
-	$(BIN)/python -m tests.gpu --minutes $(MINUTES) --write docs/verification.md
+	$(BIN)/python -m tests.gpu --minutes $(MINUTES) --write docs/reference/verification.md
 
 # random programs in the default configuration against eager: make fuzz MINUTES=60 SEED=0
 SEED ?= 0

@@ -1,20 +1,30 @@
-"""What mkdocs makes of the documents, which are written to be read and run where they lie (tests/test_docs.py).
+"""Hooks of mkdocs: turn the documents, which tests/test_docs.py runs as they are, into pages.
 
 Source: mkdocs' hooks, https://www.mkdocs.org/user-guide/configuration/#hooks.
 """
 
+import posixpath
 import re
 from typing import Any
 
 _BLOCK = re.compile(r"^```(\w+) ([^\n`]+)$", re.MULTILINE)
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./[^)]*|from_scratch\.py)\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)#:]+)[^)]*\)")
 _MARKS = ("printed", "applied")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A block that names its file has the name as its title, what a test reads of it is not shown, and a link to a file
-    that is no document is its text."""
-    return _OUTSIDE.sub(r"\1", _BLOCK.sub(_fence, markdown))
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Return the page's markdown as the site shows it.
+
+    A block that names its file gets the name as its title, marks that tests read are dropped, and a link to a file that
+    is not part of the site becomes its text.
+    """
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def link(match: re.Match) -> str:
+        target = posixpath.normpath(posixpath.join(folder, match[2]))
+        return match[1] if target.startswith("..") or target.endswith(".py") else match[0]
+
+    return _LINK.sub(link, _BLOCK.sub(_fence, markdown))
 
 
 def _fence(match: re.Match) -> str:

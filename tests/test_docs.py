@@ -7,6 +7,7 @@ each with what it prints. `pytest tests/test_docs.py --update-golden` writes wha
 """
 
 import contextlib
+import inspect
 import io
 import linecache
 import os
@@ -20,22 +21,24 @@ from pathlib import Path
 
 import pytest
 
+import forge
 from forge.hub.manifest import kernels, validate
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
-    "docs/quickstart.md",
-    "docs/recipes.md",
-    "docs/debugging.md",
-    "docs/gradients.md",
-    "docs/ops-of-your-own.md",
-    "docs/extending.md",
-    "docs/architecture.md",
-    "docs/adding-an-op.md",
-    "docs/writing-a-kernel.md",
-    "docs/layers.md",
-    "docs/distributed.md",
+    "docs/tutorial/quickstart.md",
+    "docs/how-to/recipes.md",
+    "docs/how-to/debugging.md",
+    "docs/how-to/gradients.md",
+    "docs/how-to/custom-operators.md",
+    "docs/how-to/declaring-a-kernel.md",
+    "docs/how-to/extending.md",
+    "docs/explanation/architecture.md",
+    "docs/how-to/adding-an-op.md",
+    "docs/tutorial/writing-a-kernel.md",
+    "docs/how-to/layers.md",
+    "docs/how-to/distributed.md",
 ]
 BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -116,20 +119,28 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+NEEDS_KERNELS = {
+    "docs/tutorial/quickstart.md",
+    "docs/tutorial/writing-a-kernel.md",
+    "docs/how-to/declaring-a-kernel.md",
+    "docs/how-to/layers.md",
+}
+
+
 def _needs(document: str) -> None:
     """Skips a document of kernels where there are no means for them."""
-    if document in ("docs/quickstart.md", "docs/writing-a-kernel.md", "docs/layers.md"):
+    if document in NEEDS_KERNELS:
         pytest.importorskip("kernels", reason="needs the extra: pip install forge-jit[hub]")
-    if document == "docs/recipes.md":
+    if document == "docs/how-to/recipes.md":
         pytest.importorskip("accelerate", reason="needs the extra: pip install forge-jit[test]")
-    compiled = ("docs/quickstart.md", "docs/writing-a-kernel.md")
+    compiled = ("README.md", "docs/tutorial/quickstart.md", "docs/tutorial/writing-a-kernel.md")
     if document in compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("there is no C++ compiler")
 
 
 # one builds repositories and verifies their kernels; the other starts processes: minutes
-LONG = {"docs/writing-a-kernel.md", "docs/distributed.md"}
-UNFUSED = {"README.md", "docs/architecture.md"}  # which print traces of torch's calls, and say so
+LONG = {"docs/tutorial/writing-a-kernel.md", "docs/how-to/distributed.md"}
+UNFUSED = {"docs/explanation/architecture.md"}  # which prints traces of torch's calls, and says so
 CODE = [pytest.param(each, marks=[pytest.mark.slow] if each in LONG else []) for each in DOCUMENTS]
 
 
@@ -163,7 +174,7 @@ def test_the_recipe_for_lightning_prints_what_it_says(whole: bool) -> None:
     """In a test of its own, which is skipped where that is not installed. whole: the LightningModule itself is jitted,
     as the text says below the code."""
     pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
-    blocks = [(match["info"], match["text"]) for match in BLOCK.finditer((ROOT / "docs/recipes.md").read_text())]
+    blocks = [(match["info"], match["text"]) for match in BLOCK.finditer((ROOT / "docs/how-to/recipes.md").read_text())]
     place = [info for info, _ in blocks].index("python train_lightning.py")
     (_, code), (_, printed) = blocks[place : place + 2]
     if whole:
@@ -171,23 +182,79 @@ def test_the_recipe_for_lightning_prints_what_it_says(whole: bool) -> None:
             assert old in code
             code = code.replace(old, new)
     module = sys.modules["train_lightning"] = types.ModuleType("train_lightning")
-    assert _run(code, vars(module), "docs/recipes.md", int(whole)) == printed
+    assert _run(code, vars(module), "docs/how-to/recipes.md", int(whole)) == printed
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "docs/index.md"])
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+WITHOUT_PATHS = {"docs/reference/api.md", "docs/reference/coverage.md"}
+
+
+def test_the_documentation_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    assert sum(len((ROOT / page).read_text().split()) for page in [*PAGES, "README.md"]) <= 20_000
+
+
+def test_every_page_is_in_one_of_the_four_parts() -> None:
+    assert {Path(page).parent.name for page in PAGES if page != "docs/index.md"} == {
+        "tutorial",
+        "how-to",
+        "reference",
+        "explanation",
+    }
+
+
+PLACED = [
+    *sorted({*PAGES} - WITHOUT_PATHS),
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "examples/manifests/README.md",
+]
+
+
+@pytest.mark.parametrize("document", PLACED)
 def test_the_paths_in_a_document_exist(document: str) -> None:
     text = BLOCK.sub("", (ROOT / document).read_text())
-    links = [(ROOT / document).parent / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]
+    links = [(ROOT / document).parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)]
     named = [ROOT / name for name in re.findall(r"`((?:forge|tests|docs|bench|examples)/[\w./-]*)`", text)]
     missing = [str(path) for path in [*links, *named] if not path.exists()]
     assert not missing
     assert links or named
 
 
+def test_the_tests_that_a_document_names_exist() -> None:
+    text = (ROOT / "docs/explanation/security.md").read_text()
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"\btest_\w+\.py", text)) <= {path.name for path in files}
+    functions = set(re.findall(r"\btest_\w+\b(?!\.py)", text))
+    assert functions
+    assert not [name for name in functions if not any(f"def {name}(" in code for code in files.values())]
+
+
 def test_every_key_of_a_manifest_is_in_its_document() -> None:
     keys = {*validate.KEYS, *validate.OP_KEYS, *kernels.KEYS}
-    text = BLOCK.sub("", (ROOT / "docs/writing-a-kernel.md").read_text())
-    assert keys <= set(re.findall(r"`(\w+)`", text[text.index("## The keys of a manifest") :]))
+    text = (ROOT / "docs/reference/manifest.md").read_text()
+    assert keys <= set(re.findall(r"`(\w+)`", text))
+
+
+def test_every_option_and_variable_is_in_its_document() -> None:
+    text = (ROOT / "docs/reference/options.md").read_text()
+    options, variables = text.split("## Environment variables")
+    parameters = inspect.signature(forge.jit).parameters.values()
+    assert {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} <= set(re.findall(r"`(\w+)`", options))
+    read = {name for path in (ROOT / "forge").rglob("*.py") for name in re.findall(r"FORGE_[A-Z_]+", path.read_text())}
+    assert read - {"FORGE_MODULE"} == set(re.findall(r"^\| `(FORGE_\w+)` \|", variables, re.MULTILINE))
+
+
+def test_every_command_is_in_its_document() -> None:
+    text = (ROOT / "docs/reference/commands.md").read_text()
+    commands = re.findall(r"^\| `forge (?:kernels )?(\w+)", text, re.MULTILINE)
+    listed = subprocess.run([sys.executable, ROOT / "forge_command.py", "--help"], capture_output=True, text=True)
+    kernels_listed = subprocess.run(
+        [sys.executable, ROOT / "forge_command.py", "kernels", "--help"], capture_output=True, text=True
+    )
+    found = re.findall(r"^  ([a-z]+) {2,}[A-Z]", listed.stdout + kernels_listed.stdout, re.MULTILINE)
+    assert sorted(set(found) - {"kernels"}) == sorted(set(commands))
 
 
 def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
@@ -223,8 +290,7 @@ def test_a_forgotten_place_is_named_with_its_file(tmp_path: Path) -> None:
 
 
 def _diff() -> str:
-    (diff,) = [m["text"] for m in BLOCK.finditer((ROOT / "docs/adding-an-op.md").read_text()) if m["info"] == "diff"]
-    return diff
+    return (ROOT / "docs/how-to/adding-an-op.diff").read_text()
 
 
 def _copy_with_the_op(where: Path, *exclude: str) -> Path:

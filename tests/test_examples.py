@@ -29,3 +29,10 @@ def test_an_example_runs(script: str, told: str, how: tuple[str, ...]) -> None:
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert told in ran.stdout
+
+
+def test_the_example_of_a_kernel_for_some_values_runs_it() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "examples/rotary_kernel.py"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout == "run by by_halves\n", ran.stderr

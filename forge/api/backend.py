@@ -211,14 +211,14 @@ def _refused_by_fullgraph(reason: Unsupported, handle: JitHandle) -> Unsupported
 def _strict_message(names: list[str]) -> str:
     listed = ", ".join(dict.fromkeys(names))
     own = all(map(_is_users, names))
-    advice = "say what it means (docs/ops-of-your-own.md)" if own else _ADD_A_SYMBOL
+    advice = "say what it means (docs/how-to/custom-operators.md)" if own else _ADD_A_SYMBOL
     return (
         f"forge.jit(strict=True): torchlang does not have {listed}; {advice}, or jit without strict to run it as an "
         "opaque call"
     )
 
 
-_ADD_A_SYMBOL = "add a @torchsymbol in forge/torchlang (docs/adding-an-op.md)"
+_ADD_A_SYMBOL = "add a @torchsymbol in forge/torchlang (docs/how-to/adding-an-op.md)"
 _OPERATORS = "torch.ops."
 
 

@@ -38,7 +38,7 @@ def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
             kernel.origin.source is not None,
             lambda kernel=kernel: (
                 f"forge.bundle: kernel {kernel.name} of {kernel.operation} was declared in Python at "
-                f"{kernel.entry.mark}, and has no files; put it in a repository (docs/writing-a-kernel.md)"
+                f"{kernel.entry.mark}, and has no files; put it in a repository (docs/tutorial/writing-a-kernel.md)"
             ),
         )
         check(

@@ -20,7 +20,7 @@ NUMERICS = ("fast", "eager")
 CHECK_VARIABLE = "FORGE_CHECK"
 
 
-# options of torch.compile that have another name here (docs/coming-from.md)
+# options of torch.compile that have another name here (docs/how-to/coming-from.md)
 _OF_TORCH_COMPILE = {
     "mode": 'cuda_graphs=True is its "reduce-overhead", select="measured" its "max-autotune"',
     "backend": 'executors= says who runs calls; torch.compile(model, backend="forge") takes forge as the backend',

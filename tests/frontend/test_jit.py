@@ -294,7 +294,7 @@ own.register_fake(torch.empty_like)
 
 def test_strict_says_of_a_users_own_operator_how_to_tell_forge_of_it():
     with pytest.raises(
-        forge.StrictError, match=r"does not have .*forge_jit\.own.*; say .*docs/ops-of-your-own\.md"
+        forge.StrictError, match=r"does not have .*forge_jit\.own.*; say .*docs/how-to/custom-operators\.md"
     ) as raised:
         forge.jit(lambda x: own(x), strict=True)(torch.ones(2))
     assert "@torchsymbol" not in str(raised.value)

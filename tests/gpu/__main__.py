@@ -1,4 +1,4 @@
-"""python -m tests.gpu [--minutes M] [--state FILE] [--only START …] [--every N] [--write docs/verification.md]
+"""python -m tests.gpu [--minutes M] [--state FILE] [--only START …] [--every N] [--write FILE]
 
 Runs what FILE does not have yet, in several processes that share the device, and adds each result to it as it comes:
 after M minutes it ends, and another call goes on. It ends with status 0 once all cases ran and none failed, 1 where one

@@ -30,8 +30,8 @@ def test_a_manifest_for_a_real_package_names_operators_and_arguments_that_there_
 
 
 def test_the_document_of_real_kernels_lists_exactly_these_manifests() -> None:
-    text = (ROOT / "docs/real-kernels.md").read_text()
-    assert sorted(set(re.findall(r"examples/manifests/([\w-]+\.yaml)", text))) == [path.name for path in MANIFESTS]
+    text = (ROOT / "examples/manifests/README.md").read_text()
+    assert sorted(set(re.findall(r"\]\(([\w-]+\.yaml)\)", text))) == [path.name for path in MANIFESTS]
     packages = re.findall(r"^\| `([\w-]+)` \| v\d+, `[0-9a-f]{8}` \|", text, re.MULTILINE)
     assert len(set(packages)) == len(packages) >= 20
 

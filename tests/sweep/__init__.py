@@ -1,1 +1,1 @@
-"""Every entry of torch's operator database through forge.jit: `make sweep` writes docs/coverage.md."""
+"""Every entry of torch's operator database through forge.jit: `make sweep` writes docs/reference/coverage.md."""

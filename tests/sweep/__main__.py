@@ -1,4 +1,4 @@
-"""python -m tests.sweep [--only NAME …] [--checks CHECK …] [--jobs N] [--write docs/coverage.md]"""
+"""python -m tests.sweep [--only NAME …] [--checks CHECK …] [--jobs N] [--write docs/reference/coverage.md]"""
 
 import argparse
 import json

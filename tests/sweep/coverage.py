@@ -1,5 +1,7 @@
-"""What a sweep found, as docs/coverage.md."""
+"""What a sweep found, as docs/reference/coverage.md."""
 
+import re
+import textwrap
 from collections import Counter, defaultdict
 
 from tests.sweep.checks import CHECKS
@@ -23,8 +25,27 @@ def coverage(found: list[dict]) -> str:
     failed = [each for each in found if each["status"] == "failed" and each["check"] != "native"]
     if counts.keys() - {"native"}:
         lines += ["", "## What fails", ""]
-        lines += [f"- `{each['name']}`, {each['check']}: {each['why']}" for each in failed] or ["Nothing."]
+        lines += _by_reason([(each["name"], f"{each['check']}: {_shortened(each['why'])}") for each in failed])
     opaque = [each for each in found if each["status"] == "failed" and each["check"] == "native"]
     lines += ["", "## Not native", "", "What torch runs in forge's programs (opaque calls), or what ends a graph.", ""]
-    lines += [f"- `{each['name']}`: {each['why']}" for each in opaque] or ["Nothing."]
+    lines += _by_reason([(each["name"], _causes(each["why"])) for each in opaque])
     return "\n".join(lines) + "\n"
+
+
+def _by_reason(reasons: list[tuple[str, str]]) -> list[str]:
+    """Return one line for each reason, with the entries that have it."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, reason in reasons:
+        names[reason].append(f"`{name}`")
+    return [f"- {', '.join(each)}: {reason}" for reason, each in names.items()] or ["Nothing."]
+
+
+def _shortened(why: str) -> str:
+    return textwrap.shorten(why, 90, placeholder=" …")
+
+
+def _causes(why: str) -> str:
+    """Return the opaque calls and the kinds of graph breaks, without Dynamo's explanation of each."""
+    opaque, *breaks = re.split(r"(?:^|, )graph break: ", why)
+    kinds = dict.fromkeys(f"graph break: {each.partition(': ')[0]}" for each in breaks)
+    return ", ".join([*([opaque] if opaque else []), *kinds])

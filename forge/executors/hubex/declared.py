@@ -27,8 +27,8 @@ def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: 
 
     options: name, library, dtypes, arg_meta, type_alias, dim_order_alias, shape, where, device, args, out, result,
     layout, align, priority, grad, tolerance, faster, mutates, assumes, samples: as in a manifest
-    (docs/writing-a-kernel.md); `dtypes` are those that all tensor arguments may have, and functions may stand in the
-    place of names.
+    (docs/reference/manifest.md); `dtypes` are those that all tensor arguments may have, and functions may stand in
+    the place of names.
     Raises ManifestError with every problem, TypeError for an option that there is not or that is of a wrong kind.
     """
     for option in options:

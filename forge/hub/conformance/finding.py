@@ -8,7 +8,7 @@ from typing import Any
 class Finding:
     """One violation, or advice. file: the path below the repository; line: from 1, or 0 for the file as a whole.
 
-    requirement: the short name of the requirement, as docs/checking-a-kernel.md lists them.
+    requirement: the short name of the requirement, as docs/reference/checking-a-kernel.md lists them.
     """
 
     file: str
