@@ -52,7 +52,7 @@ def known() -> Path:
 @functools.cache
 def remember() -> None:
     """From now on, Inductor does not ask again what was found to work once, by this process or another one."""
-    kind = importlib.import_module("forge.torch_internals.inductor.cpu").VecISA
+    kind = importlib.import_module("forge.torch_internals.inductor.cpu").cpu_vec_isa.VecISA
     check = kind.check_build
 
     @functools.wraps(check)
@@ -90,5 +90,5 @@ def _cache() -> Path:
 def _ask() -> None:
     with processes.no_fork, contextlib.suppress(Exception):  # who compiles asks again, and says what is wrong
         remember()
-        importlib.import_module("forge.torch_internals.inductor.cpu").pick_vec_isa()
+        importlib.import_module("forge.torch_internals.inductor.cpu").cpu_vec_isa.pick_vec_isa()
         known().touch()

@@ -30,7 +30,7 @@ from forge.torch_internals.inductor.async_compile import AsyncCompile, get_compi
 from forge.torch_internals.inductor.cache_dir import cache_dir
 from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from forge.torch_internals.inductor.config import inductor_config
-from forge.torch_internals.inductor.cpu import pick_vec_isa
+from forge.torch_internals.inductor.cpu import cpu_vec_isa
 
 PREFIX = "kernel_"  # of the names of a unit's functions; Inductor calls its only one `kernel`
 
@@ -276,7 +276,7 @@ def _submitted(task: Callable[[], ModuleType]) -> Future:
 def _settings() -> list[str]:
     """Return what g++ is called with, as far as it can change."""
     chosen = {name: value for name, value in inductor_config.save_config_portable().items() if name.startswith("cpp.")}
-    return [torch.__version__, os.environ.get("CXX", ""), str(pick_vec_isa()), repr(sorted(chosen.items()))]
+    return [torch.__version__, os.environ.get("CXX", ""), str(cpu_vec_isa.pick_vec_isa()), repr(sorted(chosen.items()))]
 
 
 def _folder() -> Path:

@@ -1,4 +1,3 @@
 """The vector instructions that Inductor finds to work."""
 
-from torch._inductor.cpu_vec_isa import VecISA as VecISA
-from torch._inductor.cpu_vec_isa import pick_vec_isa as pick_vec_isa
+from torch._inductor import cpu_vec_isa as cpu_vec_isa
