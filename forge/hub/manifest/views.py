@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from forge.hub.manifest.errors import InvalidText
 from forge.hub.manifest.model import Argument
 
 RESULT = "result"  # what a kernel returned
@@ -28,7 +29,7 @@ FORMS = (
 )
 
 
-class NotAView(ValueError):
+class NotAView(InvalidText):
     """A text that is none of FORMS."""
 
 
