@@ -22,7 +22,9 @@ from pathlib import Path
 import pytest
 
 import forge
-from forge.hub.manifest import kernels, validate
+from forge.hub.manifest.kernels import KernelKeys
+from forge.hub.manifest.schema import keys_of
+from forge.hub.manifest.validate import ManifestKeys, OpKeys
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -232,7 +234,7 @@ def test_the_tests_that_a_document_names_exist() -> None:
 
 
 def test_every_key_of_a_manifest_is_in_its_document() -> None:
-    keys = {*validate.KEYS, *validate.OP_KEYS, *kernels.KEYS}
+    keys = {*keys_of(ManifestKeys), *keys_of(OpKeys), *keys_of(KernelKeys)}
     text = (ROOT / "docs/reference/manifest.md").read_text()
     assert keys <= set(re.findall(r"`(\w+)`", text))
 

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from forge.hub.bundle import Part, write_bundle
 from forge.hub.compat import library
 from forge.hub.files import MANIFEST
 from forge.hub.manifest import read_manifest
-from forge.hub.manifest.parse import ListNode, MappingNode, Node, read_document, to_python
+from forge.hub.manifest.parse import Node, read_document
 from forge.hub.manifest.validate import is_bound
 from forge.ir import Trace, check
 
@@ -103,34 +102,29 @@ def _variant(verified: hub.Verified) -> dict[str, bytes]:
 
 
 def _pruned(path: Path, kernels: list[Kernel], dropped: str | None) -> bytes:
-    """The manifest with these kernels alone, and without the key that is dropped."""
+    """Return the manifest with these kernels alone, and without the key that is dropped."""
     places = {(kernel.entry.mark.line, kernel.entry.mark.column) for kernel in kernels}
     root = read_document(path).root
-    text = library("yaml").safe_dump(to_python(_kept(root, places, dropped)), sort_keys=False, width=1 << 20)
-    return text.encode()
+    if root.is_list:  # ExecuTorch's functions.yaml
+        pruned = _pruned_ops(root, places)
+    else:
+        items = {key: node for key, node in root.value.items() if key != dropped}
+        pruned = {key: _pruned_ops(node, places) if key == "ops" else node.plain() for key, node in items.items()}
+    return library("yaml").safe_dump(pruned, sort_keys=False, width=1 << 20).encode()
 
 
-def _kept(root: Node, places: set[tuple[int, int]], dropped: str | None) -> Node:
-    if isinstance(root, ListNode):  # ExecuTorch's functions.yaml
-        return replace(root, items=_kept_ops(root.items, places))
-    ops = {key: replace(node, items=_kept_ops(node.items, places)) for key, _, node in root.items if key == "ops"}
-    items = ((key, mark, ops.get(key, node)) for key, mark, node in root.items if key != dropped)
-    return replace(root, items=tuple(items))
+def _pruned_ops(ops: Node, places: set[tuple[int, int]]) -> list[Any]:
+    pruned = []
+    for op in ops.value:
+        chosen = {key: _chosen(op.value[key], places) for key in ("kernels", "dispatch") if key in op.value}
+        if any(chosen.values()):
+            pruned.append({**op.plain(), **chosen})
+    return pruned
 
 
-def _kept_ops(ops: Iterable[Node], places: set[tuple[int, int]]) -> tuple[Node, ...]:
-    kept = []
-    for op in ops:
-        fields = {key: node for key, _, node in op.items}
-        chosen = {key: _chosen(fields[key], places) for key in ("kernels", "dispatch") if key in fields}
-        if any(node.items for node in chosen.values()):
-            items = tuple((key, mark, chosen.get(key, node)) for key, mark, node in op.items)
-            kept.append(MappingNode(op.mark, items))
-    return tuple(kept)
-
-
-def _chosen(node: Node, places: set[tuple[int, int]]) -> Node:
-    """The kernels at these places, in a list of them or by dispatch key."""
-    marks = [item[1] if isinstance(node, MappingNode) else item.mark for item in node.items]
-    pairs = zip(node.items, marks, strict=True)
-    return replace(node, items=tuple(item for item, mark in pairs if (mark.line, mark.column) in places))
+def _chosen(node: Node, places: set[tuple[int, int]]) -> list[Any] | dict[str, Any]:
+    """Return the kernels at these places, in a list of them or by dispatch key."""
+    if node.is_mapping:
+        marks = node.keys.items()
+        return {key: node.value[key].plain() for key, mark in marks if (mark.line, mark.column) in places}
+    return [item.plain() for item in node.items if (item.mark.line, item.mark.column) in places]

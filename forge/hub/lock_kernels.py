@@ -10,7 +10,7 @@ from forge.hub.errors import IntegrityError, NotFoundError, Place, RefusedError
 from forge.hub.files import MANIFEST, check_pins, is_bytecode, read_files, read_small
 from forge.hub.loader import verify
 from forge.hub.lockfile import ALONE, Lock, LockedKernel, read_lock
-from forge.hub.manifest.parse import MAX_BYTES, MappingNode, Node, ScalarNode, parse
+from forge.hub.manifest.parse import MAX_BYTES, parse
 from forge.hub.policy import Policy
 from forge.hub.resolver import Resolved, Selection, fetch, resolve_locked, select
 from forge.hub.source import Source, parse_source
@@ -110,8 +110,8 @@ def _locked_manifest(lock: Lock, source: Source, *, checked: bool) -> tuple[Lock
 def _refuse_sources(folder: Path, content: bytes) -> None:
     """Raises RefusedError for a manifest of sources: what they are compiled to is of one machine, and in no lock."""
     root = parse(content, MANIFEST).root
-    build = [each for key, _, each in root.items if key == "build"] if isinstance(root, MappingNode) else []
-    if any(isinstance(each, MappingNode) and {"cpp", "cuda"} & {key for key, _, _ in each.items} for each in build):
+    build = root.get("build") if root is not None else None
+    if build is not None and build.is_mapping and {"cpp", "cuda"} & build.value.keys():
         raise RefusedError(
             f"{folder}: its manifest has sources (build:), and a lock holds what is built of them; build variants into "
             f"{folder / 'build'} first (forge kernels build, with a build.toml), then lock the folder: "
@@ -121,15 +121,15 @@ def _refuse_sources(folder: Path, content: bytes) -> None:
 
 def named_repositories(content: bytes, file: str) -> list[str]:
     """What the kernels of a manifest are asked from: "org/name@v1" of each hub:org/name@v1:function."""
-    names = [text for text in _texts(parse(content, file).root) if text.startswith("hub:")]
+    root = parse(content, file).root
+    names = [text for text in _texts(root.plain() if root is not None else None) if text.startswith("hub:")]
     return list(dict.fromkeys(name.removeprefix("hub:").rpartition(":")[0] for name in names))
 
 
-def _texts(node: Node | None) -> Iterator[str]:
-    if isinstance(node, ScalarNode) and isinstance(node.value, str):
-        yield node.value
-    items = [each for _, _, each in node.items] if isinstance(node, MappingNode) else getattr(node, "items", ())
-    for each in items:
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _texts(each)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from forge.executors import Declined
 from forge.executors.hubex.operators import make_checker
-from forge.hub.manifest import Checker, KernelEntry, Layout, checker, constraints, fix, fix_ups, kernel, no_kernel
+from forge.hub.manifest import Checker, KernelEntry, Layout, constraints, fix, fix_ups, kernel, no_kernel
 from forge.hub.manifest.layout import in_order
 from forge.hub.manifest.model import CONTIGUOUS, DimOrder
 from forge.ir import NumberProxy, TensorProxy
@@ -26,7 +26,7 @@ def anything(*args: Any, **kwargs: Any) -> None:
 def checking(op: str = RMS, **fields: Any) -> Checker:
     """The checker of a kernel declared in Python."""
     declared = kernel(op, anything, resolver=OPERATORS, **fields)
-    return checker(declared, OPERATORS.resolve(op))
+    return Checker(declared, OPERATORS.resolve(op))
 
 
 def proxy(

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge.executors.hubex.operators import Operators
-from forge.hub.manifest import Manifest, ManifestError, candidates, checker, parse_manifest
+from forge.hub.manifest import Checker, Manifest, ManifestError, candidates, parse_manifest
 from tests.hub.manifests import VALID
 
 
@@ -53,7 +53,7 @@ class Registry:
         for entry in manifest.kernels:
             signature = OPERATORS.resolve(entry.op)
             if signature is not None:
-                checker(entry, signature)(torch.empty(2, 8), torch.empty(8))
+                Checker(entry, signature)(torch.empty(2, 8), torch.empty(8))
             self.kernels.append(entry)
 
 

@@ -1,6 +1,5 @@
 """Kernels declared in Python: what a manifest says, in a decorator's words."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,10 +9,9 @@ from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.operators import Operators
 from forge.hub.manifest import Mark, caller, did_you_mean
 from forge.hub.manifest import kernel as entry_of
+from forge.hub.manifest.builder import OPTIONS
 from forge.ir import check
 from forge.patterns import Pattern
-
-OPTIONS = tuple(each for each in inspect.signature(entry_of).parameters if each not in ("op", "fn", "resolver", "mark"))
 
 
 def kernel(op: str | Callable | Pattern, fn: Callable | None = None, **options: Any) -> Any:

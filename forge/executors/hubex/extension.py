@@ -20,6 +20,7 @@ import torch
 from forge import hub
 from forge.hub.manifest import Build, Library, Manifest, Mark
 from forge.hub.manifest import kernel as entry_of
+from forge.hub.manifest.builder import OPTIONS
 from forge.ir import check
 from forge.patterns import Pattern
 from forge.torch_internals.dispatch import disable_current_modes
@@ -261,13 +262,12 @@ def _check_complete(extension: KernelExtension) -> None:
         lambda: f"{cls.__name__}: options is {extension.options!r} and build {extension.build!r}, but must be mappings",
         TypeError,
     )
-    options = [*inspect.signature(entry_of).parameters][2:]
-    taken = ("name", "library", "priority", "resolver", "mark")
+    taken = ("name", "library", "priority")
     for name in extension.options:
-        near = difflib.get_close_matches(name, options, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(options)}"
+        near = difflib.get_close_matches(name, OPTIONS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(OPTIONS)}"
         says = "says so itself" if name in taken else f"has no such option{hint}"
-        known_option = name in options and name not in taken
+        known_option = name in OPTIONS and name not in taken
         check(known_option, lambda n=name, s=says: f"{cls.__name__}.options: {n!r}: the class {s}", TypeError)
     loads = cls.load is not KernelExtension.load or cls.build_jit is not KernelExtension.build_jit
     check(

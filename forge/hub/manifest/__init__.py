@@ -2,13 +2,14 @@
 
     manifest = read_manifest("forge_kernels.yaml", resolver)     # or ManifestError, with every problem
     for entry in candidates(manifest.kernels):
-        check = checker(entry, resolver.resolve(entry.op))       # check(*args) is True, or says what does not fit
+        check = Checker(entry, resolver.resolve(entry.op))       # check(*args) is True, or says what does not fit
 
 Nothing is imported or registered here.
 """
 
 from forge.hub.manifest.builder import caller, kernel
-from forge.hub.manifest.constraints import Checker, checker, no_kernel
+from forge.hub.manifest.calls import kernel_problems
+from forge.hub.manifest.constraints import Checker, no_kernel
 from forge.hub.manifest.errors import ManifestError, Mark, Problem, did_you_mean
 from forge.hub.manifest.layout import empty_in_order, fix, fix_ups
 from forge.hub.manifest.model import (
@@ -35,52 +36,6 @@ from forge.hub.manifest.model import (
 )
 from forge.hub.manifest.ordering import candidates, duplicates
 from forge.hub.manifest.requires import unmet
-from forge.hub.manifest.signatures import from_function, from_schema, parse_schema
-from forge.hub.manifest.validate import called_with, kernel_problems, parse_manifest, read_manifest
+from forge.hub.manifest.signatures import from_function, from_schema
+from forge.hub.manifest.validate import parse_manifest, read_manifest
 from forge.hub.manifest.views import Viewed
-
-__all__ = [
-    "REQUIRED",
-    "Argument",
-    "Build",
-    "Checker",
-    "Constant",
-    "Device",
-    "DimOrder",
-    "DtypeAlias",
-    "Given",
-    "Grad",
-    "KernelEntry",
-    "Layout",
-    "Library",
-    "Manifest",
-    "ManifestError",
-    "Mark",
-    "OpEntry",
-    "OrderAlias",
-    "Parameter",
-    "Problem",
-    "Requires",
-    "Resolver",
-    "Saved",
-    "Signature",
-    "Viewed",
-    "called_with",
-    "caller",
-    "candidates",
-    "checker",
-    "did_you_mean",
-    "duplicates",
-    "empty_in_order",
-    "fix",
-    "fix_ups",
-    "from_function",
-    "from_schema",
-    "kernel",
-    "kernel_problems",
-    "no_kernel",
-    "parse_manifest",
-    "parse_schema",
-    "read_manifest",
-    "unmet",
-]

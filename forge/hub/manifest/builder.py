@@ -8,17 +8,26 @@ from typing import Any
 
 import torch
 
-from forge.hub.manifest import kernels
-from forge.hub.manifest.aliases import read_aliases
+from forge.hub.manifest.calls import kernel_problems
 from forge.hub.manifest.errors import Mark, Problems, did_you_mean
-from forge.hub.manifest.fields import Reader
-from forge.hub.manifest.model import KernelEntry, Resolver, Signature
-from forge.hub.manifest.options import check_options
+from forge.hub.manifest.kernels import KernelKeys, KernelReader, read_kernel
+from forge.hub.manifest.model import KernelEntry, Library, Resolver, Signature
 from forge.hub.manifest.parse import from_python
-from forge.hub.manifest.validate import kernel_problems
+from forge.hub.manifest.schema import keys_of
+from forge.ir.checks import check, check_list
 from forge.ir.printing import qualified_name
 
 Dtypes = Sequence[torch.dtype | str] | Mapping[str, Any]
+
+OPTIONS = ("name", "library", "dtypes", *(key for key in keys_of(KernelKeys) if key not in ("name", "kernel_name")))
+_FUNCTIONS = ("assumes", "samples")
+_LISTS = {
+    "args": "arguments, or a mapping from the kernel's parameters to them",
+    "where": "conditions",
+    "faster": "conditions",
+    "mutates": "the names of arguments",
+    "result": "texts",
+}
 
 
 def kernel(
@@ -26,83 +35,78 @@ def kernel(
     fn: Callable,
     *,
     resolver: Resolver,
-    name: str | None = None,
     library: str = "",
     dtypes: Dtypes | None = None,
-    arg_meta: Mapping[str, Any] | None = None,
-    type_alias: Mapping[str, Any] | None = None,
-    dim_order_alias: Mapping[str, Any] | None = None,
-    shape: Mapping[str, Any] | None = None,
-    where: Sequence[str] | str = (),
-    faster: Sequence[str] | str = (),
-    device: str | Sequence[str] | Mapping[str, Any] | None = None,
-    args: Mapping[str, Any] | Sequence[Any] | None = None,
-    out: str | int | Sequence[str | int] | None = None,
-    result: str | Sequence[str] | None = None,
-    layout: str | Mapping[str, str] | None = None,
-    align: int | Mapping[str, int] | None = None,
-    priority: int = 0,
-    grad: str | Callable | Mapping[str, Any] = "none",
-    tolerance: Mapping[torch.dtype | str, Sequence[float]] | None = None,
-    mutates: str | Sequence[str] = (),
-    assumes: Callable | None = None,
-    samples: Callable | None = None,
     mark: Mark | None = None,
+    **options: Any,
 ) -> KernelEntry:
-    """The entry of a function that implements `op`: a torch function, or its name, or an aten operator's, or
+    """Return the entry of a function that implements `op`: a torch function, or its name, or an aten operator's, or
     "pattern:name".
 
     dtypes: those that every tensor argument may have, one and the same in a call; or a mapping by argument, in which
-    each has its own. `arg_meta` with `type_alias` and `dim_order_alias` says more. The other options are a manifest's;
-    in `grad`, functions may stand in the place of their names.
+    each has its own. options: the keys of a manifest's kernel (KernelKeys). `arg_meta` with `type_alias` and
+    `dim_order_alias` says more than dtypes; in `grad`, functions may stand in the place of their names.
     Raises ManifestError with every problem, at `mark`: the caller's file and line unless given; TypeError for an option
     that is none of what it may be.
     """
-    called = name if isinstance(name, str) else getattr(fn, "__name__", "")
-    of_functions = {"assumes": assumes, "samples": samples, "tolerance": tolerance, "library": library}
-    of_texts = {"dtypes": dtypes, "args": args, "where": where, "faster": faster, "mutates": mutates}
-    of_texts["result"] = result
-    check_options(called, fn, {**of_functions, **of_texts})
+    name = options.get("name")
+    label = name if isinstance(name, str) else getattr(fn, "__name__", "")
+    _check_options(label, fn, options, library, dtypes)
     problems = Problems()
-    reader = Reader(problems)
     mark = mark or caller(2)
     signature = _signature(op, resolver, mark, problems)
-    grad, functions = _named(grad)
-    given = {
-        "name": name,
-        "priority": priority,
-        "device": device,
-        "arg_meta": arg_meta,
-        "shape": shape,
-        "where": where or None,
-        "faster": faster or None,
-        "args": args,
-        "out": out,
-        "result": result,
-        "layout": layout,
-        "align": align,
-        "grad": grad,
-        "mutates": mutates or None,
-        "assumes": assumes and _name_of(assumes, "assumes"),
-        "samples": samples and _name_of(samples, "samples"),
-        "tolerance": tolerance and {str(dtype): limits for dtype, limits in tolerance.items()},
-    }
+    functions = {f"{key}_fn": options.get(key) for key in _FUNCTIONS}
+    options["grad"], grad_functions = _named(options.get("grad", "none"))
+    for key in ("where", "faster", "mutates"):
+        options[key] = options.get(key) or None
+    for key in _FUNCTIONS:
+        options[key] = options.get(key) and _name_of(options[key], key)
+    if options.get("tolerance"):
+        options["tolerance"] = {str(dtype): limits for dtype, limits in options["tolerance"].items()}
     if dtypes is not None:
-        meta, type_alias = _uniform(dtypes, signature, type_alias)
-        given["arg_meta"] = {**meta, **(arg_meta or {})}
-    definitions = [from_python(alias or {}, mark) for alias in (type_alias, dim_order_alias)]
-    aliases = read_aliases(reader, *definitions)
+        meta, options["type_alias"] = _uniform(dtypes, signature, options.get("type_alias"))
+        options["arg_meta"] = {**meta, **(options.get("arg_meta") or {})}
     kind = "pattern" if isinstance(op, str) and op.startswith("pattern:") else "op"
-    described = kernels.Op(signature.name, kind, signature, aliases, library, 0, False, False)
-    entry = kernels.read_kernel(reader, from_python(given, mark), 0, described, fn)
+    reader = KernelReader(problems, op=signature.name, kind=kind, signature=signature, library=Library(library))
+    entry = read_kernel(reader, from_python(options, mark), 0, fn)
     if entry is not None:
-        entry = dataclasses.replace(entry, grad=dataclasses.replace(entry.grad, **functions))
-        entry = dataclasses.replace(entry, assumes_fn=assumes, samples_fn=samples)
+        entry = dataclasses.replace(entry, grad=dataclasses.replace(entry.grad, **grad_functions), **functions)
         for text in kernel_problems(entry, signature, _nothing):
             problems.add(mark, text)
     problems.raise_any()
     assert entry is not None, "an entry without problems was read"
     return entry
+
+
+def _check_options(name: str, fn: Any, options: Mapping[str, Any], library: Any, dtypes: Any) -> None:
+    """Check the kinds of the options that are no text in a manifest, or that Python's text could be taken for."""
+    _check(fn, f"kernel {name}", callable(fn), "a function")
+    _check_dtypes(dtypes, f"kernel {name}: dtypes")
+    for option, what in _LISTS.items():
+        kinds = (Mapping, type(None)) if option == "args" else (str, type(None))
+        if not isinstance(options.get(option), kinds):
+            check_list(options[option], f"kernel {name}: {option}", what)
+    for option in _FUNCTIONS:
+        value = options.get(option)
+        _check(value, f"kernel {name}: {option}", value is None or callable(value), "a function")
+    tolerance, wanted = options.get("tolerance"), "a mapping from dtypes to [rtol, atol]"
+    _check(tolerance, f"kernel {name}: tolerance", isinstance(tolerance, (Mapping, type(None))), wanted)
+    _check(library, f"kernel {name}: library", isinstance(library, str), "text")
+
+
+def _check_dtypes(dtypes: Any, what: str) -> None:
+    if dtypes is None or isinstance(dtypes, Mapping):
+        return
+    wanted = "dtypes, or a mapping from arguments to them"
+    _check(dtypes, what, not isinstance(dtypes, torch.dtype), f"a list of {wanted}: [{dtypes}]")
+    check_list(dtypes, what, wanted)
+    _check(dtypes, what, len(dtypes) > 0, "a list of at least one dtype; left out, there is none that it must be")
+    for i, each in enumerate(dtypes):
+        _check(each, f"{what}[{i}]", isinstance(each, (torch.dtype, str)), "a dtype")
+
+
+def _check(value: Any, what: str, ok: bool, wanted: str) -> None:
+    check(ok, lambda: f"{what} is {value!r}, but must be {wanted}", TypeError)
 
 
 def caller(depth: int) -> Mark:

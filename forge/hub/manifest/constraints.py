@@ -1,8 +1,9 @@
 """Checkers: from a kernel's constraints to a yes, or to the first one that fails, in words."""
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from forge.hub.manifest.model import (
     OrderAlias,
     Signature,
 )
+from forge.hub.manifest.shapes import ShapePattern
 from forge.hub.manifest.where import Undecided, same
 from forge.ir import TensorProxy
 from forge.support.dtypes import dtype_name, show
@@ -47,7 +49,7 @@ def capability(device: torch.device) -> tuple[int, int] | str:
         return lines[0] if lines else type(error).__name__
 
 
-@functools.cache
+@cache
 def _cuda_capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
@@ -66,6 +68,8 @@ class Checker:
         self.subject = next(iter(signature.tensors), None)
         self.dropped = dropped_defaults(entry, signature)
         self.constrained = entry.constrained
+        fixed = {name for name, layout in entry.layout.items() if layout.order is not None}
+        self.ordered = {name: alias for name, alias in entry.orders.items() if name not in fixed}
         is_overload = "::" in signature.name
         unsaid = (p for p in signature.parameters if not (p.out or p.name in entry.constrained))
         self.typed = tuple(unsaid) if is_overload else ()
@@ -89,10 +93,10 @@ class Checker:
         values = self.signature.bind(args, kwargs)
         for name, alias in self.entry.dtypes.items():
             for tensor in _tensors(values.get(name)):
-                self._dtype(name, alias, tensor.dtype, bound)
+                self._dtype(name, alias, tensor, bound)
         results = _tensors(outputs)
         reasons = [
-            self._dtype(f"__ret_{position}", alias, results[position].dtype, bound)
+            self._dtype(f"__ret_{position}", alias, results[position], bound)
             if position < len(results)
             else f"there is no result {position}"
             for position, alias in self.entry.returns.items()
@@ -111,9 +115,10 @@ class Checker:
         yield from self._dropped(values)
         tensors = yield from self._present(values)
         dims: dict[str, Any] = {}
-        yield from self._dtypes(tensors)
-        yield from self._orders(tensors)
-        broken = yield from self._shapes(tensors, dims)
+        yield from self._first(tensors, self.entry.dtypes, partial(self._dtype, bound={}))
+        yield from self._first(tensors, self.ordered, partial(self._order, bound={}))
+        broken = tuple(self._first(tensors, self.entry.shape, partial(self._shape, dims=dims)))
+        yield from broken
         known = {**values, **dims}
         for condition in self.entry.where:
             if broken and not condition.names <= known.keys():
@@ -184,72 +189,47 @@ class Checker:
                 yield f"{name} is None, but must be a tensor"
         return found
 
-    def _dtypes(self, tensors: Mapping[str, list[Any]]) -> Iterator[str]:
-        bound: dict[str, torch.dtype] = {}
-        for name, alias in self.entry.dtypes.items():
-            for tensor in tensors.get(name, ()):
-                reason = self._dtype(name, alias, tensor.dtype, bound)
-                if reason is not None:
-                    yield reason
-                    break
+    def _first(
+        self,
+        tensors: Mapping[str, list[Any]],
+        constraints: Mapping[str, Any],
+        reason: Callable[[str, Any, Any], str | None],
+    ) -> Iterator[str]:
+        """Yield, for each argument, why the first of its tensors that does not fit does not."""
+        for name, constraint in constraints.items():
+            reasons = (reason(name, constraint, tensor) for tensor in tensors.get(name, ()))
+            yield from islice((each for each in reasons if each is not None), 1)
 
-    def _dtype(self, name: str, alias: DtypeAlias, dtype: torch.dtype, bound: dict[str, torch.dtype]) -> str | None:
+    def _dtype(self, name: str, alias: DtypeAlias, tensor: Any, bound: dict[str, torch.dtype]) -> str | None:
+        dtype = tensor.dtype
         if dtype not in alias.dtypes:
-            return (
-                f"{self._about(name)}dtype {dtype_name(dtype)} {'is not' if alias.name is None else 'not in'} {alias}"
-            )
+            verb = "is not" if alias.name is None else "not in"
+            return f"{self._about(name)}dtype {dtype_name(dtype)} {verb} {alias}"
         if alias.name is not None and bound.setdefault(alias.name, dtype) != dtype:
             return f"{name} has dtype {dtype_name(dtype)}, but {alias.name} is {dtype_name(bound[alias.name])} here"
         return None
 
-    def _orders(self, tensors: Mapping[str, list[Any]]) -> Iterator[str]:
-        bound: dict[str, tuple[DimOrder, ...]] = {}
-        for name, alias in self.entry.orders.items():
-            fixed = self.entry.layout.get(name)
-            if fixed is not None and fixed.order is not None:
-                continue
-            for tensor in tensors.get(name, ()):
-                reason = self._unknown(name, alias, tensor) or _order(name, alias, tensor, bound)
-                if reason is not None:
-                    yield reason
-                    break
-
-    def _unknown(self, name: str, alias: OrderAlias, tensor: Any) -> str | None:
-        """Of orders that are keys: a tensor whose order is not known is not taken for one in channels_last."""
-        if self.entry.keyed and strides_of(tensor) is None and not any(order.is_contiguous for order in alias.orders):
-            return f"{name}'s dim order is not known here, and {alias} is asked for"
+    def _order(self, name: str, alias: OrderAlias, tensor: Any, bound: dict[str, tuple[DimOrder, ...]]) -> str | None:
+        if strides_of(tensor) is None:
+            if self.entry.keyed and not any(order.is_contiguous for order in alias.orders):
+                return f"{name}'s dim order is not known here, and {alias} is asked for"
+            if len(alias.orders) > 1:
+                return f"{name}'s dim order is not known, but {alias.name} allows several"
+        possible = fits(alias, tensor)
+        if not possible:
+            is_contiguous = len(alias.orders) == 1 and alias.orders[0].dims is None
+            return f"{name} is not contiguous" if is_contiguous else f"{name}'s dim order is not {alias}"
+        if alias.name is None:
+            return None
+        before = bound.setdefault(alias.name, possible)
+        bound[alias.name] = tuple(order for order in before if order in possible) or before
+        if not set(before) & set(possible):
+            return f"{name} has dim order {possible[0]}, but {alias.name} is {before[0]} here"
         return None
 
-    def _shapes(self, tensors: Mapping[str, list[Any]], dims: dict[str, Any]) -> Iterator[str]:
-        """Yields what does not fit; the result says whether there was such a shape."""
-        broken = False
-        for name, pattern in self.entry.shape.items():
-            for tensor in tensors.get(name, ()):
-                reason = pattern.mismatch(tensor.shape, dims)
-                if reason is not None:
-                    broken = True
-                    yield self._about(name) + reason
-                    break
-        return broken
-
-
-def _order(name: str, alias: OrderAlias, tensor: Any, bound: dict[str, tuple[DimOrder, ...]]) -> str | None:
-    if len(alias.orders) > 1 and strides_of(tensor) is None:
-        return f"{name}'s dim order is not known, but {alias.name} allows several"
-    possible = fits(alias, tensor)
-    if not possible:
-        only = alias.orders[0] if len(alias.orders) == 1 else None
-        if only is not None and only.dims is None:
-            return f"{name} is not contiguous"
-        return f"{name}'s dim order is not {alias}"
-    if alias.name is None:
-        return None
-    before = bound.setdefault(alias.name, possible)
-    both = tuple(order for order in before if order in possible)
-    if not both:
-        return f"{name} has dim order {possible[0]}, but {alias.name} is {before[0]} here"
-    bound[alias.name] = both
-    return None
+    def _shape(self, name: str, pattern: ShapePattern, tensor: Any, dims: dict[str, Any]) -> str | None:
+        reason = pattern.mismatch(tensor.shape, dims)
+        return None if reason is None else self._about(name) + reason
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -298,11 +278,6 @@ def is_default(value: Any, default: Any) -> bool:
         return value is default or same(value, default)
     except Undecided:
         return False
-
-
-def checker(entry: KernelEntry, signature: Signature) -> Checker:
-    """checker(*args, **kwargs) -> True, or the first constraint of the kernel that fails, in words."""
-    return Checker(entry, signature)
 
 
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:

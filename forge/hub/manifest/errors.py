@@ -38,6 +38,10 @@ class ManifestError(HubError, ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+class InvalidText(ValueError):
+    """A text that is outside of its grammar; the message says what is wrong with it."""
+
+
 class Problems:
     """Collects problems while the rest of a file is still read."""
 

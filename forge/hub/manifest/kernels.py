@@ -1,622 +1,547 @@
-"""Reading one kernel of an operator's entry."""
+"""The keys of one kernel of an operator's entry, and the KernelEntry that they make."""
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
-from forge.hub.manifest.aliases import Aliases, read_aliases, read_dtype, read_dtype_or_alias, read_meta
-from forge.hub.manifest.errors import Mark, did_you_mean
-from forge.hub.manifest.fields import NAME, Fields, Reader, constant, shown
+from forge.hub.manifest.aliases import AliasReader, Meta, dtype, dtype_or_alias, meta
+from forge.hub.manifest.errors import InvalidText, Mark, did_you_mean
 from forge.hub.manifest.layout import ORDERS
 from forge.hub.manifest.model import (
+    NO_LIBRARY,
     REQUIRED,
     Argument,
     Constant,
     Device,
-    DtypeAlias,
+    DimOrder,
     Given,
     Grad,
     KernelEntry,
     Layout,
-    OrderAlias,
+    Library,
     Saved,
     Signature,
 )
-from forge.hub.manifest.parse import ListNode, MappingNode, Node, ScalarNode
-from forge.hub.manifest.shapes import NotAPattern, ShapePattern, make_shape, parse_shape
-from forge.hub.manifest.views import RESULT, NotAView, Viewed, parse_view
-from forge.hub.manifest.where import NotAllowed, Where, parse_where
-
-KEYS = (
-    "name",
-    "kernel_name",
-    "priority",
-    "device",
-    "arg_meta",
-    "shape",
-    "where",
-    "faster",
-    "args",
-    "out",
-    "result",
-    "layout",
-    "align",
-    "grad",
-    "tolerance",
-    "mutates",
-    "assumes",
-    "samples",
-    "type_alias",
-    "dim_order_alias",
+from forge.hub.manifest.parse import Node
+from forge.hub.manifest.schema import (
+    BOTH,
+    EXECUTORCH,
+    NAME,
+    Expected,
+    Reading,
+    any_node,
+    key,
+    many,
+    matching,
+    number,
+    pairs,
+    text,
+    whole,
 )
-EXECUTORCH_KEYS = ("arg_meta", "kernel_name", "type_alias", "dim_order_alias")
+from forge.hub.manifest.shapes import ShapePattern, make_shape, parse_shape
+from forge.hub.manifest.views import RESULT, parse_view
+from forge.hub.manifest.where import Where, parse_where
 
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 _DOTTED = rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})*"
-KERNEL_NAME = re.compile(
+_FUNCTION = re.compile(
     rf"(?:{_DOTTED}|{_IDENTIFIER}(?:::{_IDENTIFIER})+(?:\.{_IDENTIFIER})?"
     rf"|python:\.*(?:{_DOTTED})?:{_DOTTED}|hub:[\w.-]+/[\w.-]+(?:@[\w./-]+)?:{_DOTTED})"
 )
-KERNEL_NAME_FORMS = "'function', 'ns::name', 'python:module:function' or 'hub:org/repo:function'"
-
 _CAPABILITY = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d{1,3})(?:\.(\d{1,2}))?")
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "meta")
-MAX_RESULTS = 16
-GRADS = ("none", "composite", "autograd")
 _RESULT = re.compile(r"__ret_(\d{1,2})")
+_MAX_RESULTS = 16
+_GRADS = ("none", "composite", "autograd")
 
-
-Dtypes = Mapping[str, DtypeAlias]
+function_name = matching(_FUNCTION, "'function', 'ns::name', 'python:module:function' or 'hub:org/repo:function'")
 
 
 @dataclass(frozen=True)
-class Op:
-    """What a kernel's entry is read against; `signature` is None while it is not known."""
+class KernelReader(AliasReader):
+    """Reader of the kernels of one operator.
 
-    name: str
-    kind: str
-    signature: Signature | None
-    aliases: Aliases
-    library: str
-    priority: int
-    executorch: bool
-    has_reference: bool
+    signature: None while it is not known. more: values beside the operator's arguments that a kernel may be called
+    with, as a backward is with gradients.
+    """
 
+    op: str = ""
+    kind: str = "op"
+    signature: Signature | None = None
+    library: Library = NO_LIBRARY
+    has_reference: bool = False
+    more: tuple[str, ...] = ()
 
-def read_kernel(reader: Reader, node: Node, index: int, op: Op, fn: Callable | None = None) -> KernelEntry | None:
-    """One entry of `kernels`; None when it was too wrong to go on (all that is wrong was reported)."""
-    where = f"kernels[{index}]"
-    hint = "; begin the file with forge_kernels: 1 to use it" if op.executorch else ""
-    fields = reader.fields(
-        node,
-        where,
-        EXECUTORCH_KEYS if op.executorch else KEYS,
-        required=() if fn else ("kernel_name",),
-        hint=hint if _has_forge_key(node) else "",
-    )
-    if fields is None:
-        return None
-    own = read_aliases(reader, fields.get("type_alias"), fields.get("dim_order_alias"))
-    return _Kernel(reader, fields, dataclasses.replace(op, aliases=op.aliases.with_own(own)), fn).read()
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(self.signature.by_name) if self.signature else ()
 
-
-def result_names(signature: Signature | None) -> tuple[str, ...]:
-    """What a backward may be given of the results: `grad_output` and `output`; numbered, where there are several or
-    their number is not known."""
-    count = signature.returns if signature else None
-    single = ("grad_output", "output") if count in (None, 1) else ()
-    numbered = () if count == 1 else range(count if count is not None else MAX_RESULTS)
-    return (*single, *(f"{name}_{i}" for i in numbered for name in ("grad_output", "output")))
-
-
-def _has_forge_key(node: Node) -> bool:
-    forges = set(KEYS) - set(EXECUTORCH_KEYS)
-    return isinstance(node, MappingNode) and any(name in forges for name, _, _ in node.items)
-
-
-def _condition(key: str, text: str) -> Where:
-    try:
-        return parse_where(text)
-    except NotAllowed as error:
-        raise NotAllowed(key + str(error).removeprefix("where")) from None
-
-
-class _Kernel:
-    """Reads the fields of one kernel."""
-
-    def __init__(self, reader: Reader, fields: Fields, op: Op, fn: Callable | None) -> None:
-        self.reader = reader
-        self.fields = fields
-        self.op = op
-        self.fn = fn
-        self.signature = op.signature
-
-    def read(self) -> KernelEntry:
-        fields, reader = self.fields, self.reader
-        kernel_name = self._kernel_name(fields.get("kernel_name"), "kernel_name")
-        name = reader.text(fields.get("name"), "name") or kernel_name or getattr(self.fn, "__name__", "?")
-        priority = reader.integer(fields.get("priority"), "priority")
-        dtypes, orders, optional, returns = self._arg_meta()
-        shape, optional_shapes = self._shape()
-        args, out = self._call(fields, {}), self._out(fields)
-        result = self._result_views(fields, self.signature.returns if self.signature else None, "operator's results")
-        entry = KernelEntry(
-            op=self.op.name,
-            name=name,
-            kernel_name=kernel_name,
-            fn=self.fn,
-            op_kind=self.op.kind,
-            library=self.op.library,
-            priority=self.op.priority if priority is None else priority,
-            device=self._device(),
-            dtypes=dtypes,
-            orders=orders,
-            optional=frozenset(optional | optional_shapes),
-            returns=returns,
-            shape=shape,
-            where=self._conditions("where"),
-            faster=self._conditions("faster"),
-            grad=self._grad(shape, dtypes),
-            tolerance=self._tolerance(),
-            args=args,
-            out=out,
-            result=result,
-            layout=self._layout(),
-            mutates=self._mutates(fields, ()),
-            assumes=self._kernel_name(fields.get("assumes"), "assumes"),
-            samples=self._kernel_name(fields.get("samples"), "samples"),
-            keyed=self.op.executorch and bool(orders),
-            mark=fields.mark,
-        )
-        self._check_names(entry)
-        if entry.assumes is not None and entry.grad.kind == "kernel":
-            text = "assumes goes with grad: none, composite or autograd; a backward kernel does not know what ran"
-            self.problem(fields.mark_of("assumes"), text)
-        return self._with_outs(entry)
-
-    def _mutates(self, fields: Fields, others: Iterable[str]) -> tuple[str, ...]:
-        """Tensor arguments, or of a backward `others` that it is called with."""
-        found = []
-        for node in self.reader.one_or_more(fields.get("mutates")):
-            name = self.reader.text(node, "mutates")
-            if name is not None and (name in others or self._known_argument(name, node.mark, "mutates")):
-                found.append(name)
-        return tuple(found)
-
-    def problem(self, mark: Mark, text: str) -> None:
-        self.reader.problems.add(mark, text)
-
-    def _kernel_name(self, node: Node | None, what: str) -> str | None:
-        return self.reader.matching(node, what, KERNEL_NAME, KERNEL_NAME_FORMS)
-
-    # arguments
-
-    def _known_argument(self, name: str, mark: Mark, what: str, *, tensor: bool = True) -> bool:
-        """Whether the operator has this argument (and it may be a tensor); reported when not."""
-        if self.signature is None:
-            return True
-        parameter = self.signature.by_name.get(name)
-        if parameter is not None and (parameter.may_be_tensor or not tensor):
-            return True
-        names = self.signature.tensors if tensor else tuple(self.signature.by_name)
-        kind = "a tensor argument" if parameter is not None else "an argument"
-        listed = f"{'tensor ' if tensor else ''}arguments: {', '.join(names) or 'none'}"
-        near = did_you_mean(name, names)
-        self.problem(mark, f"{what} names {name!r}, not {kind} of {self.op.name}; {listed}{near}")
-        return False
-
-    def _arg_meta(self) -> tuple[dict[str, DtypeAlias], dict[str, OrderAlias], set[str], dict[int, DtypeAlias]]:
-        dtypes: dict[str, DtypeAlias] = {}
-        orders: dict[str, OrderAlias] = {}
-        optional: set[str] = set()
-        returns: dict[int, DtypeAlias] = {}
-        node = self.fields.get("arg_meta")
-        for name, mark, item in self.reader.pairs(
-            node, "arg_meta", "null or a mapping from arguments to [dtype, order]"
-        ):
-            meta = read_meta(self.reader, name, item, self.op.aliases)
-            result = _RESULT.fullmatch(name)
-            if result is not None:
-                self._result(int(result[1]), mark, name)
-                if meta.dtype is not None:
-                    returns[int(result[1])] = meta.dtype
-                continue
-            self._known_argument(name, mark, "arg_meta")
-            if meta.dtype is not None:
-                dtypes[name] = meta.dtype
-            if meta.order is not None:
-                orders[name] = meta.order
-            if meta.optional or (self.op.executorch and self._may_be_none(name)):
-                optional.add(name)
-        return dtypes, orders, optional, returns
-
-    def _may_be_none(self, name: str) -> bool:
-        parameter = self.signature.by_name.get(name) if self.signature else None
-        return parameter is not None and parameter.optional
-
-    def _result(self, position: int, mark: Mark, name: str) -> None:
-        count = self.signature.returns if self.signature else None
-        if count is not None and position >= count:
-            self.problem(mark, f"arg_meta names {name!r}, but {self.op.name} has {count} results")
-
-    def _shape(self) -> tuple[dict[str, ShapePattern], set[str]]:
-        patterns: dict[str, ShapePattern] = {}
-        optional: set[str] = set()
-        for name, mark, node in self.reader.pairs(
-            self.fields.get("shape"), "shape", 'a mapping from arguments to patterns such as "[..., H]"'
-        ):
-            self._known_argument(name, mark, "shape")
-            pattern, may_be_none = self._pattern(node, name)
-            if pattern is not None:
-                patterns[name] = pattern
-            if may_be_none:
-                optional.add(name)
-        return patterns, optional
-
-    def _pattern(self, node: Node, name: str) -> tuple[ShapePattern | None, bool]:
-        try:
-            if isinstance(node, ListNode) and all(isinstance(item, ScalarNode) for item in node.items):
-                return self._no_clash(make_shape([str(constant(item)) for item in node.items]), node.mark), False
-            text = self.reader.text(node, f"shape of {name}")
-            if text is None:
-                return None, False
-            return self._no_clash(parse_shape(text.strip().removesuffix("?")), node.mark), text.strip().endswith("?")
-        except NotAPattern as error:
-            self.problem(node.mark, str(error))
-            return None, False
-
-    def _no_clash(self, pattern: ShapePattern, mark: Mark) -> ShapePattern:
-        """A dim may not have an argument's name: a where expression could mean either."""
-        for name in pattern.names:
-            if self.signature is not None and name in self.signature.by_name:
-                self.problem(mark, f"shape {pattern}: the dim {name!r} has the name of an argument; rename the dim")
-        return pattern
-
-    def _conditions(self, key: str) -> tuple[Where, ...]:
-        found = []
-        for node in self.reader.one_or_more(self.fields.get(key)):
-            text = self.reader.text(node, key)
-            if text is not None:
-                found.append(self.reader.converted(node, partial(_condition, key), text, NotAllowed))
-        return tuple(condition for condition in found if condition is not None)
-
-    def _check_names(self, entry: KernelEntry) -> None:
-        """That conditions speak of arguments and dims that there are."""
-        if self.signature is None:
-            return
-        dims = {name for pattern in entry.shape.values() for name in pattern.names}
-        values = {p.name for p in self.signature.parameters if p.kind in ("other", "any", "tensors")} | dims
-        tensors = {p.name for p in self.signature.parameters if p.kind == "tensor"}
-        broken = "shape" in self.fields.by_name and len(entry.shape) < len(
-            getattr(self.fields.get("shape"), "items", ())
-        )
-        if broken:  # the dims of a pattern that could not be read are not known
-            return
-        nodes = [node for key in ("where", "faster") for node in self.reader.one_or_more(self.fields.get(key))]
-        marks = {constant(node): node.mark for node in nodes if isinstance(node, ScalarNode)}
-        for key, conditions in (("where", entry.where), ("faster", entry.faster)):
-            for condition in conditions:
-                written = (at for text, at in marks.items() if str(text).strip() == condition.text)
-                mark = next(written, self.fields.mark)
-                for text in condition.misused(values, tensors):
-                    self.problem(mark, key + text.removeprefix("where"))
-
-    # where it runs
-
-    def _device(self) -> Device | None:
-        node = self.fields.get("device")
-        if node is None:
-            return None
-        if not isinstance(node, MappingNode):
-            types = self._device_types(node)
-            return Device(types) if types else None
-        fields = self.reader.fields(node, "device", ("type", "capability"), required=("type",))
-        types = self._device_types(fields.get("type"))
-        capability = fields.get("capability")
-        if capability is None:
-            return Device(types) if types else None
-        if types and types != ("cuda",) and set(types) <= set(_DEVICES):
-            self.problem(capability.mark, f"capability is of cuda devices, but the device type is {', '.join(types)}")
-        limits = self._capability(capability)
-        return Device(types, limits, str(constant(capability))) if types and limits else None
-
-    def _device_types(self, node: Node | None) -> tuple[str, ...]:
-        types = self.reader.texts(node, "device type")
-        for item in self.reader.one_or_more(node):
-            name = constant(item)
-            if isinstance(name, str) and name not in _DEVICES:
-                near = did_you_mean(name, _DEVICES) or f"; known: {', '.join(_DEVICES)}"
-                self.problem(item.mark, f"unknown device type {name!r}{near}")
-        return types
-
-    def _capability(self, node: Node) -> tuple[tuple[str, tuple[int, int]], ...]:
-        text = self.reader.text(node, "capability")
-        if text is None:
-            return ()
-        matches = [_CAPABILITY.fullmatch(part.strip()) for part in text.split(",")]
-        if None in matches:
-            self.reader.no(node, "capability", "a version range such as '>=8.0' or '>=8.0,<10'")
-            return ()
-        return tuple((match[1], (int(match[2]), int(match[3] or 0))) for match in matches)
-
-    # how it is called
-
-    def _call(self, fields: Fields, extra: Iterable[str]) -> tuple[Given, ...] | None:
-        """`args`: a mapping from the kernel's parameters, or a list by position."""
-        node = fields.get("args")
-        if node is None:
-            return None
-        if isinstance(node, ListNode):
-            return tuple(Given(None, self._given(item, extra)) for item in node.items)
-        wanted = "a mapping from the kernel's parameters to arguments, or a list"
-        return tuple(
-            Given(self._parameter(name, mark), self._given(item, extra))
-            for name, mark, item in self.reader.pairs(node, "args", wanted)
-        )
-
-    def _parameter(self, name: str, mark: Mark) -> str:
-        if not NAME.fullmatch(name):
-            self.problem(mark, f"args names {name!r}, which is no parameter's name")
-        return name
-
-    def _given(self, node: Node, extra: Iterable[str]) -> Argument | Constant:
-        """An argument's name, a number, or {constant: …} for text."""
-        if isinstance(node, MappingNode):
-            fields = self.reader.fields(node, "args", ("constant",), required=("constant",))
-            value = fields.get("constant")
-            return Constant(None if value is None else constant(value))
-        if not (isinstance(node, ScalarNode) and isinstance(node.value, str)):
-            return Constant(constant(node))
-        return self._view(node, (*(self.signature.by_name if self.signature else ()), *extra))
-
-    def _view(self, node: ScalarNode, known: Iterable[str]) -> Argument:
-        """One of the known names, or a view of it."""
-        is_name = NAME.fullmatch(node.value) or "." not in node.value
-        view = Argument(node.value) if is_name else self.reader.converted(node, parse_view, node.value, NotAView)
-        if view is None:
-            return Argument(node.value)
-        names = view.names if isinstance(view, Viewed) else ()
-        for name in (view.name, *names) if self.signature is not None else ():
-            if name not in known:
-                near = did_you_mean(name, known) or f"; arguments: {', '.join(known)}"
-                text = f"; a text is written {{constant: {node.value}}}" if is_name else ""
-                self.problem(node.mark, f"args gives {name!r}, not an argument of {self.op.name}{near}{text}")
-        if isinstance(view, Viewed) and view.index is not None:
-            self.problem(node.mark, f"args gives {node.value!r}, but a list is given whole")
-        return view
-
-    def _result_views(self, fields: Fields, count: int | None, what: str) -> tuple[Argument, ...]:
-        """`result`: where, in what the kernel returns, the operator's results or gradients are."""
-        found = []
-        known = (RESULT, *(self.signature.by_name if self.signature else ()))
-        for node in self.reader.one_or_more(fields.get("result")):
-            text = self.reader.text(node, "result")
-            view = None if text is None else self.reader.converted(node, parse_view, text, NotAView)
-            if view is None:
-                continue
-            if view.name != RESULT:
-                self.problem(node.mark, f"result is {text!r}, but must begin with {RESULT}, what the kernel returns")
-            unknown = [name for name in getattr(view, "names", ()) if name not in known]
-            if unknown and self.signature is not None:
-                near = did_you_mean(unknown[0], known) or f"; arguments: {', '.join(known[1:])}"
-                self.problem(node.mark, f"result speaks of {unknown[0]!r}, not an argument of {self.op.name}{near}")
-            found.append(view)
-        mark = fields.mark_of("result")
-        if found and count is not None and len(found) != count:
-            self.problem(mark, f"result has {len(found)} entries, but must have {count}, for the {what}")
-        if found and fields.get("out") is not None:
-            self.problem(mark, "result goes with what a kernel returns, out with what it writes; one of them is meant")
-        return tuple(found)
-
-    def _out(self, fields: Fields) -> tuple[str | int, ...]:
-        found: list[str | int] = []
-        for node in self.reader.one_or_more(fields.get("out")):
-            value = constant(node)
-            position = type(value) is int and 0 <= value < 64
-            if position or (isinstance(value, str) and NAME.fullmatch(value)):
-                found.append(value)
-            else:
-                self.reader.no(node, "out", "the name or the position of the kernel's out parameter")
-        if len(set(found)) < len(found):
-            self.problem(fields.mark_of("out"), f"out names a parameter twice: {', '.join(map(str, found))}")
-        return tuple(found)
-
-    def _with_outs(self, entry: KernelEntry) -> KernelEntry:
-        """The entry with the out parameters of an out-variant, and all its arguments accounted for."""
-        if self.signature is None:
-            return entry
-        outs = [p.name for p in self.signature.parameters if p.out]
-        out, args = entry.out, entry.args
-        if outs and not out:
-            named = [given for given in args or () if isinstance(given.value, Argument) and given.value.name in outs]
-            out = tuple(given.parameter for given in named if given.parameter) if args is not None else tuple(outs)
-            args = tuple(given for given in args if given not in named) if args is not None else None
-            if len(out) < min(len(outs), self.signature.returns or 1):
-                self.problem(self.fields.mark_of("args"), f"args does not say where {', '.join(outs)} goes; use out:")
-        returns = self.signature.returns
-        if entry.out and returns is not None and len(entry.out) != returns:
-            self.problem(
-                self.fields.mark_of("out"),
-                f"out names {len(entry.out)} parameters, but {self.op.name} has {returns} results",
-            )
-        if out and entry.grad.kind == "autograd":
-            text = "grad: autograd is of kernels that return their result; one that writes to out has no graph"
-            self.problem(self.fields.mark_of("grad"), text)
-        self._check_left_out(entry)
-        return dataclasses.replace(entry, out=out, args=args)
-
-    def _check_left_out(self, entry: KernelEntry) -> None:
-        """An argument that the kernel never sees must have a default, or a condition."""
-        if entry.args is None:
-            return
-        used = {given.value.name for given in entry.args if isinstance(given.value, Argument)}
-        if not used <= self.signature.by_name.keys():  # a misspelt one, which was reported
-            return
-        used |= {name for condition in entry.where for name in condition.names}
-        for parameter in self.signature.parameters:
-            if (
-                parameter.default is REQUIRED
-                and not parameter.out
-                and not parameter.rest
-                and parameter.name not in used
-            ):
-                self.problem(
-                    self.fields.mark_of("args"),
-                    f"args leaves out {parameter.name!r}, which has no default: "
-                    "pass it, or say in where what it must be",
-                )
-
-    def _layout(self) -> dict[str, Layout]:
-        orders = dict(self._by_argument("layout", self._order))
-        aligns = dict(self._by_argument("align", self._align))
-        return {name: Layout(orders.get(name), aligns.get(name)) for name in dict.fromkeys((*orders, *aligns))}
-
-    def _by_argument(self, key: str, read: Callable[[Node], Any]) -> Iterator[tuple[str, Any]]:
-        """A value for every tensor argument, or a mapping by argument."""
-        node = self.fields.get(key)
-        if node is None:
-            return
-        if not isinstance(node, MappingNode):
-            value = read(node)
-            names = self.signature.tensors if self.signature else ()
-            if value is not None:
-                yield from ((name, value) for name in names if not self.signature.by_name[name].out)
-            return
-        for name, mark, item in node.items:
-            value = read(item)
-            if self._known_argument(name, mark, key) and value is not None:
-                yield name, value
-
-    def _order(self, node: Node) -> Any:
-        value = constant(node)
-        if isinstance(value, str) and value in ORDERS:
-            return ORDERS[value]
-        near = did_you_mean(value, ORDERS) if isinstance(value, str) else ""
-        self.problem(node.mark, f"layout is {shown(node)}, but must be {' or '.join(ORDERS)}{near}")
-        return None
-
-    def _align(self, node: Node) -> int | None:
-        value = constant(node)
-        if type(value) is int and 1 <= value <= 4096 and value & (value - 1) == 0:
-            return value
-        self.reader.no(node, "align", "a power of two of at most 4096, in bytes")
-        return None
-
-    # gradients and tolerances
-
-    def _grad(self, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> Grad:
-        node = self.fields.get("grad")
-        if node is None:
-            return Grad()
-        if isinstance(node, MappingNode):
-            return self._backward(node, shapes, dtypes)
-        value = constant(node)
-        if value in GRADS:
-            if value == "composite" and self.op.kind == "func" and not self.op.has_reference:
-                self.problem(
-                    node.mark, f"grad: composite derives from a reference, but {self.op.name} has none; add reference:"
-                )
-            return Grad(value)
-        if not isinstance(value, str):
-            self.reader.no(node, "grad", "none, composite, autograd, or the name of a backward kernel")
-            return Grad()
-        near = did_you_mean(value, GRADS)
-        if near:
-            self.problem(node.mark, f"unknown grad {value!r}{near}")
-            return Grad()
-        return Grad("kernel", self._kernel_name(node, "grad"), returns=self._tensors())
-
-    def _backward(self, node: MappingNode, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> Grad:
-        known = ("kernel_name", "args", "out", "result", "returns", "forward", "saves", "mutates")
-        fields = self.reader.fields(node, "grad", known, required=("kernel_name",))
-        returns = []
-        for item in self.reader.one_or_more(fields.get("returns")):
-            name = self.reader.text(item, "returns")
-            if name is not None and self._known_argument(name, item.mark, "returns"):
-                returns.append(name)
-        saves = self._saves(fields, shapes, dtypes)
-        given = tuple(returns) if fields.get("returns") is not None else self._tensors()
-        forward = fields.get("forward")
-        if saves and self.fields.get("result") is not None:
-            text = "a kernel that saves returns its results and then what is saved: result does not go with saves"
-            self.problem(self.fields.mark_of("result"), text)
-        if forward is not None and fields.get("saves") is None:
-            self.problem(forward.mark, "grad has a forward, but saves nothing; say in saves what it returns beyond")
-        return Grad(
-            "kernel",
-            self._kernel_name(fields.get("kernel_name"), "grad's kernel_name"),
-            self._call(fields, (*result_names(self.signature), *saves)),
-            self._out(fields),
-            given,
-            self._kernel_name(forward, "grad's forward"),
-            saves,
-            self._mutates(fields, (*result_names(self.signature), *saves)),
-            self._result_views(
-                fields, len(given) if self.signature else None, f"gradients that it returns: {', '.join(given)}"
-            ),
-        )
-
-    def _tensors(self) -> tuple[str, ...]:
-        """The arguments that a backward gives gradients of where it does not say."""
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The arguments that may be tensors and are not written to."""
         names = self.signature.tensors if self.signature else ()
         return tuple(name for name in names if not self.signature.by_name[name].out)
 
-    def _saves(self, fields: Fields, shapes: Mapping[str, ShapePattern], dtypes: Dtypes) -> dict[str, Saved]:
-        found = {}
-        wanted = 'a mapping from names to [dtype, shape], such as {rstd: [float32, "[...]"]}'
-        taken = (*(self.signature.by_name if self.signature else ()), *result_names(self.signature))
-        for name, mark, node in self.reader.pairs(fields.get("saves"), "saves", wanted):
-            items = node.items if isinstance(node, ListNode) else ()
-            if not NAME.fullmatch(name) or name in taken:
-                self.problem(mark, f"saves names {name!r}, which {'is taken' if name in taken else 'is no name'}")
-            elif len(items) != 2:
-                self.reader.no(node, f"saves of {name}", '[dtype, shape], such as [float32, "[..., H]"]')
-            else:
-                dtype = self._saved_dtype(items[0], name, dtypes)
-                shape = self._saved_shape(items[1], name, shapes)
-                if dtype is not None and shape is not None:
-                    found[name] = Saved(dtype, shape)
-        return found
+    @property
+    def outs(self) -> tuple[str, ...]:
+        """The arguments that an out-variant writes to."""
+        return tuple(p.name for p in self.signature.parameters if p.out) if self.signature else ()
 
-    def _saved_dtype(self, node: Node, name: str, dtypes: Dtypes) -> DtypeAlias | None:
-        alias, _ = read_dtype_or_alias(self.reader, f"saves of {name}", node, self.op.aliases)
-        if alias is None or len(alias.dtypes) == 1 or any(alias.name == each.name for each in dtypes.values()):
-            return alias
-        self.problem(node.mark, f"saves of {name}: no argument has the type alias {alias.name}, which allows several")
+    @property
+    def returns(self) -> int | None:
+        return self.signature.returns if self.signature else None
+
+    def known_argument(self, name: str, mark: Mark, what: str) -> bool:
+        """Whether the operator has this argument, and it may be a tensor; reported when not."""
+        parameter = self.signature.by_name.get(name) if self.signature else None
+        if self.signature is None or (parameter is not None and parameter.may_be_tensor):
+            return True
+        names = self.signature.tensors
+        kind = "an argument" if parameter is None else "a tensor argument"
+        listed = f"tensor arguments: {', '.join(names) or 'none'}{did_you_mean(name, names)}"
+        self.problems.add(mark, f"{what} names {name!r}, not {kind} of {self.op}; {listed}")
+        return False
+
+
+# constraints
+
+
+def _arg_meta(reader: KernelReader, node: Node, what: str) -> dict[str, Meta]:
+    found = {}
+    for name, mark, item in pairs(node, "null or a mapping from arguments to [dtype, order]"):
+        result = _RESULT.fullmatch(name)
+        if result is None:
+            reader.known_argument(name, mark, what)
+        elif reader.returns is not None and int(result[1]) >= reader.returns:
+            reader.problems.add(mark, f"{what} names {name!r}, but {reader.op} has {reader.returns} results")
+        found[name] = reader.read(meta, item, f"{what} of {name}") or Meta()
+    return found
+
+
+def _shape(reader: KernelReader, node: Node, what: str) -> ShapePattern:
+    """Return a pattern, whose dims may not have an argument's name: a where expression could mean either."""
+    if node.is_list and not any(item.is_list or item.is_mapping for item in node.value):
+        pattern = make_shape([str(item.value) for item in node.value])
+    else:
+        pattern = parse_shape(text(reader, node, what).strip().removesuffix("?"))
+    for name in pattern.names:
+        if name in reader.arguments:
+            problem = f"the dim {name!r} has the name of an argument; rename the dim"
+            reader.problems.add(node.mark, f"shape {pattern}: {problem}")
+    return pattern
+
+
+def _shapes(reader: KernelReader, node: Node, what: str) -> dict[str, ShapePattern | None]:
+    found = {}
+    for name, mark, item in pairs(node, 'a mapping from arguments to patterns such as "[..., H]"'):
+        reader.known_argument(name, mark, what)
+        found[name] = reader.read(_shape, item, f"{what} of {name}")
+    return found
+
+
+def _condition(reader: KernelReader, node: Node, what: str) -> Where:
+    return parse_where(text(reader, node, what), key=what)
+
+
+def _device_type(reader: KernelReader, node: Node, what: str) -> str:
+    name = text(reader, node, what)
+    if name not in _DEVICES:
+        hint = did_you_mean(name, _DEVICES) or f"; known: {', '.join(_DEVICES)}"
+        raise InvalidText(f"unknown device type {name!r}{hint}")
+    return name
+
+
+def _capability(reader: KernelReader, node: Node, what: str) -> tuple[tuple[str, tuple[int, int]], ...]:
+    matches = [_CAPABILITY.fullmatch(part.strip()) for part in text(reader, node, what).split(",")]
+    if None in matches:
+        raise Expected("a version range such as '>=8.0' or '>=8.0,<10'")
+    return tuple((match[1], (int(match[2]), int(match[3] or 0))) for match in matches)
+
+
+@dataclass(frozen=True)
+class _DeviceKeys:
+    type: tuple[str, ...] = key(many(_device_type), default=(), required=True, label="device type")
+    capability: tuple = key(_capability, default=())
+
+
+def _device(reader: KernelReader, node: Node, what: str) -> Device | None:
+    keys = reader.section(_DeviceKeys, node if node.is_mapping else Node(node.mark, {"type": node}), what)
+    capability = node.get("capability")
+    if capability is not None and keys.type and keys.type != ("cuda",):
+        listed = ", ".join(keys.type)
+        reader.problems.add(capability.mark, f"capability is of cuda devices, but the device type is {listed}")
+    written = "" if capability is None else str(capability.plain())
+    return Device(keys.type, keys.capability, written) if keys.type else None
+
+
+# how it is called
+
+
+@dataclass(frozen=True)
+class _ConstantKeys:
+    constant: Node | None = key(any_node, required=True)
+
+
+def _args(reader: KernelReader, node: Node, what: str) -> tuple[Given, ...]:
+    """Return a mapping from the kernel's parameters, or a list by position."""
+    if node.is_list:
+        return tuple(Given(None, _argument(reader, item, what)) for item in node.value)
+    found = []
+    for name, mark, item in pairs(node, "a mapping from the kernel's parameters to arguments, or a list"):
+        if not NAME.fullmatch(name):
+            reader.problems.add(mark, f"{what} names {name!r}, which is no parameter's name")
+        found.append(Given(name, _argument(reader, item, what)))
+    return tuple(found)
+
+
+def _argument(reader: KernelReader, node: Node, what: str) -> Argument | Constant:
+    """Return an argument, a number, or {constant: …} for text."""
+    if node.is_mapping:
+        keys = reader.section(_ConstantKeys, node, what)
+        return Constant(None if keys.constant is None else keys.constant.plain())
+    if not isinstance(node.value, str):
+        return Constant(node.plain())
+    return reader.read(_argument_view, node, what) or Argument(node.value)
+
+
+def _argument_view(reader: KernelReader, node: Node, what: str) -> Argument:
+    """Return a value that a kernel may be called with, or a view of it."""
+    is_name = NAME.fullmatch(node.value) or "." not in node.value
+    view = Argument(node.value) if is_name else parse_view(node.value)
+    known = (*reader.arguments, *reader.more)
+    for name in (view.name, *view.names) if reader.signature is not None else ():
+        if name not in known:
+            near = did_you_mean(name, known) or f"; arguments: {', '.join(known)}"
+            constant = f"; a text is written {{constant: {node.value}}}" if is_name else ""
+            problem = f"{what} gives {name!r}, not an argument of {reader.op}{near}{constant}"
+            reader.problems.add(node.mark, problem)
+    if view.index is not None:
+        reader.problems.add(node.mark, f"{what} gives {node.value!r}, but a list is given whole")
+    return view
+
+
+def _result_view(reader: KernelReader, node: Node, what: str) -> Argument:
+    """Return where, in what the kernel returns, one of the operator's results or gradients is."""
+    view = parse_view(text(reader, node, what))
+    if view.name != RESULT:
+        problem = f"{what} is {node.value!r}, but must begin with {RESULT}, what the kernel returns"
+        reader.problems.add(node.mark, problem)
+    unknown = [name for name in view.names if name not in (RESULT, *reader.arguments)]
+    if unknown and reader.signature is not None:
+        near = did_you_mean(unknown[0], (RESULT, *reader.arguments)) or f"; arguments: {', '.join(reader.arguments)}"
+        reader.problems.add(node.mark, f"{what} speaks of {unknown[0]!r}, not an argument of {reader.op}{near}")
+    return view
+
+
+def _out(reader: KernelReader, node: Node, what: str) -> str | int:
+    value = node.value
+    if (type(value) is int and 0 <= value < 64) or (isinstance(value, str) and NAME.fullmatch(value)):
+        return value
+    raise Expected("the name or the position of the kernel's out parameter")
+
+
+def _tensor(reader: KernelReader, node: Node, what: str) -> str:
+    """Return a tensor argument, or another value that a backward is called with."""
+    name = text(reader, node, what)
+    if name not in reader.more:
+        reader.known_argument(name, node.mark, what)
+    return name
+
+
+def _by_tensor(read: Reading) -> Reading:
+    """Return the reading of a value for every tensor argument, or of a mapping by argument."""
+
+    def by_tensor(reader: KernelReader, node: Node, what: str) -> dict[str, Any]:
+        if not node.is_mapping:
+            return dict.fromkeys(reader.inputs, reader.read(read, node, what))
+        for name, mark in node.keys.items():
+            reader.known_argument(name, mark, what)
+        return {name: reader.read(read, item, what) for name, item in node.value.items()}
+
+    return by_tensor
+
+
+def _order(reader: KernelReader, node: Node, what: str) -> DimOrder:
+    if isinstance(node.value, str) and node.value in ORDERS:
+        return ORDERS[node.value]
+    near = did_you_mean(node.value, ORDERS) if isinstance(node.value, str) else ""
+    raise Expected(f"{' or '.join(ORDERS)}{near}")
+
+
+def _alignment(reader: KernelReader, node: Node, what: str) -> int:
+    if type(node.value) is int and 1 <= node.value <= 4096 and node.value & (node.value - 1) == 0:
+        return node.value
+    raise Expected("a power of two of at most 4096, in bytes")
+
+
+# gradients and tolerances
+
+
+def _saves(reader: KernelReader, node: Node, what: str) -> dict[str, Saved]:
+    found = {}
+    taken = (*reader.arguments, *result_names(reader.signature))
+    for name, mark, item in pairs(node, 'a mapping from names to [dtype, shape], such as {rstd: [float32, "[...]"]}'):
+        if not NAME.fullmatch(name) or name in taken:
+            problem = "is taken" if name in taken else "is no name"
+            reader.problems.add(mark, f"{what} names {name!r}, which {problem}")
+        else:
+            found[name] = reader.read(_saved, item, f"{what} of {name}")
+    return {name: saved for name, saved in found.items() if saved is not None}
+
+
+def _saved(reader: KernelReader, node: Node, what: str) -> Saved | None:
+    if not (node.is_list and len(node.value) == 2):
+        raise Expected('[dtype, shape], such as [float32, "[..., H]"]')
+    alias = reader.read(dtype_or_alias, node.value[0], what)
+    pattern = reader.read(_shape, node.value[1], f"shape of {what.removeprefix('saves of ')}")
+    return None if alias is None or pattern is None else Saved(alias, pattern)
+
+
+@dataclass(frozen=True)
+class _GradKeys:
+    """The keys of a backward kernel; the fields of a Grad."""
+
+    kernel_name: str | None = key(function_name, required=True, label="grad's kernel_name")
+    args: tuple[Given, ...] | None = key(_args)
+    out: tuple[str | int, ...] = key(many(_out), default=())
+    result: tuple[Argument, ...] = key(many(_result_view), default=())
+    returns: tuple[str, ...] | None = key(many(_tensor))
+    forward: str | None = key(function_name, label="grad's forward")
+    saves: Mapping[str, Saved] | None = key(_saves)
+    mutates: tuple[str, ...] = key(many(_tensor), default=())
+
+
+def _grad(reader: KernelReader, node: Node, what: str) -> Grad:
+    value = node.value
+    if node.is_mapping:
+        return _backward(reader, node, what)
+    if not isinstance(value, str):
+        raise Expected("none, composite, autograd, or the name of a backward kernel")
+    if value == "composite" and reader.kind == "func" and not reader.has_reference:
+        raise InvalidText(f"grad: composite derives from a reference, but {reader.op} has none; add reference:")
+    if value in _GRADS:
+        return Grad(value)
+    if near := did_you_mean(value, _GRADS):
+        raise InvalidText(f"unknown grad {value!r}{near}")
+    return Grad("kernel", function_name(reader, node, what), returns=reader.inputs)
+
+
+def _backward(reader: KernelReader, node: Node, what: str) -> Grad:
+    saves, forward = node.get("saves"), node.get("forward")
+    names = saves.value if saves is not None and saves.is_mapping else ()
+    keys = dataclasses.replace(reader, more=(*result_names(reader.signature), *names)).section(_GradKeys, node, what)
+    returns = reader.inputs if keys.returns is None else keys.returns
+    if forward is not None and saves is None:
+        problem = "grad has a forward, but saves nothing; say in saves what it returns beyond"
+        reader.problems.add(forward.mark, problem)
+    count, what = len(returns) if reader.signature else None, f"gradients that it returns: {', '.join(returns)}"
+    for name, problem in _result_problems(node, keys, count, what):
+        reader.problems.add(node.place(name), problem)
+    return Grad("kernel", **{**vars(keys), "returns": returns, "saves": keys.saves or {}})
+
+
+def result_names(signature: Signature | None) -> tuple[str, ...]:
+    """Return what a backward may be given of the results: `grad_output` and `output`; numbered, where there are
+    several or their number is not known."""
+    count = signature.returns if signature else None
+    single = ("grad_output", "output") if count in (None, 1) else ()
+    numbered = () if count == 1 else range(count if count is not None else _MAX_RESULTS)
+    return (*single, *(f"{name}_{i}" for i in numbered for name in ("grad_output", "output")))
+
+
+def _tolerance(reader: KernelReader, node: Node, what: str) -> dict[torch.dtype, tuple[float, float]]:
+    found = {}
+    for name, mark, item in pairs(node, "a mapping from dtypes to [rtol, atol]"):
+        found[reader.read(dtype, Node(mark, name), what)] = reader.read(_limits, item, f"{what} of {name}")
+    return found
+
+
+def _limits(reader: KernelReader, node: Node, what: str) -> tuple[float, ...]:
+    if not (node.is_list and len(node.value) == 2):
+        raise Expected("[rtol, atol]")
+    return reader.each(number, node, what)
+
+
+# a kernel
+
+
+@dataclass(frozen=True)
+class KernelKeys:
+    """The keys of a kernel."""
+
+    name: str | None = key(text)
+    kernel_name: str | None = key(function_name, required=True, dialects=BOTH)
+    priority: int | None = key(whole)
+    device: Device | None = key(_device)
+    arg_meta: Mapping[str, Meta] | None = key(_arg_meta, dialects=BOTH)
+    shape: Mapping[str, ShapePattern | None] | None = key(_shapes)
+    where: tuple[Where, ...] = key(many(_condition), default=())
+    faster: tuple[Where, ...] = key(many(_condition), default=())
+    args: tuple[Given, ...] | None = key(_args)
+    out: tuple[str | int, ...] = key(many(_out), default=())
+    result: tuple[Argument, ...] = key(many(_result_view), default=())
+    layout: Mapping[str, DimOrder] | None = key(_by_tensor(_order))
+    align: Mapping[str, int] | None = key(_by_tensor(_alignment))
+    grad: Grad = key(_grad, default=Grad())
+    tolerance: Mapping[torch.dtype, tuple[float, float]] | None = key(_tolerance)
+    mutates: tuple[str, ...] = key(many(_tensor), default=())
+    assumes: str | None = key(function_name)
+    samples: str | None = key(function_name)
+    type_alias: Node | None = key(any_node, dialects=BOTH)  # both are read before the other keys, which use them
+    dim_order_alias: Node | None = key(any_node, dialects=BOTH)
+
+
+# what an entry has as it was read
+_SAME = "kernel_name device where faster args out result grad mutates assumes samples".split()
+
+
+def read_kernel(reader: KernelReader, node: Node, index: int, fn: Callable | None = None) -> KernelEntry | None:
+    """Return one entry of `kernels`; None when it was too wrong to go on (all that is wrong was reported)."""
+    own = dataclasses.replace(reader, aliases=reader.aliases.with_own(reader, node))
+    optional = ("kernel_name",) if fn else ()
+    keys = own.read(lambda *args: own.section(KernelKeys, node, args[-1], optional=optional), node, f"kernels[{index}]")
+    if keys is None:
         return None
+    entry = _entry(own, keys, node, fn)
+    checks = (
+        _result_problems(node, keys, own.returns, "operator's results"),
+        _saving_problems(node, entry),
+        _out_problems(own, node, entry),
+    )
+    for name, problem in chain(*checks):
+        own.problems.add(node.place(name), problem)
+    _check_conditions(own, node, keys)
+    _check_saves(own, node, entry)
+    return _with_outs(own, entry)
 
-    def _saved_shape(self, node: Node, name: str, shapes: Mapping[str, ShapePattern]) -> ShapePattern | None:
-        pattern, _ = self._pattern(node, name)
-        if pattern is None:
-            return None
-        dims = {dim for each in shapes.values() for dim in each.names}
+
+def _entry(reader: KernelReader, keys: KernelKeys, node: Node, fn: Callable | None) -> KernelEntry:
+    metas = {name: each for name, each in (keys.arg_meta or {}).items() if not _RESULT.fullmatch(name)}
+    results = {name: each.dtype for name, each in (keys.arg_meta or {}).items() if name not in metas}
+    orders = {name: each.order for name, each in metas.items() if each.order is not None}
+    layout, align = keys.layout or {}, keys.align or {}
+    same = {name: each for name, each in vars(keys).items() if name in _SAME}
+    return KernelEntry(
+        **same,
+        op=reader.op,
+        name=keys.name or keys.kernel_name or getattr(fn, "__name__", "?"),
+        fn=fn,
+        op_kind=reader.kind,
+        library=reader.library.name,
+        priority=reader.library.priority if keys.priority is None else keys.priority,
+        dtypes={name: each.dtype for name, each in metas.items() if each.dtype is not None},
+        orders=orders,
+        optional=frozenset(_optional(reader, metas, node.get("shape"))),
+        returns={int(_RESULT.fullmatch(name)[1]): each for name, each in results.items() if each is not None},
+        shape={name: each for name, each in (keys.shape or {}).items() if each is not None},
+        tolerance=keys.tolerance or {},
+        layout={name: Layout(layout.get(name), align.get(name)) for name in dict.fromkeys((*layout, *align))},
+        keyed=reader.dialect == EXECUTORCH and bool(orders),
+        mark=node.mark,
+    )
+
+
+def _optional(reader: KernelReader, metas: Mapping[str, Meta], shape: Node | None) -> Iterator[str]:
+    """Yield the constrained arguments that may be None: those with a `?`; in ExecuTorch's files, by their schema."""
+    for name, each in metas.items():
+        parameter = reader.signature.by_name.get(name) if reader.signature else None
+        if each.optional or (reader.dialect == EXECUTORCH and parameter is not None and parameter.optional):
+            yield name
+    for name, item in shape.value.items() if shape is not None and shape.is_mapping else ():
+        if isinstance(item.value, str) and item.value.strip().endswith("?"):
+            yield name
+
+
+def _with_outs(reader: KernelReader, entry: KernelEntry) -> KernelEntry:
+    """Return the entry with the out parameters of an out-variant, which are not among its arguments."""
+    outs = reader.outs
+    if not outs or entry.out:
+        return entry
+    if entry.args is None:
+        return dataclasses.replace(entry, out=outs)
+    named = [given for given in entry.args if isinstance(given.value, Argument) and given.value.name in outs]
+    args = tuple(given for given in entry.args if given not in named)
+    return dataclasses.replace(entry, out=tuple(given.parameter for given in named if given.parameter), args=args)
+
+
+# checks of several keys: each problem with the key that it is about
+
+
+def _result_problems(node: Node, keys: Any, count: int | None, what: str) -> Iterator[tuple[str, str]]:
+    if keys.result and count is not None and len(keys.result) != count:
+        yield "result", f"result has {len(keys.result)} entries, but must have {count}, for the {what}"
+    if keys.result and node.get("out") is not None:
+        yield "result", "result goes with what a kernel returns, out with what it writes; one of them is meant"
+    if len(set(keys.out)) < len(keys.out):
+        yield "out", f"out names a parameter twice: {', '.join(map(str, keys.out))}"
+
+
+def _saving_problems(node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]]:
+    if entry.assumes is not None and entry.grad.kind == "kernel":
+        does_not = "a backward kernel does not know what ran"
+        yield "assumes", f"assumes goes with grad: none, composite or autograd; {does_not}"
+    if entry.grad.saves and node.get("result") is not None:
+        returns = "returns its results and then what is saved"
+        yield "result", f"a kernel that saves {returns}: result does not go with saves"
+
+
+def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the out parameters, and the arguments that the kernel never sees."""
+    if reader.signature is None:
+        return
+    complete, returns = _with_outs(reader, entry), reader.returns
+    if entry.args is not None and not entry.out and len(complete.out) < min(len(reader.outs), returns or 1):
+        yield "args", f"args does not say where {', '.join(reader.outs)} goes; use out:"
+    if entry.out and returns is not None and len(entry.out) != returns:
+        yield "out", f"out names {len(entry.out)} parameters, but {reader.op} has {returns} results"
+    if complete.out and entry.grad.kind == "autograd":
+        no_graph = "one that writes to out has no graph"
+        yield "grad", f"grad: autograd is of kernels that return their result; {no_graph}"
+    used = {given.value.name for given in entry.args or () if isinstance(given.value, Argument)}
+    if entry.args is None or not used <= reader.signature.by_name.keys():  # a misspelt one, which was reported
+        return
+    used |= {name for condition in entry.where for name in condition.names}
+    for parameter in reader.signature.parameters:
+        if parameter.default is REQUIRED and not (parameter.out or parameter.rest or parameter.name in used):
+            wanted = "pass it, or say in where what it must be"
+            yield "args", f"args leaves out {parameter.name!r}, which has no default: {wanted}"
+
+
+def _check_conditions(reader: KernelReader, node: Node, keys: KernelKeys) -> None:
+    """Check that conditions speak of arguments and dims that there are."""
+    patterns = (keys.shape or {}).values()
+    if reader.signature is None or None in patterns or (node.get("shape") is not None and keys.shape is None):
+        return  # the dims of a pattern that could not be read are not known
+    dims = {name for pattern in patterns for name in pattern.names}
+    values = {p.name for p in reader.signature.parameters if p.kind in ("other", "any", "tensors")} | dims
+    tensors = {p.name for p in reader.signature.parameters if p.kind == "tensor"}
+    for name in ("where", "faster"):
+        by_text = {each.text: each for each in getattr(keys, name)}
+        for item in node.get(name).items if by_text else ():
+            condition = by_text.get(str(item.value).strip())
+            for problem in condition.misused(values, tensors) if condition is not None else ():
+                reader.problems.add(item.mark, problem)
+
+
+def _check_saves(reader: KernelReader, node: Node, entry: KernelEntry) -> None:
+    """Check that the dtypes and shapes of what a forward saves are those of arguments."""
+    dims = {dim for each in entry.shape.values() for dim in each.names}
+    has_rest = any(each.rest is not None for each in entry.shape.values())
+    for name, saved in entry.grad.saves.items():
+        dtype_node, shape_node = node.get("grad").get("saves").get(name).value
+        alias, pattern = saved.dtype, saved.shape
+        if len(alias.dtypes) > 1 and all(alias.name != each.name for each in entry.dtypes.values()):
+            problem = f"no argument has the type alias {alias.name}, which allows several"
+            reader.problems.add(dtype_node.mark, f"saves of {name}: {problem}")
         unknown = [dim for dim in pattern.names if dim not in dims]
-        if pattern.rest is not None and all(each.rest is None for each in shapes.values()):
-            unknown.append("...")
+        unknown += ["..."] if pattern.rest is not None and not has_rest else []
         unknown += ["_"] if any(dim.any for dim in (*pattern.first, *(pattern.rest or ()))) else []
         if unknown:
-            self.problem(
-                node.mark,
-                f"saves of {name}: the shape of no argument says what {', '.join(unknown)} is; "
-                f"known: {', '.join(sorted(dims)) or 'none'}",
-            )
-        return None if unknown else pattern
-
-    def _tolerance(self) -> dict[torch.dtype, tuple[float, float]]:
-        found = {}
-        wanted = "a mapping from dtypes to [rtol, atol]"
-        for name, mark, node in self.reader.pairs(self.fields.get("tolerance"), "tolerance", wanted):
-            dtype = read_dtype(self.reader, ScalarNode(mark, name), "tolerance")
-            items = node.items if isinstance(node, ListNode) else ()
-            if len(items) != 2:
-                self.reader.no(node, f"tolerance of {name}", "[rtol, atol]")
-                continue
-            limits = tuple(self.reader.number(item, f"tolerance of {name}") for item in items)
-            if dtype is not None and None not in limits:
-                found[dtype] = limits
-        return found
+            known = ", ".join(sorted(dims)) or "none"
+            problem = f"the shape of no argument says what {', '.join(unknown)} is; known: {known}"
+            reader.problems.add(shape_node.mark, f"saves of {name}: {problem}")

@@ -1,16 +1,21 @@
 """What a valid manifest says, as plain data."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from forge.hub.manifest.errors import Mark
+from forge.hub.manifest.schema import file_path, folder_path, key, many, matching, package, text, version_range, whole
 from forge.hub.manifest.shapes import ShapePattern
 from forge.hub.manifest.where import Where
 from forge.support.dtypes import dtype_name
+
+_LIBRARY = re.compile(r"[A-Za-z_][\w.-]*")
+_LIBRARY_FORM = "letters, digits, '_', '-' and '.', such as acme.norms"
 
 # operators
 
@@ -166,6 +171,8 @@ class Argument:
     """An argument of the operator, given to a kernel's parameter."""
 
     name: str
+    index: ClassVar[int | None] = None  # a view has these, too
+    names: ClassVar[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -294,28 +301,31 @@ class KernelEntry:
 class Library:
     """The name of a set of kernels, and the priority of those that declare none."""
 
-    name: str
-    priority: int = 0
+    name: str = key(matching(_LIBRARY, _LIBRARY_FORM), default="", required=True)
+    priority: int = key(whole, default=0)
+
+
+NO_LIBRARY = Library()
 
 
 @dataclass(frozen=True)
 class Requires:
-    """What must be installed: a range of torch versions (">=2.11"), and packages as requirements ("einops>=0.7")."""
+    """The range of torch versions (">=2.11") and the packages ("einops>=0.7") that must be installed."""
 
-    torch: str = ""
-    python: tuple[str, ...] = ()
+    torch: str = key(version_range, default="")
+    python: tuple[str, ...] = key(many(package), default=())
 
 
 @dataclass(frozen=True)
 class Build:
     """How the kernels are compiled: source files and folders (relative to the manifest), and flags."""
 
-    cpp: tuple[str, ...] = ()
-    cuda: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    cflags: tuple[str, ...] = ()
-    cuda_cflags: tuple[str, ...] = ()
-    ldflags: tuple[str, ...] = ()
+    cpp: tuple[str, ...] = key(many(file_path), default=())
+    cuda: tuple[str, ...] = key(many(file_path), default=())
+    include: tuple[str, ...] = key(many(folder_path), default=())
+    cflags: tuple[str, ...] = key(many(text), default=())
+    cuda_cflags: tuple[str, ...] = key(many(text), default=())
+    ldflags: tuple[str, ...] = key(many(text), default=())
 
     @property
     def sources(self) -> tuple[str, ...]:

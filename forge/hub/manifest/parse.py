@@ -6,7 +6,7 @@ a decimal number or text: `no` is text here, and `2e-3` a number.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -24,34 +24,42 @@ _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "fals
 
 _QUICK_LOADER = "CSafeLoader"
 
-ScalarValue = str | int | float | bool | None
-
 
 @dataclass(frozen=True)
-class ScalarNode:
-    """One value: text, a number, true, false or null."""
+class Node:
+    """A value and its place: a tuple of nodes, a dict of nodes by key, or a scalar. keys: the places of a dict's."""
 
     mark: Mark
     value: Any
+    keys: Mapping[str, Mark] = field(default_factory=dict)
 
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.value, tuple)
 
-@dataclass(frozen=True)
-class ListNode:
-    """A list of nodes."""
+    @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.value, dict)
 
-    mark: Mark
-    items: tuple["Node", ...]
+    @property
+    def items(self) -> tuple["Node", ...]:
+        """The nodes of a list, or the one that stands in the place of a list of one."""
+        return self.value if self.is_list else (self,)
 
+    def get(self, key: str) -> "Node | None":
+        """Return the node of a key; None where it is left out, or null, or this is no mapping."""
+        node = self.value.get(key) if self.is_mapping else None
+        return None if node is None or node.value is None else node
 
-@dataclass(frozen=True)
-class MappingNode:
-    """Keys with their marks, and their nodes; a key occurs once."""
+    def place(self, key: str) -> Mark:
+        """Return the place of a key; the mapping's own where it is left out."""
+        return self.keys.get(key, self.mark)
 
-    mark: Mark
-    items: tuple[tuple[str, Mark, "Node"], ...]
-
-
-Node = ScalarNode | ListNode | MappingNode
+    def plain(self) -> Any:
+        """Return the value as plain data."""
+        if self.is_mapping:
+            return {key: node.plain() for key, node in self.value.items()}
+        return [node.plain() for node in self.value] if self.is_list else self.value
 
 
 @dataclass(frozen=True)
@@ -64,20 +72,19 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The document in a file; a file that cannot be read is a problem of the document."""
-    problems = Problems()
-    start = Mark(str(path), 1, 1)
+    """Parse a file; one that cannot be read is a problem of the document."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-        return parsed(data, str(path))
     except OSError as error:
-        problems.add(start, f"cannot be read: {error.strerror or error}")
-    return Document(str(path), None, tuple(problems.found))
+        problems = Problems()
+        problems.add(Mark(str(path), 1, 1), f"cannot be read: {error.strerror or error}")
+        return Document(str(path), None, tuple(problems.found))
+    return parsed(data, str(path))
 
 
 def parse(source: str | bytes, file: str) -> Document:
-    """The document in a text. Never raises for its contents: the problems are in the document.
+    """Parse a text. Never raises for its contents: the problems are in the document.
 
     Raises MissingExtraError where PyYAML is not installed.
     """
@@ -99,8 +106,8 @@ parsed = lru_cache(maxsize=16)(parse)  # a manifest is read before its kernels a
 
 
 def _build(text: str, file: str, problems: Problems) -> Node | None:
-    """The root of a text: by libyaml where PyYAML has it (ten times faster); by PyYAML itself for its errors, whose
-    words and places are then the same everywhere.
+    """Return the root of a text: by libyaml where PyYAML has it (ten times faster); by PyYAML itself for its errors,
+    whose words and places are then the same everywhere.
     """
     yaml = library("yaml")
     quick = Problems()
@@ -141,18 +148,18 @@ def _syntax_problem(error: Any, file: str) -> tuple[Mark, str]:
 
 
 class _Builder:
-    """Makes nodes of YAML's events, without recursion."""
+    """Makes nodes of YAML's events, without recursion, which a text of brackets alone would overflow."""
 
     def __init__(self, yaml: ModuleType, file: str, problems: Problems) -> None:
         self.yaml = yaml
         self.file = file
         self.problems = problems
-        self.open: list[tuple[type, Mark, list[Node]]] = []
+        self.open: list[tuple[bool, Mark, list[Node]]] = []  # is it a mapping, where it begins, what is in it
         self.documents: list[Node] = []
         self.skipping = 0
 
     def build(self, text: str, loader: type) -> Node | None:
-        """The root of the first document. Raises YAMLError."""
+        """Return the root of the first document. Raises YAMLError."""
         for event in self.yaml.parse(text, Loader=loader):
             self._take(event)
         for extra in self.documents[1:2]:
@@ -165,9 +172,9 @@ class _Builder:
         if isinstance(event, yaml.NodeEvent):
             self._refuse(event, mark)
         if isinstance(event, yaml.ScalarEvent):
-            self._put(ScalarNode(mark, _value(event)))
+            self._put(Node(mark, _value(event)))
         elif isinstance(event, yaml.AliasEvent):
-            self._put(ScalarNode(mark, None))
+            self._put(Node(mark, None))
         elif isinstance(event, yaml.CollectionStartEvent):
             self._open(event, mark)
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -181,41 +188,40 @@ class _Builder:
             self.problems.add(mark, f"the tag {tag!r} is not read here; leave it out, or quote the value")
 
     def _open(self, event: Any, mark: Mark) -> None:
-        if len(self.open) >= MAX_DEPTH:
-            if not self.skipping:
-                self.problems.add(mark, f"nested deeper than {MAX_DEPTH} levels")
-                self._put(ScalarNode(mark, None))
-            self.skipping += 1
+        if len(self.open) < MAX_DEPTH:
+            self.open.append((isinstance(event, self.yaml.MappingStartEvent), mark, []))
             return
-        self.open.append((MappingNode if isinstance(event, self.yaml.MappingStartEvent) else ListNode, mark, []))
+        if not self.skipping:
+            self.problems.add(mark, f"nested deeper than {MAX_DEPTH} levels")
+            self._put(Node(mark, None))
+        self.skipping += 1
 
     def _close(self) -> None:
         if self.skipping:
             self.skipping -= 1
             return
-        kind, mark, items = self.open.pop()
-        self._put(ListNode(mark, tuple(items)) if kind is ListNode else self._mapping(mark, items))
+        is_mapping, mark, items = self.open.pop()
+        self._put(self._mapping(mark, items) if is_mapping else Node(mark, tuple(items)))
 
     def _put(self, node: Node) -> None:
-        if self.skipping:
-            return
-        (self.open[-1][2] if self.open else self.documents).append(node)
+        if not self.skipping:
+            (self.open[-1][2] if self.open else self.documents).append(node)
 
-    def _mapping(self, mark: Mark, items: list[Node]) -> MappingNode:
-        found: dict[str, tuple[Mark, Node]] = {}
+    def _mapping(self, mark: Mark, items: list[Node]) -> Node:
+        nodes: dict[str, Node] = {}
+        keys: dict[str, Mark] = {}
         for key, node in zip(items[::2], items[1::2], strict=False):
-            if not isinstance(key, ScalarNode):
-                self.problems.add(key.mark, "a key must be text")
-                continue
             name = key.value if isinstance(key.value, str) else str(key.value)
-            if name in found:
-                self.problems.add(key.mark, f"duplicate key {name!r} (first at line {found[name][0].line})")
+            if key.is_list or key.is_mapping:
+                self.problems.add(key.mark, "a key must be text")
+            elif name in keys:
+                self.problems.add(key.mark, f"duplicate key {name!r} (first at line {keys[name].line})")
             else:
-                found[name] = (key.mark, node)
-        return MappingNode(mark, tuple((name, at, node) for name, (at, node) in found.items()))
+                nodes[name], keys[name] = node, key.mark
+        return Node(mark, nodes, keys)
 
 
-def _value(event: Any) -> ScalarValue:
+def _value(event: Any) -> str | int | float | bool | None:
     text = event.value
     if event.style or not event.implicit[0]:  # quoted; a plain one has the style None or ''
         return text
@@ -223,24 +229,14 @@ def _value(event: Any) -> ScalarValue:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
         return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    return text
+    return float(text) if _FLOAT.fullmatch(text) else text
 
 
 def from_python(value: Any, mark: Mark) -> Node:
-    """Python data as nodes that all have one mark: the place of the call that gave it."""
+    """Return Python data as nodes that all have one mark: the place of the call that gave it."""
     if isinstance(value, Mapping):
-        return MappingNode(mark, tuple((str(key), mark, from_python(item, mark)) for key, item in value.items()))
+        nodes = {str(key): from_python(item, mark) for key, item in value.items()}
+        return Node(mark, nodes, dict.fromkeys(nodes, mark))
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ListNode(mark, tuple(from_python(item, mark) for item in value))
-    return ScalarNode(mark, value)
-
-
-def to_python(node: Node) -> Any:
-    """Nodes as plain data."""
-    if isinstance(node, ScalarNode):
-        return node.value
-    if isinstance(node, ListNode):
-        return [to_python(item) for item in node.items]
-    return {name: to_python(item) for name, _, item in node.items}
+        return Node(mark, tuple(from_python(item, mark) for item in value))
+    return Node(mark, value)

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forge.hub.manifest.errors import InvalidText
 from forge.hub.manifest.where import Undecided, is_true
 from forge.ir import Dim
 
 _ITEM = re.compile(r"(?:(\d{1,18})\s*\*\s*)?([A-Za-z][A-Za-z0-9_]*)|(\d{1,18})|_")
 
 
-class NotAPattern(ValueError):
+class NotAPattern(InvalidText):
     """A text that is no shape pattern."""
 
 

@@ -1,7 +1,6 @@
 """Signatures of operators: from torch's schemas, which are parsed by torch, and from Python functions."""
 
 import inspect
-import keyword
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 
+from forge.hub.manifest.errors import InvalidText
 from forge.hub.manifest.model import REQUIRED, Parameter, Signature
 from forge.ir import TensorProxy
 from forge.torch_internals.dispatch import parse_schema as torch_parse_schema
@@ -20,7 +20,7 @@ _NAMESPACES = ("aten", "prim", "prims", "torch", "c10d", "quantized")
 _INTEGER_TYPES = ("int", "Optional[int]")
 
 
-class InvalidSchema(ValueError):
+class InvalidSchema(InvalidText):
     """A text that is no schema of an operator that forge can define."""
 
 
@@ -169,54 +169,3 @@ def _returns(annotation: Any) -> int | None:
     if typing.get_origin(annotation) is tuple and Ellipsis not in members:
         return len(members)
     return None
-
-
-# what a kernel is called with
-
-
-def call_problems(function: Callable, positional: list[str | None], named: list[str]) -> list[str]:
-    """What is wrong with calling a kernel with these positional arguments (by what they are) and these named ones."""
-    parameters = _kernel_parameters(function)
-    if parameters is None:
-        return []
-    takes = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    refused = [] if any_position else [str(what) for what in positional[len(takes) :]]
-    refused += [] if any_name else [name for name in named if name not in by_name]
-    filled = {p.name for p in takes[: len(positional)]} | set(named)
-    missing = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in filled
-    ]
-    twice = [p.name for p in takes[: len(positional)] if p.name in named]
-    return [
-        *[f"its signature does not accept {name!r}" for name in refused],
-        *[f"its signature needs {name!r}, which it is not given" for name in missing],
-        *[f"it is given {name!r} twice" for name in twice],
-    ]
-
-
-def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
-    """The parameters of a Python function or of a torch operator; None where they are not known."""
-    schema = getattr(function, "_schema", None)
-    if schema is None and hasattr(function, "overloads"):
-        overloads = function.overloads()
-        schema = getattr(function, overloads[0])._schema if len(overloads) == 1 else None
-        if schema is None:
-            return None
-    if schema is not None:
-        return [_schema_parameter(argument) for argument in schema.arguments]
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError):
-        return None
-
-
-def _schema_parameter(argument: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
-    name = argument.name + "_" if keyword.iskeyword(argument.name) else argument.name
-    return inspect.Parameter(name, kind, default=default)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from forge.hub.manifest.errors import InvalidText
 from forge.hub.manifest.model import Argument
 
 RESULT = "result"  # what a kernel returned
@@ -28,7 +29,7 @@ FORMS = (
 )
 
 
-class NotAView(ValueError):
+class NotAView(InvalidText):
     """A text that is none of FORMS."""
 
 
@@ -70,23 +71,16 @@ def parse_view(text: str) -> Argument:
 
 
 def _read(node: ast.expr) -> Argument:
-    if isinstance(node, ast.Name):
-        return Argument(node.id)
-    if isinstance(node, ast.Subscript):
-        base = _read(node.value)
-        index = _number(node.slice)
-        if isinstance(base, Viewed) or index is None or index < 0:
-            raise NotAView
-        return Viewed(base.name, index)
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)) or node.keywords:
-        raise NotAView
-    method, base = node.func.attr, _read(node.func.value)
-    given = tuple(each.id if isinstance(each, ast.Name) else _number(each) for each in node.args)
-    if method not in _METHODS or not _METHODS[method](given):
-        raise NotAView
-    if isinstance(base, Viewed):
-        return Viewed(base.name, base.index, (*base.steps, (method, given)))
-    return Viewed(base.name, None, ((method, given),))
+    match node:
+        case ast.Name(name):
+            return Argument(name)
+        case ast.Subscript(ast.Name(name), ast.Constant(index)) if type(index) is int and index < 64:
+            return Viewed(name, index)
+        case ast.Call(ast.Attribute(base, method), args, []):
+            view, given = _read(base), tuple(each.id if isinstance(each, ast.Name) else _number(each) for each in args)
+            if method in _METHODS and _METHODS[method](given):
+                return Viewed(view.name, view.index, (*getattr(view, "steps", ()), (method, given)))
+    raise NotAView
 
 
 def _number(node: ast.expr) -> int | None:

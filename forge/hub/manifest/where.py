@@ -1,4 +1,4 @@
-"""The `where` expressions of a manifest: a small grammar, read by `ast` and never run as Python.
+"""The `where` expressions of a manifest: a small grammar, parsed by `ast` and never run as Python.
 
     H % 8 == 0      eps is not None      2 <= width <= 4      approximate in ("none", "tanh")
     input.ndim == 3 and not causal       normalized_shape == [H]
@@ -12,13 +12,14 @@ import ast
 import operator
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from forge.hub.manifest.errors import did_you_mean
+from forge.hub.manifest.errors import InvalidText, did_you_mean
 from forge.ir.proxies import plain
 from forge.support.dtypes import find_dtype, is_tensor, show
 
@@ -28,7 +29,7 @@ TENSOR_ATTRIBUTES = ("dtype", "ndim", "numel", "shape")
 Env = Mapping[str, Any]
 
 
-class NotAllowed(ValueError):
+class NotAllowed(InvalidText):
     """An expression outside of the grammar, or about a name that is not there."""
 
 
@@ -40,7 +41,7 @@ class Undecided(Exception):
 
 
 def is_true(condition: Any) -> bool:
-    """The truth of a condition. Raises Undecided when it depends on a symbolic length."""
+    """Return the truth of a condition. Raises Undecided when it depends on a symbolic length."""
     if condition is True or condition is False:
         return condition
     if isinstance(condition, torch.SymBool):
@@ -63,247 +64,7 @@ def same(a: Any, b: Any) -> bool:
     return is_true(plain(a) == plain(b))
 
 
-# the nodes of an expression: `value` in an environment of names, and `reason` where it is false
-
-
-class Expression:
-    """A part of an expression; `text` is how it was written."""
-
-    text: str
-
-    def value(self, env: Env) -> Any:
-        raise NotImplementedError
-
-    def reason(self, env: Env) -> str:
-        """Why it is false, in words."""
-        return f"{self.shown(env)} is false"
-
-    def shown(self, env: Env) -> str:
-        """'H = 100'; a literal as it is."""
-        return f"{self.text} = {show(self.value(env))}"
-
-    def opposite(self, env: Env) -> str:
-        """Why `not` it is false, in words."""
-        return self.shown(env)
-
-    def parts(self) -> tuple["Expression", ...]:
-        return ()
-
-    def walk(self) -> Iterator["Expression"]:
-        """This part and all inside it."""
-        yield self
-        for part in self.parts():
-            yield from part.walk()
-
-
-@dataclass(frozen=True)
-class Literal(Expression):
-    text: str
-    held: Any
-
-    def value(self, env: Env) -> Any:
-        return self.held
-
-    def shown(self, env: Env) -> str:
-        return show(self.held)
-
-
-@dataclass(frozen=True)
-class Name(Expression):
-    text: str
-
-    def value(self, env: Env) -> Any:
-        if self.text not in env:
-            raise Undecided(f"{self.text} has no value here")
-        return plain(env[self.text])
-
-    def reason(self, env: Env) -> str:
-        return f"{self.text} is {show(self.value(env))}"
-
-    opposite = reason
-
-
-@dataclass(frozen=True)
-class Attribute(Expression):
-    text: str
-    base: Name
-    attribute: str
-
-    def value(self, env: Env) -> Any:
-        tensor = self.base.value(env)
-        if tensor is None:
-            raise Undecided(f"{self.base.text} is None")
-        if not is_tensor(tensor):
-            raise Undecided(f"{self.base.text} is no tensor")
-        return tensor.numel() if self.attribute == "numel" else getattr(tensor, self.attribute)
-
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.base,)
-
-
-@dataclass(frozen=True)
-class Index(Expression):
-    text: str
-    base: Name | Attribute
-    index: int
-
-    def value(self, env: Env) -> Any:
-        items = self.base.value(env)
-        if not isinstance(items, (tuple, list)):
-            raise Undecided(f"{self.base.shown(env)} has no items")
-        if not -len(items) <= self.index < len(items):
-            raise Undecided(f"{self.base.shown(env)} has no item {self.index}")
-        return plain(items[self.index])
-
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.base,)
-
-
-@dataclass(frozen=True)
-class Items(Expression):
-    text: str
-    items: tuple[Expression, ...]
-
-    def value(self, env: Env) -> Any:
-        return tuple(item.value(env) for item in self.items)
-
-    def shown(self, env: Env) -> str:
-        return show(self.value(env))
-
-    def parts(self) -> tuple[Expression, ...]:
-        return self.items
-
-
-@dataclass(frozen=True)
-class Arithmetic(Expression):
-    text: str
-    symbol: str
-    left: Expression
-    right: Expression
-
-    def value(self, env: Env) -> Any:
-        left, right = _number(self.left, env), _number(self.right, env)
-        try:
-            return _ARITHMETIC[self.symbol](left, right)
-        except (ZeroDivisionError, OverflowError, TypeError) as error:
-            raise Undecided(f"{error} in {self.text}") from None
-
-    def parts(self) -> tuple[Expression, ...]:
-        return self.left, self.right
-
-
-@dataclass(frozen=True)
-class Negative(Expression):
-    text: str
-    operand: Expression
-
-    def value(self, env: Env) -> Any:
-        return -_number(self.operand, env)
-
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.operand,)
-
-
-@dataclass(frozen=True)
-class Comparison(Expression):
-    text: str
-    symbol: str
-    left: Expression
-    right: Expression
-
-    def value(self, env: Env) -> bool:
-        left, right = self.left.value(env), self.right.value(env)
-        try:
-            return _COMPARE[self.symbol](left, right)
-        except TypeError:
-            raise Undecided(f"{self.left.shown(env)} cannot be compared with {self.right.shown(env)}") from None
-
-    def reason(self, env: Env) -> str:
-        multiple = self._multiple()
-        if multiple is not None:
-            return f"{multiple.left.shown(env)} is not a multiple of {multiple.right.shown(env)}"
-        return self._words(env, _FAILS[self.symbol])
-
-    def opposite(self, env: Env) -> str:
-        multiple = self._multiple()
-        if multiple is not None:
-            return f"{multiple.left.shown(env)} is a multiple of {multiple.right.shown(env)}"
-        return self._words(env, _HOLDS[self.symbol])
-
-    def _multiple(self) -> Arithmetic | None:
-        """The remainder in `a % b == 0`."""
-        remainder = self.symbol == "==" and isinstance(self.left, Arithmetic) and self.left.symbol == "%"
-        return self.left if remainder and self.right == Literal("0", 0) else None
-
-    def _words(self, env: Env, verb: str) -> str:
-        value = self.left.value(env)
-        if self.symbol in ("is", "is not") and (value is None or is_tensor(value)):
-            return f"{self.left.text} is {'None' if value is None else 'not None'}"
-        return f"{self.left.shown(env)} {verb} {self.right.shown(env)}"
-
-    def parts(self) -> tuple[Expression, ...]:
-        return self.left, self.right
-
-
-@dataclass(frozen=True)
-class Not(Expression):
-    text: str
-    operand: Expression
-
-    def value(self, env: Env) -> bool:
-        return not is_true(self.operand.value(env))
-
-    def reason(self, env: Env) -> str:
-        return self.operand.opposite(env)
-
-    def opposite(self, env: Env) -> str:
-        return self.operand.reason(env)
-
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.operand,)
-
-
-@dataclass(frozen=True)
-class All(Expression):
-    text: str
-    operands: tuple[Expression, ...]
-
-    def value(self, env: Env) -> bool:
-        return all(is_true(operand.value(env)) for operand in self.operands)
-
-    def reason(self, env: Env) -> str:
-        return next(operand.reason(env) for operand in self.operands if not is_true(operand.value(env)))
-
-    def opposite(self, env: Env) -> str:
-        return " and ".join(operand.opposite(env) for operand in self.operands)
-
-    def parts(self) -> tuple[Expression, ...]:
-        return self.operands
-
-
-@dataclass(frozen=True)
-class Any_(Expression):
-    text: str
-    operands: tuple[Expression, ...]
-
-    def value(self, env: Env) -> bool:
-        return any(is_true(operand.value(env)) for operand in self.operands)
-
-    def reason(self, env: Env) -> str:
-        return " and ".join(operand.reason(env) for operand in self.operands)
-
-    def opposite(self, env: Env) -> str:
-        return next(operand.opposite(env) for operand in self.operands if is_true(operand.value(env)))
-
-    def parts(self) -> tuple[Expression, ...]:
-        return self.operands
-
-
-def _number(expression: Expression, env: Env) -> Any:
-    value = expression.value(env)
-    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
-        raise Undecided(f"{expression.shown(env)} is no number")
-    return value
+# operators
 
 
 def _contains(item: Any, items: Any) -> bool:
@@ -314,140 +75,156 @@ def _contains(item: Any, items: Any) -> bool:
     return any(same(item, other) for other in items)
 
 
-_ARITHMETIC: dict[str, Callable] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-}
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "==": same,
-    "!=": lambda a, b: not same(a, b),
-    "<": lambda a, b: is_true(a < b),
-    "<=": lambda a, b: is_true(a <= b),
-    ">": lambda a, b: is_true(a > b),
-    ">=": lambda a, b: is_true(a >= b),
-    "is": lambda a, b: a is b,
-    "is not": lambda a, b: a is not b,
-    "in": _contains,
-    "not in": lambda a, b: not _contains(a, b),
-}
-_HOLDS = {
-    "==": "is",
-    "!=": "is not",
-    "<": "is less than",
-    "<=": "is at most",
-    ">": "is greater than",
-    ">=": "is at least",
-    "is": "is",
-    "is not": "is not",
-    "in": "is in",
-    "not in": "is not in",
-}
-_OPPOSITE = {
-    "==": "!=",
-    "!=": "==",
-    "<": ">=",
-    "<=": ">",
-    ">": "<=",
-    ">=": "<",
-    "is": "is not",
-    "is not": "is",
-    "in": "not in",
-    "not in": "in",
-}
-_MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_FAILS = {symbol: _HOLDS[_OPPOSITE[symbol]] for symbol in _HOLDS}
+class _Comparison(NamedTuple):
+    """A comparison; `words` say that it holds, `mirrored` is it with its sides swapped."""
+
+    holds: Callable[[Any, Any], bool]
+    words: str
+    opposite: type[ast.cmpop]
+    mirrored: type[ast.cmpop] | None = None
 
 
-# reading
-
-
-_BINARY = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
-_COMPARISONS = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Is: "is",
-    ast.IsNot: "is not",
-    ast.In: "in",
-    ast.NotIn: "not in",
+_ARITHMETIC: dict[type[ast.operator], Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISONS: dict[type[ast.cmpop], _Comparison] = {
+    ast.Eq: _Comparison(same, "is", ast.NotEq, ast.Eq),
+    ast.NotEq: _Comparison(lambda a, b: not same(a, b), "is not", ast.Eq, ast.NotEq),
+    ast.Lt: _Comparison(lambda a, b: is_true(a < b), "is less than", ast.GtE, ast.Gt),
+    ast.LtE: _Comparison(lambda a, b: is_true(a <= b), "is at most", ast.Gt, ast.GtE),
+    ast.Gt: _Comparison(lambda a, b: is_true(a > b), "is greater than", ast.LtE, ast.Lt),
+    ast.GtE: _Comparison(lambda a, b: is_true(a >= b), "is at least", ast.Lt, ast.LtE),
+    ast.Is: _Comparison(operator.is_, "is", ast.IsNot),
+    ast.IsNot: _Comparison(operator.is_not, "is not", ast.Is),
+    ast.In: _Comparison(_contains, "is in", ast.NotIn),
+    ast.NotIn: _Comparison(lambda a, b: not _contains(a, b), "is not in", ast.In),
 }
 
 
-@dataclass(frozen=True)
-class Where:
-    """A condition on the arguments of a call."""
-
-    text: str
-    expression: Expression
-
-    def reason(self, env: Env) -> str | None:
-        """Why it does not hold, or None when it does."""
-        try:
-            if is_true(self.expression.value(env)):
-                return None
-            return self.expression.reason(env)
-        except Undecided as error:
-            return f"where {self.text!r}: {error}"
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The arguments and dims that it is about."""
-        return frozenset(part.text for part in self.expression.walk() if isinstance(part, Name))
-
-    def misused(self, values: Collection[str], tensors: Collection[str]) -> Iterator[str]:
-        """What is wrong with its names: `values` are arguments and dims, `tensors` those arguments that are tensors."""
-        compared_with_none = set()
-        bases = {id(part.base) for part in self.expression.walk() if isinstance(part, (Attribute, Index))}
-        for part in self.expression.walk():
-            if isinstance(part, Comparison) and part.symbol in ("is", "is not"):
-                compared_with_none.add(id(part.left))
-        for part in self.expression.walk():
-            if not isinstance(part, Name):
-                continue
-            if part.text not in values and part.text not in tensors:
-                yield (
-                    f"where: {part.text!r} in {self.text!r} is neither an argument nor a named dim"
-                    f"{did_you_mean(part.text, (*values, *tensors))}"
-                )
-            elif part.text in tensors and part.text not in values and id(part) not in bases | compared_with_none:
-                yield (
-                    f"where: {part.text!r} in {self.text!r} is a tensor: compare it with None, or use "
-                    f"{', '.join(f'{part.text}.{name}' for name in TENSOR_ATTRIBUTES)}"
-                )
+# values
 
 
-def parse_where(text: str) -> Where:
-    """The condition in a text. Raises NotAllowed naming the part that is outside of the grammar."""
-    if len(text) > MAX_LENGTH:
-        raise NotAllowed(f"where: an expression of {len(text)} characters is too long; {MAX_LENGTH} is the most")
+def evaluate(node: ast.expr, env: Env) -> Any:
+    """Return the value of an expression of the grammar. Raises Undecided where it has none."""
+    return _VALUES[type(node)](node, env)
+
+
+def _name(node: ast.Name, env: Env) -> Any:
+    if node.id not in env:
+        raise Undecided(f"{node.id} has no value here")
+    return plain(env[node.id])
+
+
+def _attribute(node: ast.Attribute, env: Env) -> Any:
+    tensor = evaluate(node.value, env)
+    if not is_tensor(tensor):
+        raise Undecided(f"{_written(node.value)} is {'None' if tensor is None else 'no tensor'}")
+    return tensor.numel() if node.attr == "numel" else getattr(tensor, node.attr)
+
+
+def _item(node: ast.Subscript, env: Env) -> Any:
+    items, index = evaluate(node.value, env), node.slice.value
+    if not isinstance(items, (tuple, list)):
+        raise Undecided(f"{_shown(node.value, env)} has no items")
+    if not -len(items) <= index < len(items):
+        raise Undecided(f"{_shown(node.value, env)} has no item {index}")
+    return plain(items[index])
+
+
+def _number(node: ast.expr, env: Env) -> Any:
+    value = evaluate(node, env)
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        raise Undecided(f"{_shown(node, env)} is no number")
+    return value
+
+
+def _arithmetic(node: ast.BinOp, env: Env) -> Any:
+    left, right = _number(node.left, env), _number(node.right, env)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError as error:
-        raise NotAllowed(f"where: {text!r} is not an expression: {error.msg}") from None
-    except (ValueError, MemoryError, RecursionError, OverflowError) as error:
-        raise NotAllowed(f"where: {text!r} is not an expression: {error}") from None
-    return Where(text.strip(), _read(tree.body))
+        return _ARITHMETIC[type(node.op)](left, right)
+    except (ZeroDivisionError, OverflowError, TypeError) as error:
+        raise Undecided(f"{error} in {_written(node)}") from None
 
 
-def _read(node: ast.AST) -> Expression:
-    read = _READERS.get(type(node))
-    found = read(node, _written(node)) if read else None
-    if found is None:
-        raise NotAllowed(f"where: {_written(node)!r} is not an allowed expression; {_ALLOWED}")
-    return found
+def _comparison(node: ast.Compare, env: Env) -> bool:
+    left, right = node.left, node.comparators[0]
+    try:
+        return _COMPARISONS[type(node.ops[0])].holds(evaluate(left, env), evaluate(right, env))
+    except TypeError:
+        raise Undecided(f"{_shown(left, env)} cannot be compared with {_shown(right, env)}") from None
 
 
-_ALLOWED = "there are numbers, names, tensor.shape[0], arithmetic, comparisons, and, or, not"
+def _unary(node: ast.UnaryOp, env: Env) -> Any:
+    return not is_true(evaluate(node.operand, env)) if isinstance(node.op, ast.Not) else -_number(node.operand, env)
 
 
+def _boolean(node: ast.BoolOp, env: Env) -> bool:
+    decides = isinstance(node.op, ast.Or)
+    for each in node.values:
+        if is_true(evaluate(each, env)) is decides:
+            return decides
+    return not decides
+
+
+_VALUES: dict[type[ast.expr], Callable[[Any, Env], Any]] = {
+    ast.Constant: lambda node, env: node.value,
+    ast.Name: _name,
+    ast.Attribute: _attribute,
+    ast.Subscript: _item,
+    ast.Tuple: lambda node, env: tuple(evaluate(each, env) for each in node.elts),
+    ast.BinOp: _arithmetic,
+    ast.UnaryOp: _unary,
+    ast.Compare: _comparison,
+    ast.BoolOp: _boolean,
+}
+
+
+# reasons
+
+
+def _reason(node: ast.expr, env: Env, *, negated: bool = False) -> str:
+    """Say why a condition is false; negated: why it is true."""
+    match node:
+        case ast.UnaryOp(op=ast.Not()):
+            return _reason(node.operand, env, negated=not negated)
+        case ast.BoolOp():
+            parts = node.values
+            if isinstance(node.op, ast.And) != negated:  # one of them decides
+                parts = [next(each for each in parts if is_true(evaluate(each, env)) == negated)]
+            return " and ".join(_reason(each, env, negated=negated) for each in parts)
+        case ast.Compare():
+            return _reason_of_comparison(node, env, negated)
+        case ast.Name():
+            return f"{node.id} is {show(evaluate(node, env))}"
+    return _shown(node, env) if negated else f"{_shown(node, env)} is false"
+
+
+def _reason_of_comparison(node: ast.Compare, env: Env, negated: bool) -> str:
+    left, right = node.left, node.comparators[0]
+    match node:
+        case ast.Compare(ast.BinOp(dividend, ast.Mod(), divisor), [ast.Eq()], [ast.Constant(int(0))]):
+            verb = "is a multiple of" if negated else "is not a multiple of"
+            return f"{_shown(dividend, env)} {verb} {_shown(divisor, env)}"
+    value = evaluate(left, env)
+    if isinstance(node.ops[0], (ast.Is, ast.IsNot)) and (value is None or is_tensor(value)):
+        return f"{_written(left)} is {'None' if value is None else 'not None'}"
+    kind = type(node.ops[0])
+    words = _COMPARISONS[kind if negated else _COMPARISONS[kind].opposite].words
+    return f"{_shown(left, env)} {words} {_shown(right, env)}"
+
+
+def _shown(node: ast.expr, env: Env) -> str:
+    """'H = 100'; a literal as it is."""
+    value = show(evaluate(node, env))
+    return value if isinstance(node, (ast.Constant, ast.Tuple)) else f"{_written(node)} = {value}"
+
+
+@lru_cache(maxsize=4096)  # of nodes, which are compared by identity
 def _written(node: ast.AST) -> str:
     try:
         return ast.unparse(node)
@@ -455,89 +232,126 @@ def _written(node: ast.AST) -> str:
         return type(node).__name__
 
 
-def _read_constant(node: ast.Constant, text: str) -> Expression | None:
-    allowed = node.value is None or isinstance(node.value, (bool, int, float, str))
-    return Literal(text, node.value) if allowed else None
+# reading
 
 
-def _read_name(node: ast.Name, text: str) -> Expression:
-    dtype = find_dtype(node.id)
-    return Name(text) if dtype is None else Literal(text, dtype)
+@dataclass(frozen=True)
+class Where:
+    """A condition on the arguments of a call.
+
+    expression: of the nodes that have a value here; a dtype is a constant, a list a tuple, a chain of comparisons an
+    `and` of them, and where one side of a comparison is a constant, that is the right one.
+    """
+
+    text: str
+    expression: ast.expr = field(compare=False, repr=False)
+    key: str = field(default="where", compare=False, repr=False)
+
+    def reason(self, env: Env) -> str | None:
+        """Return why it does not hold, or None when it does."""
+        try:
+            return None if is_true(evaluate(self.expression, env)) else _reason(self.expression, env)
+        except Undecided as error:
+            return f"where {self.text!r}: {error}"
+
+    def parts(self) -> Iterator["Where"]:
+        """Yield the conditions that must all hold."""
+        if isinstance(self.expression, ast.BoolOp) and isinstance(self.expression.op, ast.And):
+            for operand in self.expression.values:
+                yield from Where(_written(operand), operand).parts()
+        else:
+            yield self
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The arguments and dims that it is about."""
+        return frozenset(part.id for part in ast.walk(self.expression) if isinstance(part, ast.Name))
+
+    def misused(self, values: Collection[str], tensors: Collection[str]) -> Iterator[str]:
+        """Say what is wrong with its names: `values` are arguments and dims, `tensors` arguments that are tensors."""
+        allowed = set()
+        for part in ast.walk(self.expression):
+            if isinstance(part, (ast.Attribute, ast.Subscript)):
+                allowed.add(id(part.value))
+            elif isinstance(part, ast.Compare) and isinstance(part.ops[0], (ast.Is, ast.IsNot)):
+                allowed.add(id(part.left))
+        for part in ast.walk(self.expression):
+            if not isinstance(part, ast.Name) or part.id in values:
+                continue
+            subject = f"{self.key}: {part.id!r} in {self.text!r} is"
+            if part.id not in tensors:
+                yield f"{subject} neither an argument nor a named dim{did_you_mean(part.id, (*values, *tensors))}"
+            elif id(part) not in allowed:
+                attributes = ", ".join(f"{part.id}.{name}" for name in TENSOR_ATTRIBUTES)
+                yield f"{subject} a tensor: compare it with None, or use {attributes}"
 
 
-def _read_attribute(node: ast.Attribute, text: str) -> Expression | None:
-    if not isinstance(node.value, ast.Name):
-        return None
-    if node.value.id == "torch":
-        dtype = find_dtype(node.attr)
-        return None if dtype is None else Literal(text, dtype)
-    return Attribute(text, Name(node.value.id), node.attr) if node.attr in TENSOR_ATTRIBUTES else None
+def parse_where(text: str, *, key: str = "where") -> Where:
+    """Parse a condition, which stands under a key. Raises NotAllowed naming the part that is outside of the grammar."""
+    try:
+        return Where(text.strip(), _parse(text), key)
+    except NotAllowed as error:
+        raise NotAllowed(f"{key}: {error}") from None
 
 
-def _read_index(node: ast.Subscript, text: str) -> Expression | None:
-    base, index = _read(node.value), _constant_index(node.slice)
-    return Index(text, base, index) if isinstance(base, (Name, Attribute)) and index is not None else None
+def _parse(text: str) -> ast.expr:
+    if len(text) > MAX_LENGTH:
+        raise NotAllowed(f"an expression of {len(text)} characters is too long; {MAX_LENGTH} is the most")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError) as error:
+        problem = error.msg if isinstance(error, SyntaxError) else error
+        raise NotAllowed(f"{text!r} is not an expression: {problem}") from None
+    return _allowed(tree.body)
 
 
-def _constant_index(node: ast.AST) -> int | None:
-    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    value = getattr(node.operand if negative else node, "value", None)
-    if type(value) is not int:
-        return None
-    return -value if negative else value
+def _allowed(node: ast.expr) -> ast.expr:
+    """Return an expression of the nodes that have a value. Raises NotAllowed for one of others."""
+    match node:
+        case ast.Constant(None | bool() | int() | float() | str()):
+            return node
+        case ast.Name(name) | ast.Attribute(ast.Name("torch"), name) if find_dtype(name) is not None:
+            return ast.Constant(find_dtype(name))
+        case ast.Name(name):
+            return ast.Name(name)  # a node of its own: `misused` tells the uses of a name apart
+        case ast.Attribute(ast.Name(base), name) if base != "torch" and name in TENSOR_ATTRIBUTES:
+            return node
+        case ast.Subscript(base, item):
+            base, index = _allowed(base), _index(item)
+            if isinstance(base, (ast.Name, ast.Attribute)) and index is not None:
+                return ast.Subscript(base, index)
+        case ast.Tuple(items) | ast.List(items):
+            return ast.Tuple([_allowed(item) for item in items], ast.Load())
+        case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
+            return ast.BinOp(_allowed(left), op, _allowed(right))
+        case ast.UnaryOp(ast.Not() | ast.USub() as op, operand):
+            return ast.UnaryOp(op, _allowed(operand))
+        case ast.BoolOp(op, operands):
+            return ast.BoolOp(op, [_allowed(operand) for operand in operands])
+        case ast.Compare(left, ops, rights):
+            found = [_compare(*each) for each in zip([left, *rights], ops, rights, strict=False)]
+            return found[0] if len(found) == 1 else ast.BoolOp(ast.And(), found)
+    there_are = "numbers, names, tensor.shape[0], arithmetic, comparisons, and, or, not"
+    raise NotAllowed(f"{_written(node)!r} is not an allowed expression; there are {there_are}")
 
 
-def _read_binary(node: ast.BinOp, text: str) -> Expression | None:
-    symbol = _BINARY.get(type(node.op))
-    return Arithmetic(text, symbol, _read(node.left), _read(node.right)) if symbol else None
+def _index(node: ast.expr) -> ast.Constant | None:
+    match node:
+        case ast.Constant(value) if type(value) is int:
+            return node
+        case ast.UnaryOp(ast.USub(), ast.Constant(value)) if type(value) is int:
+            return ast.Constant(-value)
+    return None
 
 
-def _read_unary(node: ast.UnaryOp, text: str) -> Expression | None:
-    kind = {ast.Not: Not, ast.USub: Negative}.get(type(node.op))
-    return kind(text, _read(node.operand)) if kind else None
-
-
-def _read_boolean(node: ast.BoolOp, text: str) -> Expression:
-    kind = All if isinstance(node.op, ast.And) else Any_
-    return kind(text, tuple(map(_read, node.values)))
-
-
-def _read_comparison(node: ast.Compare, text: str) -> Expression | None:
-    sides = [node.left, *node.comparators]
-    found = []
-    for left, op, right in zip(sides, node.ops, node.comparators, strict=False):
-        symbol = _COMPARISONS[type(op)]
-        written = f"{_written(left)} {symbol} {_written(right)}"
-        if symbol in ("is", "is not") and not _is_singleton(right):
-            raise NotAllowed(f"where: {written!r} is not an allowed expression; `is` goes with None, True or False")
-        found.append(_compare(written, symbol, _read(left), _read(right)))
-    return found[0] if len(found) == 1 else All(text, tuple(found))
-
-
-def _is_singleton(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
-
-
-def _compare(text: str, symbol: str, left: Expression, right: Expression) -> Comparison:
-    """The comparison with what varies on its left, so that its reason speaks of that."""
-    if isinstance(left, Literal) and symbol in _MIRRORED:
-        return Comparison(text, _MIRRORED[symbol], right, left)
-    return Comparison(text, symbol, left, right)
-
-
-def _read_items(node: ast.Tuple | ast.List, text: str) -> Expression:
-    return Items(text, tuple(map(_read, node.elts)))
-
-
-_READERS: dict[type, Callable[[Any, str], Expression | None]] = {
-    ast.Constant: _read_constant,
-    ast.Name: _read_name,
-    ast.Attribute: _read_attribute,
-    ast.Subscript: _read_index,
-    ast.BinOp: _read_binary,
-    ast.UnaryOp: _read_unary,
-    ast.BoolOp: _read_boolean,
-    ast.Compare: _read_comparison,
-    ast.Tuple: _read_items,
-    ast.List: _read_items,
-}
+def _compare(left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.Compare:
+    """Return a comparison with what varies on its left, so that its reason speaks of that."""
+    is_singleton = isinstance(right, ast.Constant) and isinstance(right.value, (bool, type(None)))
+    if isinstance(op, (ast.Is, ast.IsNot)) and not is_singleton:
+        written = _written(ast.Compare(left, [op], [right]))
+        raise NotAllowed(f"{written!r} is not an allowed expression; `is` goes with None, True or False")
+    left, right, mirrored = _allowed(left), _allowed(right), _COMPARISONS[type(op)].mirrored
+    if isinstance(left, ast.Constant) and mirrored is not None:
+        left, op, right = right, mirrored(), left
+    return ast.Compare(left, [op], [right])

@@ -92,9 +92,7 @@ class _Generic:
         return [value for place, value in enumerate(found) if not any(value is each for each in found[:place])]
 
     def _suggested_dtypes(self) -> list[torch.dtype]:
-        parts = [part for each in self.constraints.conditions for part in each.expression.walk()]
-        held = [getattr(part, "held", None) for part in parts]
-        return [each for each in held if isinstance(each, torch.dtype)]
+        return [each for each in self.constraints.constants if isinstance(each, torch.dtype)]
 
     def _theirs(self, name: str) -> str:
         return self.kernel.target.names.get(name, name)

@@ -5,7 +5,8 @@ time, then two together, then three. What is tried comes from the constraints: t
 multiples and neighbours, and what the other side of a comparison is.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations, product, takewhile
 from math import lcm, prod
@@ -18,7 +19,7 @@ from forge.executors.calls import Call, Meta
 from forge.executors.hubex.kernels import Kernel
 from forge.hub.manifest import REQUIRED, Checker
 from forge.hub.manifest.constraints import is_default
-from forge.hub.manifest.where import All, Comparison, Expression, Index, Items, Literal, Name, Undecided, Where
+from forge.hub.manifest.where import Undecided, evaluate
 from forge.ir import TensorProxy, Trace, recording
 
 Values = dict[str, Any]  # of the variables of a search, by name
@@ -34,13 +35,15 @@ class Constraints:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        conditions = tuple(part for where in kernel.entry.where for part in _parts(where))
-        self.conditions = conditions
+        self.conditions = tuple(part for where in kernel.entry.where for part in where.parts())
         self.checker = Checker(replace(kernel.entry, where=()), kernel.signature)
-        walked = [part for where in conditions for part in where.expression.walk()]
-        self.names = frozenset(part.text for part in walked if isinstance(part, Name))
-        self.comparisons = [part for part in walked if isinstance(part, Comparison)]
-        self.numbers = _numbers(part.held for part in walked if isinstance(part, Literal))
+        walked = [part for condition in self.conditions for part in ast.walk(condition.expression)]
+        self.names = frozenset(part.id for part in walked if isinstance(part, ast.Name))
+        self.comparisons = [part for part in walked if isinstance(part, ast.Compare)]
+        positions = {part.slice for part in walked if isinstance(part, ast.Subscript)}
+        constants = [part for part in walked if isinstance(part, ast.Constant) and part not in positions]
+        self.constants = [constant.value for constant in constants]
+        self.numbers = _numbers(self.constants)
 
     def failing(self, call: Call) -> frozenset[Any]:
         """Those that do not hold."""
@@ -84,31 +87,24 @@ class Constraints:
         """What comparisons say of an argument that is no tensor."""
         known = self.known(call)
         for each in self.comparisons:
-            for side, other in ((each.left, each.right), (each.right, each.left)):
-                if isinstance(side, Index):
-                    side = side.base
-                if isinstance(side, Name) and side.text == name:
+            left, right = each.left, each.comparators[0]
+            for side, other in ((left, right), (right, left)):
+                if isinstance(side, ast.Subscript):
+                    side = side.value
+                if isinstance(side, ast.Name) and side.id == name:
                     yield from _values_of(other, known)
-
-
-def _parts(where: Where) -> Iterator[Where]:
-    if isinstance(where.expression, All):
-        for operand in where.expression.operands:
-            yield from _parts(Where(operand.text, operand))
-    else:
-        yield where
 
 
 def _stand_in(meta: Meta) -> TensorProxy:
     return TensorProxy("x", meta.shape, meta.dtype, meta.device, strides=meta.strides)
 
 
-def _values_of(expression: Expression, known: Mapping[str, Any]) -> Iterator[Any]:
+def _values_of(expression: ast.expr, known: Mapping[str, Any]) -> Iterator[Any]:
     """The value of one side of a comparison, what it holds, and a number's neighbours."""
-    for part in expression.items if isinstance(expression, Items) else ():
+    for part in expression.elts if isinstance(expression, ast.Tuple) else ():
         yield from _values_of(part, known)
     try:
-        value = expression.value(known)
+        value = evaluate(expression, known)
     except Undecided:
         return
     yield value
@@ -118,7 +114,7 @@ def _values_of(expression: Expression, known: Mapping[str, Any]) -> Iterator[Any
         yield from (value * 1.01, value / 1.01, value * 1.5, value / 1.5)
 
 
-def _numbers(held: Iterator[Any]) -> tuple[int, ...]:
+def _numbers(held: Iterable[Any]) -> tuple[int, ...]:
     """Lengths that the numbers in conditions speak of: themselves, their neighbours, multiples, and multiples of one
     that are past another."""
     found = sorted({value for value in held if type(value) is int and 0 < value < LARGEST})

@@ -1,0 +1,138 @@
+"""What a kernel is called with, and whether its function accepts it."""
+
+import inspect
+import keyword
+from collections.abc import Callable
+from typing import Any
+
+from forge.hub.errors import HubError
+from forge.hub.manifest.model import Argument, Given, KernelEntry, Signature
+
+Find = Callable[[str], Any]
+
+
+def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:
+    """Why a kernel, its forward or its backward cannot be called: it is not found, or its signature does not accept
+    what it would be given."""
+    grad = entry.grad
+    own = called_with(entry, signature)
+    saving = (own[0], [*own[1], *(grad.saves if entry.out else ())])
+    functions = (
+        (entry.kernel_name, entry.fn, own if grad.forward else saving),
+        (grad.forward, grad.forward_fn, saving),
+        (grad.kernel_name, grad.fn, _backward_called_with(entry, signature)),
+    )
+    problems = []
+    for name, given, called in functions:
+        if name is not None or given is not None:
+            problems += function_problems(f"kernel {(name or entry.name)!r}", name, given, called, find)
+    return problems
+
+
+def function_problems(
+    label: str, name: str | None, given: Any, called: tuple[list[str], list[str]], find: Find
+) -> list[str]:
+    try:
+        function = given if given is not None else find(name)
+    except Exception as error:
+        return [f"{label} not found: {described(error)}"]
+    return [f"{label}: {text}" for text in call_problems(function, *called)]
+
+
+def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
+    """What a kernel gets by position (by what it is), and the parameters that it gets by name."""
+    if entry.args is None:
+        positional, named = own_arguments(signature)
+    else:
+        positional, named = _mapped(entry.args)
+    return _with_outs(positional, named, entry.out)
+
+
+def _backward_called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
+    """As called_with, for its gradient kernel."""
+    if entry.grad.args is not None:
+        positional, named = _mapped(entry.grad.args)
+    else:
+        positional, named = own_arguments(signature) if entry.args is None else _mapped(entry.args)
+        positional = ["grad_output"] * (signature.returns or 1) + positional
+        named = [*named, *entry.grad.saves]
+    return _with_outs(positional, named, entry.grad.out)
+
+
+def own_arguments(signature: Signature) -> tuple[list[str], list[str]]:
+    ours = [parameter for parameter in signature.parameters if not parameter.out]
+    return [p.name for p in ours if not p.keyword_only], [p.name for p in ours if p.keyword_only]
+
+
+def _mapped(args: tuple[Given, ...]) -> tuple[list[str], list[str]]:
+    positional = [_what(given.value) for given in args if given.parameter is None]
+    return positional, [given.parameter for given in args if given.parameter is not None]
+
+
+def _with_outs(positional: list[str], named: list[str], outs: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
+    for out in outs:
+        if isinstance(out, int):
+            positional.insert(out, f"out {out}")
+        else:
+            named.append(out)
+    return positional, named
+
+
+def _what(value: Any) -> str:
+    return value.name if isinstance(value, Argument) else repr(value.value)
+
+
+def described(error: Exception) -> str:
+    """An exception as one line: what a repository is refused for as a whole, of others what their first line says."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if isinstance(error, HubError) and len(lines) > 1:
+        return f"{lines[0]} {'; '.join(lines[1:])}"
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def call_problems(function: Callable, positional: list[str | None], named: list[str]) -> list[str]:
+    """What is wrong with calling a kernel with these positional arguments (by what they are) and these named ones."""
+    parameters = _kernel_parameters(function)
+    if parameters is None:
+        return []
+    takes = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    refused = [] if any_position else [str(what) for what in positional[len(takes) :]]
+    refused += [] if any_name else [name for name in named if name not in by_name]
+    filled = {p.name for p in takes[: len(positional)]} | set(named)
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in filled
+    ]
+    twice = [p.name for p in takes[: len(positional)] if p.name in named]
+    return [
+        *[f"its signature does not accept {name!r}" for name in refused],
+        *[f"its signature needs {name!r}, which it is not given" for name in missing],
+        *[f"it is given {name!r} twice" for name in twice],
+    ]
+
+
+def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
+    """The parameters of a Python function or of a torch operator; None where they are not known."""
+    schema = getattr(function, "_schema", None)
+    if schema is None and hasattr(function, "overloads"):
+        overloads = function.overloads()
+        schema = getattr(function, overloads[0])._schema if len(overloads) == 1 else None
+        if schema is None:
+            return None
+    if schema is not None:
+        return [_schema_parameter(argument) for argument in schema.arguments]
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):
+        return None
+
+
+def _schema_parameter(argument: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+    name = argument.name + "_" if keyword.iskeyword(argument.name) else argument.name
+    return inspect.Parameter(name, kind, default=default)
