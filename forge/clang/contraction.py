@@ -27,7 +27,7 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
     for pair in contraction_path([labels for _, labels in terms], output, lengths):
         chosen = [terms.pop(i) for i in sorted(pair, reverse=True)][::-1]
         kept = set(output).union(*[labels for _, labels in terms])
-        terms.append(_contract_pair(*chosen, kept) if len(chosen) == 2 else chosen[0])
+        terms.append(_contract_pair(chosen[0], chosen[1], kept) if len(chosen) == 2 else chosen[0])
     x, labels = terms[0]
     x, labels = _sum_out(x, labels, set(output))
     x = permute(x, [labels.index(label) for label in output if label in labels])
@@ -49,7 +49,7 @@ def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict) ->
         shapes = [tuple(hint_of(lengths[label]) for label in labels) for labels in inputs]
         path = optimizer.contract_path(equation, *shapes, shapes=True, optimize=backend.strategy)[0]
         return list(path)
-    return [(0, 1)] + [(0, count - 1 - i) for i in range(1, count - 1)] if count > 1 else []
+    return [(0, 1), *((0, count - 1 - i) for i in range(1, count - 1))] if count > 1 else []
 
 
 def _lengths(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels]) -> dict[object, Dim]:

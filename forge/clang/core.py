@@ -1,7 +1,7 @@
 """The core language: its context, the decorator that makes its symbols, and promotion and broadcasting of operands."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -10,6 +10,7 @@ from forge.clang.promotion import Promotion, compute_dtype
 from forge.ir import INT_TYPES, Dim, LanguageContext, Symbol, TensorProxy, check
 from forge.prims.core import check_same_device, known, same
 
+T = TypeVar("T")
 language = LanguageContext("clang")
 _symbols: dict[str, Symbol] = {}
 
@@ -37,7 +38,7 @@ def all_symbols() -> dict[str, Symbol]:
     return dict(_symbols)
 
 
-def convert(x: Any, dtype: torch.dtype) -> Any:
+def convert(x: T, dtype: torch.dtype) -> T:
     """x as `dtype`; itself when it has it, or is a number."""
     if not isinstance(x, TensorProxy) or x.dtype == dtype:
         return x

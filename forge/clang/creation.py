@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from forge import prims
 from forge.clang.promotion import category
-from forge.ir import INT_TYPES, Dim, Number, TensorProxy, check
+from forge.ir import INT_TYPES, Dim, Number, Real, TensorProxy, check
 from forge.prims.creation import nested_numbers
 
 
@@ -43,7 +43,7 @@ def from_numbers(data: Any, dtype: torch.dtype | None = None, device: torch.devi
     return prims.tensor(data, dtype, canonical_device(device))
 
 
-def arange(start: Number, end: Number, step: Number, dtype: torch.dtype | None, device: torch.device) -> TensorProxy:
+def arange(start: Real, end: Real, step: Real, dtype: torch.dtype | None, device: torch.device) -> TensorProxy:
     """start, start + step, … before end. Dtypes: int64 of integers, else the default float dtype."""
     if dtype is None:
         inferred = dtype_of(start, end, step)
@@ -59,13 +59,13 @@ def arange(start: Number, end: Number, step: Number, dtype: torch.dtype | None, 
     return prims.iota(arange_length(start, end, step), start, step, dtype, device)
 
 
-def arange_length(start: Number, end: Number, step: Number) -> Dim:
+def arange_length(start: Real, end: Real, step: Real) -> Dim:
     """How many elements an arange has; symbolic bounds stay symbolic."""
-    if all(isinstance(number, INT_TYPES) for number in (start, end, step)):
+    if isinstance(start, INT_TYPES) and isinstance(end, INT_TYPES) and isinstance(step, INT_TYPES):
         rounding = step - 1 if step > 0 else step + 1
         length = (end - start + rounding) // step
         return length if isinstance(length, int) or prims.known(length >= 0) else torch.sym_max(length, 0)
-    length = math.ceil((end - start) / step)
+    length = math.ceil(cast(float, (end - start) / step))
     check(
         not isinstance(length, int) or length >= 0,
         lambda: f"arange: upper bound and lower bound inconsistent with step sign: {start} to {end} by {step}",
@@ -74,7 +74,9 @@ def arange_length(start: Number, end: Number, step: Number) -> Dim:
     return length
 
 
-def linspace(start: Number, end: Number, steps: int, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+def linspace(
+    start: TensorProxy | Number, end: TensorProxy | Number, steps: int, dtype: torch.dtype, device: torch.device
+) -> TensorProxy:
     """`steps` numbers from start to end, evenly spaced, counted from both ends as torch does."""
     check(steps >= 0, lambda: f"linspace: number of steps must be non-negative, but got {steps}", RuntimeError)
     wide = dtype if category(dtype) > 1 else torch.float64

@@ -13,44 +13,82 @@ from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, p
 
 TensorOrNumber = TensorProxy | Number
 
-_FLOAT_UNARY = """acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 cos cosh digamma erf
-erfc erfcx erfinv exp exp2 expm1 i0 i0e i1 i1e lgamma log log10 log1p log2 log_ndtr ndtri reciprocal rsqrt sigmoid sin
-sinh sqrt tan tanh""".split()
-_INTEGER_IDENTITY = "ceil floor round trunc".split()
-_UNARY = "abs bitwise_not isfinite isinf isnan neg sign signbit".split()
 
-
-def _define(name: str, body: Callable, *methods: str) -> Symbol:
-    body.__name__ = name
-    body.__doc__ = getattr(prims, name).__doc__
+def _define(prim: Symbol, body: Callable, *methods: str) -> Symbol:
+    body.__name__ = prim.name
+    body.__doc__ = prim.__doc__
     return clangop(*methods)(body)
 
 
-def _float_unary(name: str) -> Symbol:
-    prim = getattr(prims, name)
-
+def _float_unary(prim: Symbol) -> Symbol:
     def body(x: TensorProxy) -> TensorProxy:
         return prim(convert(x, compute_dtype(x, kind=Promotion.INT_TO_FLOAT)))
 
-    return _define(name, body)
+    return _define(prim, body)
 
 
-def _unary(name: str, *methods: str) -> Symbol:
-    prim = getattr(prims, name)
-    return _define(name, lambda x: prim(x), *methods)
+def _unary(prim: Symbol, *methods: str) -> Symbol:
+    return _define(prim, lambda x: prim(x), *methods)
 
 
-def _integer_identity(name: str) -> Symbol:
-    prim = getattr(prims, name)
-    return _define(name, lambda x: x if category(x.dtype) == 1 else prim(x))
+def _integer_identity(prim: Symbol) -> Symbol:
+    return _define(prim, lambda x: x if category(x.dtype) == 1 else prim(x))
 
 
-for _name in _FLOAT_UNARY:
-    globals()[_name] = _float_unary(_name)
-for _name in _INTEGER_IDENTITY:
-    globals()[_name] = _integer_identity(_name)
-for _name in _UNARY:
-    globals()[_name] = _unary(_name, *{"bitwise_not": ("invert",)}.get(_name, ()))
+acos = _float_unary(prims.acos)
+acosh = _float_unary(prims.acosh)
+angle = _float_unary(prims.angle)
+asin = _float_unary(prims.asin)
+asinh = _float_unary(prims.asinh)
+atan = _float_unary(prims.atan)
+atanh = _float_unary(prims.atanh)
+bessel_j0 = _float_unary(prims.bessel_j0)
+bessel_j1 = _float_unary(prims.bessel_j1)
+bessel_y0 = _float_unary(prims.bessel_y0)
+bessel_y1 = _float_unary(prims.bessel_y1)
+cos = _float_unary(prims.cos)
+cosh = _float_unary(prims.cosh)
+digamma = _float_unary(prims.digamma)
+erf = _float_unary(prims.erf)
+erfc = _float_unary(prims.erfc)
+erfcx = _float_unary(prims.erfcx)
+erfinv = _float_unary(prims.erfinv)
+exp = _float_unary(prims.exp)
+exp2 = _float_unary(prims.exp2)
+expm1 = _float_unary(prims.expm1)
+i0 = _float_unary(prims.i0)
+i0e = _float_unary(prims.i0e)
+i1 = _float_unary(prims.i1)
+i1e = _float_unary(prims.i1e)
+lgamma = _float_unary(prims.lgamma)
+log = _float_unary(prims.log)
+log10 = _float_unary(prims.log10)
+log1p = _float_unary(prims.log1p)
+log2 = _float_unary(prims.log2)
+log_ndtr = _float_unary(prims.log_ndtr)
+ndtri = _float_unary(prims.ndtri)
+reciprocal = _float_unary(prims.reciprocal)
+rsqrt = _float_unary(prims.rsqrt)
+sigmoid = _float_unary(prims.sigmoid)
+sin = _float_unary(prims.sin)
+sinh = _float_unary(prims.sinh)
+sqrt = _float_unary(prims.sqrt)
+tan = _float_unary(prims.tan)
+tanh = _float_unary(prims.tanh)
+
+ceil = _integer_identity(prims.ceil)
+floor = _integer_identity(prims.floor)
+round = _integer_identity(prims.round)
+trunc = _integer_identity(prims.trunc)
+
+abs = _unary(prims.abs)
+bitwise_not = _unary(prims.bitwise_not, "invert")
+isfinite = _unary(prims.isfinite)
+isinf = _unary(prims.isinf)
+isnan = _unary(prims.isnan)
+neg = _unary(prims.neg)
+sign = _unary(prims.sign)
+signbit = _unary(prims.signbit)
 
 
 @clangop()
@@ -98,18 +136,20 @@ def _binary(name: str, *methods: str, prim: str | None = None, kind: Promotion =
     return symbol
 
 
-def _comparison(name: str, mirrored: str) -> Symbol:
-    target, mirror = getattr(prims, name), getattr(prims, mirrored)
-
+def _comparison(target: Symbol, mirror: Symbol) -> Symbol:
     def body(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-        a, b = prepare(name, a, b, kind=Promotion.TO_BOOL)
+        a, b = prepare(target.name, a, b, kind=Promotion.TO_BOOL)
         return target(a, b) if isinstance(a, TensorProxy) else mirror(b, a)  # torch compares no number with a tensor
 
-    return _define(name, body)
+    return _define(target, body)
 
 
-for _name, _mirrored in {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.items():
-    globals()[_name] = _comparison(_name, _mirrored)
+eq = _comparison(prims.eq, prims.eq)
+ne = _comparison(prims.ne, prims.ne)
+lt = _comparison(prims.lt, prims.gt)
+le = _comparison(prims.le, prims.ge)
+gt = _comparison(prims.gt, prims.lt)
+ge = _comparison(prims.ge, prims.le)
 
 FLOAT = Promotion.INT_TO_FLOAT
 

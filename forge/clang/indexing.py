@@ -224,12 +224,11 @@ def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorPr
     """x with x[key] replaced by `value`, which is converted to x's dtype and broadcast."""
     reading = read_key("setitem", x, key)
     shown = reading.shown
-    if not isinstance(value, TensorProxy):
-        value = prims.full((), value, x.dtype, x.device)
-    value = convert(value, x.dtype)
+    tensor = value if isinstance(value, TensorProxy) else prims.full((), value, x.dtype, x.device)
+    tensor = convert(tensor, x.dtype)
     if reading.indices:
-        return reading.write(_put(shown, tuple(_trimmed(reading.indices)), value))
-    return reading.write(_copied(shown, value))
+        return reading.write(_put(shown, tuple(_trimmed(reading.indices)), tensor))
+    return reading.write(_copied(shown, tensor))
 
 
 def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
@@ -265,6 +264,7 @@ def _copied(shown: TensorProxy, value: TensorProxy) -> TensorProxy:
 def _put(shown: TensorProxy, indices: tuple[TensorProxy | None, ...], value: TensorProxy) -> TensorProxy:
     """`shown` with the places of the index tensors replaced; one mask becomes a where where the value allows it."""
     last = indices[-1]
+    assert last is not None, "the indices end in a tensor"
     first = len(indices) - 1
     single = all(index is None for index in indices[:-1])
     if not single or last.dtype not in _MASK_DTYPES:

@@ -10,7 +10,6 @@ from forge.clang.elementwise import abs, conj, isnan, sgn, sqrt, squared_size, w
 from forge.clang.reduction import keep_dims
 from forge.clang.shape import reshape, unsqueeze
 from forge.ir import (
-    Number,
     TensorProxy,
     check,
     end_grad,
@@ -83,7 +82,7 @@ def _drop(gradient: TensorProxy, vector: TensorProxy, matrix_dim: int) -> Tensor
 
 
 @clangop()
-def vector_norm(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
+def vector_norm(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
     """(sum of |x|^ord)^(1 / ord) over `dims`; the largest (smallest) |x| for ord inf (-inf), the count of x != 0 for 0.
 
     Dtypes: x is floating point or complex, out real; half precision is summed in float32.
@@ -101,7 +100,7 @@ def wider(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _norm_of(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
+def _norm_of(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
     if ord == 0:
         return (x != 0).to(prims.real_dtype(x.dtype)).sum(dims, keepdim)
     if ord == 2:
@@ -115,7 +114,7 @@ def _norm_of(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool) 
 
 
 @register_grad(vector_norm)
-def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
+def _vector_norm_grad(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
     with outside_regions(math.isinf(ord)):
         out = vector_norm(x, ord, dims, keepdim)
     g, norm = get_grad(out), out
@@ -128,7 +127,7 @@ def _vector_norm_grad(x: TensorProxy, ord: Number, dims: tuple[int, ...], keepdi
     return out
 
 
-def norm_backward(x: TensorProxy, ord: Number, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
+def norm_backward(x: TensorProxy, ord: float, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
     """torch's gradient of a norm that keeps its dims, of which the gradient is g: 0 where the norm is 0 and has no
     slope. Source: norm_backward of torch."""
     if prims.known(x.numel() == 0):

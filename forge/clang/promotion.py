@@ -36,7 +36,6 @@ def compute_dtype(*operands: TensorProxy | Number, kind: Promotion = Promotion.D
     return _promote(key, kind is Promotion.INT_TO_FLOAT, torch.get_default_dtype())
 
 
-_DEFAULT_OF_CATEGORY = {0: torch.bool, 1: torch.int64}
 _COMPLEX_OF = {torch.float64: torch.complex128, torch.float16: torch.complex32}
 _LIFTED = {torch.bfloat16: torch.bcomplex32} if hasattr(torch, "bcomplex32") else {}  # since torch 2.14
 
@@ -58,9 +57,8 @@ def _promote(key: tuple, int_to_float: bool, default_float: torch.dtype) -> torc
     if numbers:
         highest = max(numbers)
         if result is None or highest > category(result):
-            number_dtype = {2: default_float, 3: _COMPLEX_OF.get(default_float, torch.complex64)}.get(
-                highest, _DEFAULT_OF_CATEGORY.get(highest)
-            )
+            complex_dtype = _COMPLEX_OF.get(default_float, torch.complex64)
+            number_dtype = (torch.bool, torch.int64, default_float, complex_dtype)[highest]
             result = number_dtype if result is None else _lift(result, number_dtype)
     assert result is not None
     if int_to_float and category(result) < 2:

@@ -9,7 +9,7 @@ from forge import prims
 from forge.clang.core import as_gradient, canonical_dims, clangop, convert
 from forge.clang.elementwise import conj, real, squared_size, widen
 from forge.clang.promotion import category
-from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import Dim, Real, Symbol, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import known
 
 Dims = int | Sequence[int] | None
@@ -143,7 +143,8 @@ def _var(x: TensorProxy, dims: tuple[int, ...], correction: float, keepdim: bool
 
 
 def _freedom(x: TensorProxy, dims: tuple[int, ...], correction: float) -> Dim | float:
-    return torch.sym_max(count(x, dims) - correction, 0)
+    elements: Real = count(x, dims)
+    return torch.sym_max(elements - correction, 0)
 
 
 @register_grad(var)

@@ -1,5 +1,6 @@
 """Shape operations with negative dims, lengths of -1 and the rest of torch's conventions."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
         RuntimeError,
     )
     check(
-        same(x.numel() % rest, 0),
+        same(operator.mod(x.numel(), rest), 0),
         lambda: f"{op}: shape '{list(shape)}' is invalid for input of size {x.numel()}",
         RuntimeError,
     )
@@ -194,7 +195,7 @@ def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...
     for i, size in enumerate(sizes):
         rest = rest * (1 if i in unknown else size)
     valid = len(unknown) < 2 and (
-        same(rest, length) if not unknown else not known(rest == 0) and same(length % rest, 0)
+        same(rest, length) if not unknown else not known(rest == 0) and same(operator.mod(length, rest), 0)
     )
     check(
         valid,
@@ -260,7 +261,8 @@ def _without_empty(tensors: Sequence[TensorProxy]) -> list[TensorProxy]:
 @register_grad(cat)
 def _cat_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
     out = cat(tensors, dim)
-    g, dim, start = get_grad(out), check_dim("cat", dim, out.ndim), 0
+    g, dim = get_grad(out), check_dim("cat", dim, out.ndim)
+    start: Dim = 0
     kept = _without_empty(tensors)
     for tensor in tensors:
         if not any(tensor is each for each in kept):
@@ -298,7 +300,8 @@ def _stack_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 def split_sizes(x: TensorProxy, sizes: Sequence[Dim], dim: int) -> tuple[TensorProxy, ...]:
     """Consecutive parts of x along `dim`, of the lengths `sizes`."""
-    parts, start = [], 0
+    parts = []
+    start: Dim = 0
     for size in sizes:
         parts.append(narrow_in_dim(x, dim, start, size))
         start = start + size
@@ -319,7 +322,7 @@ def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
     length = x.shape[dim]
     if known(length == 0):
         return prims.clone(x)
-    start = (length - shift) % length
+    start = operator.mod(length - shift, length)
     return prims.cat([prims.slice(x, dim, start, length), prims.slice(x, dim, 0, start)], dim)
 
 
@@ -351,14 +354,16 @@ def _zero(x: TensorProxy) -> bool | int:
 def tril(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
     """x with zeros above a diagonal of its last two dims."""
     _check_matrices("tril", x)
-    return triangle_mask(*x.shape[-2:], diagonal, x.device).where(x, _zero(x))
+    rows, columns = x.shape[-2:]
+    return triangle_mask(rows, columns, diagonal, x.device).where(x, _zero(x))
 
 
 @clangop()
 def triu(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
     """x with zeros below a diagonal of its last two dims."""
     _check_matrices("triu", x)
-    return triangle_mask(*x.shape[-2:], diagonal - 1, x.device).where(_zero(x), x)
+    rows, columns = x.shape[-2:]
+    return triangle_mask(rows, columns, diagonal - 1, x.device).where(_zero(x), x)
 
 
 def _check_matrices(op: str, x: TensorProxy) -> None:

@@ -47,7 +47,7 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -229,9 +229,8 @@ class OperatorExecutor(Executor):
             (meta is None) != (like is None),
             lambda: f"{self.name}.register_operator({name!r}): give exactly one of meta and like",
         )
-        symbol = Symbol(
-            name, f"{self.name}.{name}", meta=meta or _meta_of(like), tags=frozenset(tags), executor=self, op=fn
-        )
+        meta = meta if like is None else _meta_of(like)
+        symbol = Symbol(name, f"{self.name}.{name}", meta=meta, tags=frozenset(tags), executor=self, op=fn)
         self._operators[name] = symbol
         return symbol
 
@@ -434,9 +433,10 @@ def _meta_of(symbol: Symbol) -> Callable:
 
 _known: dict[str, Executor] = {}
 _default_order: list[str] = []
+E = TypeVar("E", bound=Executor)
 
 
-def register_executor(executor: Executor, *, default: bool = False, first: bool = False) -> Executor:
+def register_executor(executor: E, *, default: bool = False, first: bool = False) -> E:
     """Makes an executor known by name; `default` puts it among those asked when none are named, `first` in front.
 
     Raises ValueError when the name is taken.

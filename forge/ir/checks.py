@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def check(ok: bool, message: Callable[[], str], error: type[Exception] = ValueError) -> None:
+def check(ok: bool, message: Callable[..., str], error: type[Exception] = ValueError) -> None:
     """Raises `error(message())` unless `ok`.
 
     The message is a lambda, so a passing check formats nothing. It names the op, the argument, what came,

@@ -12,7 +12,7 @@ recorded (forge/transforms/grad.py); what it computes that its result does not n
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from forge.ir.checks import check
 from forge.ir.proxies import TensorProxy
@@ -105,7 +105,7 @@ def end_grad(argument: Any) -> None:
     call.ends = call.ends or (isinstance(argument, TensorProxy) and call.active(argument))
 
 
-def needs_grad(argument: Any) -> bool:
+def needs_grad(argument: Any) -> TypeGuard[TensorProxy]:
     """Whether the rule's argument is a tensor that needs a gradient: a rule may skip work for one that does not."""
     return isinstance(argument, TensorProxy) and _rule_call("needs_grad").active(argument)
 

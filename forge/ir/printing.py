@@ -41,6 +41,7 @@ _holder_ids = count()
 class _Holder:
     def __init__(self, value: Any) -> None:
         self.value = value
+        self.number = next(_holder_ids)
 
 
 def held(number: int) -> Any:
@@ -100,7 +101,7 @@ class Writer:
         self.imports: set[str] = {"torch"}
         self.globals: dict[str, Any] = {"math": math, "torch": torch}
         self.holders: list[_Holder] = []
-        self.callees: dict[str, Callable] = {}
+        self.callees: dict[str, Callable | None] = {}
         self._flat_names: dict[tuple, str] = {}
 
     def value(self, value: Any) -> str:
@@ -143,7 +144,6 @@ class Writer:
         holder = next((each for each in self.holders if each.value is value), None)
         if holder is None:
             holder = _Holder(value)
-            holder.number = next(_holder_ids)
             _held[holder.number] = holder
             self.holders.append(holder)
         self.imports.add("forge.ir.printing")
@@ -196,7 +196,7 @@ class Writer:
             text = f"{left} {_INFIX[op]} {right}"
         elif property_name(op) is not None:
             text = f"{args[0]}.{property_name(op)}"
-        elif _is_method(op) and bound.args and isinstance(bound.args[0], TensorProxy):
+        elif op is not None and _is_method(op) and bound.args and isinstance(bound.args[0], TensorProxy):
             text = f"{args[0]}.{op.__name__}({', '.join(args[1:])})"
         else:
             text = f"{self.callee(bound.symbol)}({', '.join(args)})"
@@ -238,7 +238,7 @@ def _reads_infix(bound: BoundSymbol) -> bool:
     return isinstance(bound.args[1], TensorProxy) and _INFIX[bound.symbol.op] != "/"
 
 
-_INFIX = {
+_INFIX: dict[Callable | None, str] = {
     torch.add: "+",
     torch.sub: "-",
     torch.mul: "*",
@@ -260,12 +260,13 @@ _INFIX = {
 def property_name(function: Any) -> str | None:
     """'T' for torch.Tensor.T.__get__, which is what Dynamo hands over for x.T; None for what reads no property."""
     owner = getattr(function, "__self__", None)
-    reads = isinstance(owner, types.GetSetDescriptorType) and function.__name__ == "__get__"
-    return owner.__name__ if reads else None
+    if isinstance(owner, types.GetSetDescriptorType) and function.__name__ == "__get__":
+        return owner.__name__
+    return None
 
 
-def _is_method(op: Callable | None) -> bool:
-    return op is not None and getattr(torch.Tensor, getattr(op, "__name__", ""), None) is op
+def _is_method(op: Callable) -> bool:
+    return getattr(torch.Tensor, getattr(op, "__name__", ""), None) is op
 
 
 def _target(output: Any, read: set[str]) -> str:
@@ -390,7 +391,7 @@ def note_place(error: BaseException) -> None:
     if found is None:
         return
     sources, call = found
-    lines = [source.line for source in sources]
+    lines = [source.line for source in sources if source.line]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"one of {len(lines) - _MOST_LINES} other lines"]
     call = call if len(call) <= _LONGEST_CALL else f"{call[: _LONGEST_CALL - 1]}…"

@@ -1,7 +1,7 @@
 """Proxies: what stands for a tensor or a number while a program is traced."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -9,7 +9,39 @@ from forge.ir.checks import check
 from forge.ir.state import state
 
 Dim = int | torch.SymInt
-Number = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
+if TYPE_CHECKING:
+
+    class Real(Protocol):
+        """A real number: a bool, int, float, torch.SymInt, SymFloat or SymBool.
+
+        torch defines most operators of its symbolic numbers at import, so that a checker does not see them.
+        """
+
+        def __add__(self, other: Any, /) -> "Real": ...
+        def __radd__(self, other: Any, /) -> "Real": ...
+        def __sub__(self, other: Any, /) -> "Real": ...
+        def __rsub__(self, other: Any, /) -> "Real": ...
+        def __mul__(self, other: Any, /) -> "Real": ...
+        def __rmul__(self, other: Any, /) -> "Real": ...
+        def __truediv__(self, other: Any, /) -> "Real": ...
+        def __rtruediv__(self, other: Any, /) -> "Real": ...
+        def __floordiv__(self, other: Any, /) -> "Real": ...
+        def __rfloordiv__(self, other: Any, /) -> "Real": ...
+        def __mod__(self, other: Any, /) -> "Real": ...
+        def __pow__(self, other: Any, /) -> "Real": ...
+        def __rpow__(self, other: Any, /) -> "Real": ...
+        def __neg__(self) -> "Real": ...
+        def __lt__(self, other: Any, /) -> bool: ...
+        def __le__(self, other: Any, /) -> bool: ...
+        def __gt__(self, other: Any, /) -> bool: ...
+        def __ge__(self, other: Any, /) -> bool: ...
+        def __int__(self) -> int: ...
+        def __round__(self, ndigits: Any = ..., /) -> "Real": ...
+
+    Number = complex | Real
+else:
+    Real = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+    Number = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
 NUMBER_TYPES = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 GUESS = 128  # a length that values decide
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -87,6 +119,26 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, NumberProxy) else value
 
 
+def _method(name: str) -> Callable:
+    language = state.language
+    if language is None or name not in language.methods:
+        where = "outside of a trace" if language is None else f"in {language.name}"
+        raise TypeError(f"a tensor proxy does not support '{name}' {where}")
+    return language.methods[name]
+
+
+def _forward(name: str) -> "Callable[[TensorProxy, Any], TensorProxy]":
+    return lambda a, b: _method(name)(a, b)
+
+
+def _reflected(name: str) -> "Callable[[TensorProxy, Any], TensorProxy]":
+    return lambda a, b: _method(name)(b, a)
+
+
+def _unary(name: str) -> "Callable[[TensorProxy], TensorProxy]":
+    return lambda a: _method(name)(a)
+
+
 class TensorProxy(Proxy):
     """A tensor of a trace: name, shape (ints or torch.SymInt), torch.dtype, torch.device; no data.
 
@@ -130,7 +182,7 @@ class TensorProxy(Proxy):
 
     def numel(self) -> Dim:
         """The number of elements."""
-        count = 1
+        count: Dim = 1
         for length in self._shape:
             count = count * length
         return count
@@ -210,6 +262,34 @@ class TensorProxy(Proxy):
 
     __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = numpy = _read
 
+    __add__, __radd__, __iadd__ = _forward("add"), _reflected("add"), _forward("iadd")
+    __sub__, __rsub__, __isub__ = _forward("sub"), _reflected("sub"), _forward("isub")
+    __mul__, __rmul__, __imul__ = _forward("mul"), _reflected("mul"), _forward("imul")
+    __truediv__, __rtruediv__, __itruediv__ = _forward("truediv"), _reflected("truediv"), _forward("itruediv")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _forward("floordiv"), _reflected("floordiv"), _forward("ifloordiv")
+    __mod__, __rmod__, __imod__ = _forward("mod"), _reflected("mod"), _forward("imod")
+    __pow__, __rpow__, __ipow__ = _forward("pow"), _reflected("pow"), _forward("ipow")
+    __matmul__, __rmatmul__, __imatmul__ = _forward("matmul"), _reflected("matmul"), _forward("imatmul")
+    __and__, __rand__, __iand__ = _forward("and_"), _reflected("and_"), _forward("iand")
+    __or__, __ror__, __ior__ = _forward("or_"), _reflected("or_"), _forward("ior")
+    __xor__, __rxor__, __ixor__ = _forward("xor"), _reflected("xor"), _forward("ixor")
+    __lshift__, __rlshift__, __ilshift__ = _forward("lshift"), _reflected("lshift"), _forward("ilshift")
+    __rshift__, __rrshift__, __irshift__ = _forward("rshift"), _reflected("rshift"), _forward("irshift")
+
+    __eq__ = _forward("eq")  # type: ignore[assignment]  # elementwise, as torch's, where object's is a bool
+    __ne__ = _forward("ne")  # type: ignore[assignment]  # so is this one
+    __lt__ = _forward("lt")
+    __le__ = _forward("le")
+    __gt__ = _forward("gt")
+    __ge__ = _forward("ge")
+    __neg__, __pos__, __abs__, __invert__ = _unary("neg"), _unary("pos"), _unary("abs"), _unary("invert")
+
+    def __getitem__(self, key: Any) -> "TensorProxy":
+        return _method("getitem")(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _method("setitem")(self, key, value)
+
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
@@ -246,38 +326,6 @@ class _Bound:
         return self._method(self._self, *args, **kwargs)
 
 
-def _method(name: str) -> Callable:
-    language = state.language
-    if language is None or name not in language.methods:
-        where = "outside of a trace" if language is None else f"in {language.name}"
-        raise TypeError(f"a tensor proxy does not support '{name}' {where}")
-    return language.methods[name]
-
-
 def differentiable(value: Any) -> bool:
     """Whether it is a tensor, or the proxy of one, whose dtype has gradients."""
     return isinstance(value, (TensorProxy, torch.Tensor)) and (value.dtype.is_floating_point or value.dtype.is_complex)
-
-
-def _define_operators() -> None:
-    def forward(name: str) -> Callable:
-        return lambda a, b: _method(name)(a, b)
-
-    def reflected(name: str) -> Callable:
-        return lambda a, b: _method(name)(b, a)
-
-    arithmetic = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-    for name in arithmetic:
-        method = name + "_" if name in ("and", "or") else name
-        setattr(TensorProxy, f"__{name}__", forward(method))
-        setattr(TensorProxy, f"__r{name}__", reflected(method))
-        setattr(TensorProxy, f"__i{name}__", forward("i" + name))
-    for name in "eq ne lt le gt ge".split():
-        setattr(TensorProxy, f"__{name}__", forward(name))
-    for name in "neg pos abs invert".split():
-        setattr(TensorProxy, f"__{name}__", lambda a, _name=name: _method(_name)(a))
-    TensorProxy.__getitem__ = lambda a, key: _method("getitem")(a, key)
-    TensorProxy.__setitem__ = lambda a, key, value: _method("setitem")(a, key, value)
-
-
-_define_operators()

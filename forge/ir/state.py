@@ -1,13 +1,15 @@
 """What is being recorded, and in which language operators are read, per thread."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 
 class Recorder(Protocol):
     """What symbol calls are recorded into: a trace (forge/ir/trace.py)."""
+
+    tags: frozenset[Any]
 
     def record(self, bound: Any) -> None:
         """Appends a call to the innermost open scope."""
@@ -16,6 +18,9 @@ class Recorder(Protocol):
         """Calls recorded until `close_scope` go into the list returned."""
 
     def close_scope(self) -> None: ...
+
+    def tagged(self, tags: Iterable[Any]) -> AbstractContextManager[None]:
+        """The calls recorded inside carry exactly `tags`."""
 
     @property
     def last_call(self) -> Any:

@@ -52,12 +52,12 @@ class Symbol:
     """Something a trace can call.
 
     `meta` maps input metadata to output metadata (prims and executors' operators); `body` is written in other symbols
-    (composites). A symbol has exactly one of the two. `id` is the key of every table about symbols; `name` is the last
-    part of it. Symbols that are made for one call, a user's torch.autograd.Function say, share an id: what two calls
-    compute is told by the symbols themselves. `rule` is the gradient rule of such a symbol; others are registered
-    (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op` writes its results
-    to and that become the call's output, whatever it returns. `fallback` is called where `op` raises, with the error
-    and the arguments: it gives what runs in `op`'s place from then on, and the call's output.
+    (composites). A symbol has exactly one of the two, its `definition`. `id` is the key of every table about symbols;
+    `name` is the last part of it. Symbols that are made for one call, a user's torch.autograd.Function say, share an
+    id: what two calls compute is told by the symbols themselves. `rule` is the gradient rule of such a symbol; others
+    are registered (forge/ir/grad_rules.py). `out` are the arguments, by position or name, that an executor's `op`
+    writes its results to and that become the call's output, whatever it returns. `fallback` is called where `op`
+    raises, with the error and the arguments: it gives what runs in `op`'s place from then on, and the call's output.
     """
 
     def __init__(
@@ -74,18 +74,20 @@ class Symbol:
         out: tuple[int | str, ...] = (),
         fallback: Callable | None = None,
     ) -> None:
-        assert (meta is None) != (body is None), f"{id}: a symbol has a meta or a body"
+        definition = meta if body is None else body
+        assert definition is not None and (meta is None or body is None), f"{id}: a symbol has a meta or a body"
         self.name = self.__name__ = name
         self.id = id
         self.meta = meta
         self.body = body
+        self.definition = definition
         self.tags = frozenset(tags)
         self.executor = executor
         self.op = op
         self.rule = rule
         self.out = out
         self.fallback = fallback
-        self.__doc__ = (meta or body).__doc__
+        self.__doc__ = definition.__doc__
 
     @property
     def is_prim(self) -> bool:
@@ -94,7 +96,7 @@ class Symbol:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         trace = recorder()
         if self.body is None:
-            output = self.meta(*args, **kwargs)
+            output = self.definition(*args, **kwargs)
             trace.record(BoundSymbol(self, args, kwargs, output))
             return output
         scope = trace.open_scope()
@@ -108,7 +110,7 @@ class Symbol:
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, with defaults."""
-        bound = inspect.signature(self.body or self.meta).bind(*args, **kwargs)
+        bound = inspect.signature(self.definition).bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
 

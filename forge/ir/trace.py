@@ -266,7 +266,7 @@ class Trace:
 
 def current_trace() -> Trace:
     """The trace that symbol calls record into. Raises RuntimeError outside of one."""
-    return recorder()
+    return recorder()  # type: ignore[return-value]  # a Trace is the one Recorder; state.py may not import it
 
 
 @contextmanager

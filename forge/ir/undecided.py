@@ -82,8 +82,10 @@ def _take_no_more_guards(environment: ShapeEnv) -> None:
         return _in_this_run(question) if known is None else known
 
     # a `fallback_value` is no answer either: what is made by it need not be what torch does for a given length
-    environment.evaluate_expr = lambda question, *args, **kwargs: answer(question)
-    environment.guard_or_defer_runtime_assert = lambda question, *args, **kwargs: bool(answer(question))
+    vars(environment).update(
+        evaluate_expr=lambda question, *args, **kwargs: answer(question),
+        guard_or_defer_runtime_assert=lambda question, *args, **kwargs: bool(answer(question)),
+    )
 
 
 def _in_this_run(question: sympy.Basic) -> Any:
@@ -91,5 +93,6 @@ def _in_this_run(question: sympy.Basic) -> Any:
     found = question if sizes is None else question.xreplace(sizes.values)
     if found.free_symbols:
         raise Undecided(f"it asks for {question}, which cannot be decided: it differs from size to size")
-    sizes.used = True
+    if sizes is not None:
+        sizes.used = True
     return found

@@ -89,7 +89,7 @@ def check_same_device(op: str, *values: Any) -> torch.device:
 
     Raises RuntimeError when they differ, as torch does.
     """
-    device = None
+    device: torch.device | None = None
     for value in values:
         if not isinstance(value, TensorProxy):
             continue
@@ -103,6 +103,7 @@ def check_same_device(op: str, *values: Any) -> torch.device:
             ),
             RuntimeError,
         )
+    assert device is not None, f"{op}: none of its arguments is a tensor"
     return device
 
 

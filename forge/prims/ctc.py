@@ -8,14 +8,14 @@ from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_tensor, like, make_prim
 from forge.prims.elementwise import refuse_gradient
 
-Lengths = TensorProxy | Sequence[Dim]
+SequenceLengths = TensorProxy | Sequence[Dim]
 
 
 def _ctc_loss_meta(
     log_probs: TensorProxy,
     targets: TensorProxy,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
+    input_lengths: SequenceLengths,
+    target_lengths: SequenceLengths,
     blank: int,
     zero_infinity: bool,
 ) -> TensorProxy:

@@ -7,7 +7,7 @@ import cmath
 import math
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, cast, overload
 
 import torch
 
@@ -130,8 +130,9 @@ def _binary(
         for tensor in tensors:
             check_dtype(op, tensor, accepts)
         if len(tensors) == 2:
-            check_same_shape(op, a, b)
-            check(a.dtype == b.dtype, lambda: f"{op}: a is {a} and b is {b}, but must have one dtype", TypeError)
+            check_same_shape(op, *tensors)
+            one_dtype = tensors[0].dtype == tensors[1].dtype
+            check(one_dtype, lambda: f"{op}: a is {a} and b is {b}, but must have one dtype", TypeError)
         device = check_same_device(op, a, b)
         out = like(tensors[0], dtype=result)
         out.device = device
@@ -370,6 +371,10 @@ def i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> Ten
     return is_large.where(slope(reciprocal(is_large.where(x, tiny))), 0.5)
 
 
+@overload
+def conjugate(value: TensorProxy) -> TensorProxy: ...
+@overload
+def conjugate(value: Number) -> Number: ...
 def conjugate(value: TensorOrNumber) -> TensorOrNumber:
     """The complex conjugate; a real value itself."""
     if isinstance(value, TensorProxy):
@@ -549,11 +554,12 @@ def log_of_number(number: Number) -> Number:
     """The logarithm of a number; nan of a negative one, as torch has it."""
     if isinstance(number, complex):
         return cmath.log(number) if number else -math.inf
-    return math.log(number) if number > 0 else -math.inf if number == 0 else math.nan
+    return math.log(cast(float, number)) if number > 0 else -math.inf if number == 0 else math.nan
 
 
 def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
     def of_base() -> TensorProxy:
+        assert isinstance(a, TensorProxy)  # else it has no gradient
         if isinstance(b, TensorProxy):
             return (b == 0).where(0, g * (b * a ** (b - 1)))
         if known(b == 2):
@@ -564,6 +570,7 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
         return g * (base ** (b - 1) * b)
 
     def of_exponent() -> TensorProxy:
+        assert isinstance(b, TensorProxy)
         slope = g * (out * (a.to(out.dtype).log() if isinstance(a, TensorProxy) else log_of_number(a)))
         if not isinstance(a, TensorProxy) and a != 0:
             return slope
@@ -578,7 +585,11 @@ def _extremum_derivative(loses: Callable) -> BinaryDerivative:
 
     def derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple:
         def of(x: TensorOrNumber, y: TensorOrNumber) -> Callable:
-            return lambda: (x == y).where(g * 0.5, loses(x, y).where(0, g))
+            def thunk() -> TensorProxy:
+                assert isinstance(x, TensorProxy)  # else it has no gradient
+                return (x == y).where(g * 0.5, loses(x, y).where(0, g))
+
+            return thunk
 
         return of(a, b), of(b, a)
 
@@ -588,18 +599,19 @@ def _extremum_derivative(loses: Callable) -> BinaryDerivative:
 def _over_square(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     """1 / (a^2 + b^2), 0 where that is infinite."""
     square = a * a + b * b
+    assert isinstance(square, TensorProxy)
     at_zero = square == 0
     return at_zero.where(0, reciprocal(at_zero.where(1, square)))
 
 
-def _ratio(out: TensorProxy, a: TensorOrNumber) -> TensorProxy:
+def _ratio(out: TensorProxy, a: TensorProxy) -> TensorProxy:
     """out / a, 0 where a is 0."""
     at_zero = a == 0
     return at_zero.where(0, out / at_zero.where(1, a))
 
 
 def _igamma_slope(a: TensorOrNumber, b: TensorProxy) -> TensorProxy:
-    log_gamma = a.lgamma() if isinstance(a, TensorProxy) else math.lgamma(a)
+    log_gamma = a.lgamma() if isinstance(a, TensorProxy) else math.lgamma(cast(float, a))
     return ((a - 1) * b.log() - b - log_gamma).exp()
 
 

@@ -43,7 +43,7 @@ def indexed_shape(op: str, x: TensorProxy, indices: Indices) -> list[Dim]:
         lambda: f"{op}: too many indices for tensor of dimension {x.ndim} (got {len(indices)}): {x}",
         IndexError,
     )
-    common = _broadcast(op, [indices[dim].shape for dim in places])
+    common = _broadcast(op, [index.shape for index in indices if index is not None])
     rest = [length for dim, length in enumerate(x.shape) if dim not in places]
     adjacent = places == list(range(places[0], places[-1] + 1))
     before = places[0] if adjacent else 0
@@ -385,7 +385,7 @@ class _Reduced(NamedTuple):
     g: TensorProxy
     x: TensorProxy
     dim: int
-    index: TensorProxy
+    indices: TensorProxy  # tuples have a method `index`
     src: TensorProxy
     out: TensorProxy
     include_self: bool
@@ -410,7 +410,7 @@ Thunks = tuple[Callable[[], TensorProxy], Callable[[], TensorProxy]]
 
 
 def _sum_grads(call: _Reduced) -> Thunks:
-    return lambda: call.g, lambda: gather(call.g, call.dim, call.index)
+    return lambda: call.g, lambda: gather(call.g, call.dim, call.indices)
 
 
 def _mean_grads(call: _Reduced) -> Thunks:

@@ -3,6 +3,7 @@
 The dims before the windows are the batch and the channels; the batch may be missing.
 """
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -67,7 +68,7 @@ def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Seque
         )
 
 
-def windows(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
+def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
     """How many windows fit; with ceil_mode also a last one that starts inside of the input or its left padding."""
     spare = length + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
@@ -83,7 +84,11 @@ def windows(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, 
 
 def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: bool) -> list[Dim]:
     count = len(lists[0])
-    lengths = [windows(x.shape[x.ndim - count + i], *[values[i] for values in lists], ceil_mode) for i in range(count)]
+    kernel, stride, padding, dilation = lists
+    lengths = [
+        window_count(x.shape[x.ndim - count + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
+        for i in range(count)
+    ]
     check(
         not any(known(length < 1) for length in lengths),
         lambda: f"{op}: Given input {x}, the calculated output size is {lengths}: Output size is too small",
@@ -346,16 +351,16 @@ def _col2im_meta(
     )
     rows = kernel_size[0] * kernel_size[1]
     check(
-        not known(x.shape[-2] % rows != 0),
+        not known(operator.mod(x.shape[-2], rows) != 0),
         lambda: (
             f"{op}: Expected size of input's dimension 1 to be divisible by the product of kernel_size "
             f"{kernel_size}, but got {x}"
         ),
         RuntimeError,
     )
-    blocks = 1
+    blocks: Dim = 1
     for i in range(2):
-        blocks = blocks * windows(output_size[i], kernel_size[i], stride[i], padding[i], dilation[i], False)
+        blocks = blocks * window_count(output_size[i], kernel_size[i], stride[i], padding[i], dilation[i], False)
     check(
         not known(x.shape[-1] != blocks),
         lambda: (

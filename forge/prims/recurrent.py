@@ -1,14 +1,24 @@
 """Recurrent layers: one layer in one direction, over a whole sequence."""
 
-from forge.ir import TensorProxy, check, get_grad, put_grad, register_grad
+from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
 
 KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
 
 Tensors = tuple[TensorProxy | None, ...]
+LayerInputs = tuple[
+    TensorProxy,
+    TensorProxy,
+    TensorProxy | None,
+    TensorProxy,
+    TensorProxy,
+    TensorProxy | None,
+    TensorProxy | None,
+    TensorProxy | None,
+]
 
 
-def _recurrent_layer_meta(kind: str, reverse: bool, inputs: Tensors) -> Tensors:
+def _recurrent_layer_meta(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
     """(what the layer gives at each step, its state after the last step), of steps in order or in reverse.
 
     kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c an LSTM's alone; None is no bias and no
@@ -37,7 +47,7 @@ def _recurrent_layer_meta(kind: str, reverse: bool, inputs: Tensors) -> Tensors:
         RuntimeError,
     )
     hidden = w_hh.shape[0] // KINDS[kind]
-    wanted = {
+    wanted: dict[str, tuple[TensorProxy | None, tuple[Dim, ...]]] = {
         "w_ih": (w_ih, (KINDS[kind] * hidden, x.shape[2])),
         "w_hh": (w_hh, (KINDS[kind] * hidden, h.shape[1])),
         "h": (h, (x.shape[1], hidden if w_hr is None else w_hr.shape[0])),
@@ -45,11 +55,11 @@ def _recurrent_layer_meta(kind: str, reverse: bool, inputs: Tensors) -> Tensors:
         "b_ih": (b_ih, (KINDS[kind] * hidden,)),
         "b_hh": (b_hh, (KINDS[kind] * hidden,)),
     }
-    for name, (value, shape) in wanted.items():
+    for name, (tensor, shape) in wanted.items():
         check(
-            value is None or (value.ndim == len(shape) and all(map(same, value.shape, shape))),
-            lambda name=name, value=value, shape=shape: (
-                f"{op}: mat1 and mat2 shapes cannot be multiplied: {name} is {value}, but for {x} must be {shape}"
+            tensor is None or (tensor.ndim == len(shape) and all(map(same, tensor.shape, shape))),
+            lambda name=name, tensor=tensor, shape=shape: (
+                f"{op}: mat1 and mat2 shapes cannot be multiplied: {name} is {tensor}, but for {x} must be {shape}"
             ),
             RuntimeError,
         )

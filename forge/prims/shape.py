@@ -344,7 +344,8 @@ def _squeeze_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 @register_grad(cat)
 def _cat_grad(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
     out = cat(tensors, dim)
-    g, start = get_grad(out), 0
+    g = get_grad(out)
+    start: Dim = 0
     for tensor in tensors:
         stop = start + tensor.shape[dim]
         put_grad(tensor, slice(g, dim, start, stop))

@@ -1,5 +1,7 @@
 """Functions that graphs call by a private name: those behind torch.nn.functional, checks and assertions."""
 
+from collections.abc import Callable
+
 import torch
 from torch._refs import tensor as refs_tensor
 
@@ -13,6 +15,7 @@ nn_elu = torch._C._nn.elu
 nn_fractional_max_pool2d = torch._C._nn.fractional_max_pool2d
 nn_fractional_max_pool3d = torch._C._nn.fractional_max_pool3d
 nn_gelu = torch._C._nn.gelu
+nn_gelu_: Callable = vars(torch._C._nn)["gelu_"]  # its stub lacks it
 nn_pad = torch._C._nn.pad
 nn_rrelu_with_noise = torch._C._nn.rrelu_with_noise
 torch_special_module = torch._C._special
@@ -29,7 +32,7 @@ torch_check_tensor_all = torch._check_tensor_all
 torch_check_tensor_all_with = torch._check_tensor_all_with
 torch_check_type = torch._check_type
 torch_check_value = torch._check_value
-torch_check_with = torch._check_with
+torch_check_with: Callable[..., None] = torch._check_with  # takes None for a message, unlike its annotation
 torch_chunk_cat = torch._chunk_cat
 torch_fused_sdp_choice = torch._fused_sdp_choice
 torch_native_batch_norm_legit = torch._native_batch_norm_legit

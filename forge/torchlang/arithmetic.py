@@ -1,10 +1,8 @@
 """Divisors, multiples, and what a floating point number consists of."""
 
-import torch
-
 from forge import clang, prims
 from forge.ir import Symbol, TensorProxy
-from forge.torchlang.spelling import check_tensor, named
+from forge.torchlang.spelling import check_tensor, named, results
 
 
 def _of_integers(name: str) -> Symbol:
@@ -26,4 +24,4 @@ lcm = _of_integers("lcm")
 def frexp(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     """(mantissa, exponent): input is mantissa * 2^exponent. Dtypes: floating point; the exponent is int32."""
     check_tensor("frexp", input=input)
-    return torch.return_types.frexp(prims.frexp(input))
+    return results.frexp(prims.frexp(input))

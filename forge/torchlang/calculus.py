@@ -12,7 +12,7 @@ from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import check_tensor
 
 Parts = tuple[TensorProxy, ...]
-Spacing = Number | Sequence[Number] | Sequence[TensorProxy] | None
+Spacing = complex | Sequence[Number] | Sequence[TensorProxy] | None
 
 
 # integrals

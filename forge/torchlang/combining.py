@@ -128,7 +128,7 @@ def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
 
 def _unsafe(name: str, parts: Symbol) -> Symbol:
     def body(*args: Any, **kwargs: Any) -> Parts:
-        return parts.body(*args, **kwargs)
+        return parts.definition(*args, **kwargs)
 
     body.__name__, body.__doc__ = name, f"{parts.__doc__} Each part may be changed where nothing else is read again."
     return torchsymbol(getattr(torch, name), getattr(Tensor, name), view=View.ALWAYS)(body)

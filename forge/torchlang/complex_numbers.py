@@ -7,7 +7,7 @@ from forge import clang, prims
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import same
 from forge.torch_internals.versions import WRONG_KIND
-from forge.torchlang.core import View, torchsymbol
+from forge.torchlang.core import View, getter, torchsymbol
 from forge.torchlang.spelling import check_tensor
 
 _PARTS = (torch.float16, torch.float32, torch.float64)
@@ -74,7 +74,7 @@ def _with_real(x: TensorProxy, new: TensorProxy) -> TensorProxy:
     return prims.complex(new, prims.imag(x)) if x.dtype.is_complex else new
 
 
-@torchsymbol(torch.real, Tensor.real.__get__, methods=("real",), view=View.ALWAYS, invert=_with_real)
+@torchsymbol(torch.real, getter("real"), methods=("real",), view=View.ALWAYS, invert=_with_real)
 def real(input: TensorProxy) -> TensorProxy:
     """The real part; a real input itself."""
     check_tensor("real", input=input)
@@ -83,7 +83,7 @@ def real(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(
     torch.imag,
-    Tensor.imag.__get__,
+    getter("imag"),
     methods=("imag",),
     view=View.ALWAYS,
     invert=lambda x, new: prims.complex(prims.real(x), new),

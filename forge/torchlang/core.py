@@ -118,7 +118,8 @@ def torchsymbol(
 
     def decorate(body: Callable) -> Symbol:
         name = id or qualified_name(functions[0])
-        check(name is not None and name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
+        assert name is not None, f"torchsymbol: {functions[0]} has no name; give its id"
+        check(name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
         _functions[name] = functions[0]
         _factories.update(functions if factory else ())
@@ -135,6 +136,11 @@ def torchsymbol(
         return symbol
 
     return decorate
+
+
+def getter(name: str) -> Callable:
+    """Return the function that reads a property of torch.Tensor, as Dynamo hands it over."""
+    return getattr(torch.Tensor, name).__get__
 
 
 def _add(table: dict, key: Any, entry: Entry) -> None:
@@ -313,7 +319,7 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
                 return _call_out(entry, target, args, kwargs, memory)
         inplace = entry.inplace
         if entry.inplace_position is not None:
-            args, kwargs, inplace = _without_inplace(entry, args, kwargs)
+            args, kwargs, inplace = _without_inplace(entry, entry.inplace_position, args, kwargs)
         if entry.handler is not None:
             return entry.handler(entry.symbol, args, kwargs, memory)
         if inplace:
@@ -329,7 +335,7 @@ _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", 
 
 def _renamed(symbol: Symbol, kwargs: dict) -> dict:
     """The arguments by the names that the symbol has, where it does not have NumPy's."""
-    known = inspect.signature(symbol.body or symbol.meta).parameters
+    known = inspect.signature(symbol.definition).parameters
     names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in known and torchs in known}
     return {names.get(name, name): value for name, value in kwargs.items()}
 
@@ -362,12 +368,12 @@ def function_name(function: Any) -> str:
     return qualified_name(function) or getattr(function, "__name__", None) or repr(function)
 
 
-def _without_inplace(entry: Entry, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
+def _without_inplace(entry: Entry, position: int, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
     """The arguments without the one called `inplace`, and whether it, or the function's name, asks for it."""
     inplace = entry.inplace or bool(kwargs.get("inplace"))
-    if len(args) > entry.inplace_position:
-        inplace = inplace or bool(args[entry.inplace_position])
-        args = (*args[: entry.inplace_position], *args[entry.inplace_position + 1 :])
+    if len(args) > position:
+        inplace = inplace or bool(args[position])
+        args = (*args[:position], *args[position + 1 :])
     return args, {key: value for key, value in kwargs.items() if key != "inplace"}, inplace
 
 
@@ -383,7 +389,7 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
 
     def handle_of(leaf: Any) -> Any:
         """An argument that is given back: in a tensor of its own where that one has no gradient."""
-        handle = handles.get(getattr(leaf, "name", None))
+        handle = handles.get(getattr(leaf, "name", ""))
         if handle is None:
             return leaf
         return memory.another(handle, alias_step()) if is_apart else handle
@@ -421,9 +427,10 @@ def alias_step() -> ViewStep:
 def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
     """How to show and how to invert one view."""
     symbol = entry.symbol
-    if entry.invert is not None and index is None:
+    invert = entry.invert
+    if invert is not None and index is None:
         hides_history = Tag.NOT_DIFFERENTIABLE in symbol.tags
-        return ViewStep(symbol, args, kwargs, None, lambda x, new: entry.invert(x, new, *args, **kwargs), hides_history)
+        return ViewStep(symbol, args, kwargs, None, lambda x, new: invert(x, new, *args, **kwargs), hides_history)
     return scatter_step(symbol, args, kwargs, index)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.clang.creation import canonical_device, check_supported
-from forge.ir import Dim, Number, Symbol, TensorProxy, check
+from forge.ir import Dim, Number, Real, Symbol, TensorProxy, check
 from forge.torch_internals.functions import refs_tensor
 from forge.torchlang.core import torchsymbol
 
@@ -244,9 +244,9 @@ def scalar_tensor(
 
 @torchsymbol(torch.arange, factory=True)
 def arange(
-    start: Number,
-    end: Number | None = None,
-    step: Number = 1,
+    start: Real,
+    end: Real | None = None,
+    step: Real = 1,
     *,
     dtype: Dtype = None,
     layout: Layout = None,
@@ -256,8 +256,8 @@ def arange(
 ) -> TensorProxy:
     """start (0 unless two bounds are given), start + step, … before end."""
     check_supported("arange", layout=layout, requires_grad=requires_grad)
-    start, end = (0, start) if end is None else (start, end)
-    return clang.arange(start, end, step, dtype, canonical_device(device))
+    first, last = (0, start) if end is None else (start, end)
+    return clang.arange(first, last, step, dtype, canonical_device(device))
 
 
 @torchsymbol(torch.linspace, factory=True)

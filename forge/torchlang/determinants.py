@@ -8,9 +8,7 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import TensorProxy
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
-
-results = torch.return_types
+from forge.torchlang.spelling import check_tensor, results
 
 
 @torchsymbol(torch.linalg.det)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import Number, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
+from forge.ir import TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
 from forge.prims.core import check_dim, known
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import check_tensor
@@ -14,14 +14,14 @@ from forge.torchlang.vector_norms import vector_norm
 
 
 @torchsymbol(torch.dist, Tensor.dist)
-def dist(input: TensorProxy, other: TensorProxy, p: Number = 2) -> TensorProxy:
+def dist(input: TensorProxy, other: TensorProxy, p: float = 2) -> TensorProxy:
     """The p-norm of all differences."""
     check_tensor("dist", input=input, other=other)
     return vector_norm(clang.sub(input, other), p)
 
 
 @torchsymbol(torch.renorm, Tensor.renorm, inplace=Tensor.renorm_)
-def renorm(input: TensorProxy, p: Number, dim: int, maxnorm: Number) -> TensorProxy:
+def renorm(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
     """Every slice along `dim` whose p-norm is larger than maxnorm scaled down to that norm."""
     check_tensor("renorm", input=input)
     check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}", RuntimeError)
@@ -37,7 +37,7 @@ def renorm(input: TensorProxy, p: Number, dim: int, maxnorm: Number) -> TensorPr
     return clang.mul(input, clang.convert(factor, prims.real_dtype(input.dtype)))
 
 
-def _norm_of_slices(input: TensorProxy, p: Number, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
+def _norm_of_slices(input: TensorProxy, p: float, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
     """The norms and the dims that they are over. Dtypes: torch's accumulation dtypes, on a CPU float64 of float32.
     Source: at::toAccumulateType."""
     dim = check_dim("renorm", dim, input.ndim)
@@ -49,7 +49,7 @@ def _norm_of_slices(input: TensorProxy, p: Number, dim: int) -> tuple[TensorProx
 
 
 @register_grad(renorm)
-def _renorm_grad(input: TensorProxy, p: Number, dim: int, maxnorm: Number) -> TensorProxy:
+def _renorm_grad(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
     """In torch's order: what is left of a slice's own direction is the rounding of its terms."""
     out = renorm(input, p, dim, maxnorm)
     g, (norm, dims) = get_grad(out), _norm_of_slices(input, p, dim)

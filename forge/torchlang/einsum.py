@@ -1,6 +1,7 @@
 """torch.einsum."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,13 +12,14 @@ from forge.torchlang.core import torchsymbol
 
 
 @torchsymbol(torch.einsum)
-def einsum(equation: object, *operands: object) -> TensorProxy:
+def einsum(equation: str | TensorProxy, *operands: Any) -> TensorProxy:
     """The sum of products that an equation describes ("ij,jk->ik", or operand, dims, …, output dims).
 
     Raises: RuntimeError for an equation that does not fit its operands. Source: torch.einsum.
     """
     if isinstance(equation, str):
-        given = operands[0] if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
+        one_list = len(operands) == 1 and isinstance(operands[0], (tuple, list))
+        given = list(operands[0] if one_list else operands)
         terms, output = _read_equation(equation, len(given))
     else:
         given, terms, output = _read_sublists((equation, *operands))

@@ -4,6 +4,8 @@ conversion.py."""
 import builtins
 import math
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,48 +28,74 @@ from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tenso
 
 # unary
 
-_UNARY = {
-    "acos": ("arccos",),
-    "acosh": ("arccosh",),
-    "asin": ("arcsin",),
-    "asinh": ("arcsinh",),
-    "atan": ("arctan",),
-    "atanh": ("arctanh",),
-    "digamma": ("psi",),
-    "lgamma": ("gammaln",),
-    "trunc": ("fix",),
-    "sigmoid": ("expit",),
-}
-_MORE = {
-    "abs": (operator.abs,),
-    "bitwise_not": (operator.invert,),
-    "sigmoid": (F.sigmoid,),
-    "tanh": (F.tanh,),
-}
-_UNARY["abs"] = ("absolute", "__abs__")
-_UNARY["bitwise_not"] = ("__invert__",)
 
-
-def _unary(name: str) -> Symbol:
+def _unary(target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = ()) -> Symbol:
     """Every spelling of a unary function, as clang has it."""
-    target = clang.conj if name == "conj_physical" else getattr(clang, name)
+    op = name or target.name
 
     def body(input: TensorProxy) -> TensorProxy:
         if not isinstance(input, TensorProxy):
-            check_tensor(name, input=input)
+            check_tensor(op, input=input)
         return target(input)
 
-    body.__name__, body.__doc__ = name, target.__doc__
-    return named(name, *_UNARY.get(name, ()), more=_MORE.get(name, ()))(body)
+    body.__name__, body.__doc__ = op, target.__doc__
+    return named(op, *aliases, more=more)(body)
 
 
-_AS_IN_CLANG = """abs acos acosh angle asin asinh atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bitwise_not ceil
-conj_physical cos cosh digamma erf erfc erfcx erfinv exp exp2 expm1 floor i0 i0e i1 i1e isfinite isinf isnan lgamma log
-log10 log1p log2 log_ndtr logical_not ndtri reciprocal rsqrt sgn sigmoid sign signbit sin sinh sqrt square tan tanh
-trunc""".split()
-
-for _name in _AS_IN_CLANG:
-    globals()[_name] = _unary(_name)
+abs = _unary(clang.abs, "absolute", "__abs__", more=(operator.abs,))
+acos = _unary(clang.acos, "arccos")
+acosh = _unary(clang.acosh, "arccosh")
+angle = _unary(clang.angle)
+asin = _unary(clang.asin, "arcsin")
+asinh = _unary(clang.asinh, "arcsinh")
+atan = _unary(clang.atan, "arctan")
+atanh = _unary(clang.atanh, "arctanh")
+bessel_j0 = _unary(clang.bessel_j0)
+bessel_j1 = _unary(clang.bessel_j1)
+bessel_y0 = _unary(clang.bessel_y0)
+bessel_y1 = _unary(clang.bessel_y1)
+bitwise_not = _unary(clang.bitwise_not, "__invert__", more=(operator.invert,))
+ceil = _unary(clang.ceil)
+conj_physical = _unary(clang.conj, name="conj_physical")
+cos = _unary(clang.cos)
+cosh = _unary(clang.cosh)
+digamma = _unary(clang.digamma, "psi")
+erf = _unary(clang.erf)
+erfc = _unary(clang.erfc)
+erfcx = _unary(clang.erfcx)
+erfinv = _unary(clang.erfinv)
+exp = _unary(clang.exp)
+exp2 = _unary(clang.exp2)
+expm1 = _unary(clang.expm1)
+floor = _unary(clang.floor)
+i0 = _unary(clang.i0)
+i0e = _unary(clang.i0e)
+i1 = _unary(clang.i1)
+i1e = _unary(clang.i1e)
+isfinite = _unary(clang.isfinite)
+isinf = _unary(clang.isinf)
+isnan = _unary(clang.isnan)
+lgamma = _unary(clang.lgamma, "gammaln")
+log = _unary(clang.log)
+log10 = _unary(clang.log10)
+log1p = _unary(clang.log1p)
+log2 = _unary(clang.log2)
+log_ndtr = _unary(clang.log_ndtr)
+logical_not = _unary(clang.logical_not)
+ndtri = _unary(clang.ndtri)
+reciprocal = _unary(clang.reciprocal)
+rsqrt = _unary(clang.rsqrt)
+sgn = _unary(clang.sgn)
+sigmoid = _unary(clang.sigmoid, "expit", more=(F.sigmoid,))
+sign = _unary(clang.sign)
+signbit = _unary(clang.signbit)
+sin = _unary(clang.sin)
+sinh = _unary(clang.sinh)
+sqrt = _unary(clang.sqrt)
+square = _unary(clang.square)
+tan = _unary(clang.tan)
+tanh = _unary(clang.tanh, more=(F.tanh,))
+trunc = _unary(clang.trunc, "fix")
 
 
 @named("neg", "negative", "__neg__", more=(operator.neg,))
@@ -334,9 +362,11 @@ def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
     """input to the power exponent, in float64 or complex128."""
     check_operands("float_power", input=input, exponent=exponent)
     is_complex = clang.compute_dtype(input, exponent).is_complex
-    dtype, number = (torch.complex128, complex) if is_complex else (torch.float64, float)
-    base = clang.convert(input, dtype) if isinstance(input, TensorProxy) else number(input)
-    power = clang.convert(exponent, dtype) if isinstance(exponent, TensorProxy) else number(exponent)
+    dtype = torch.complex128 if is_complex else torch.float64
+    number: Callable[[Any], complex] = complex if is_complex else float
+    base, power = (
+        clang.convert(each, dtype) if isinstance(each, TensorProxy) else number(each) for each in (input, exponent)
+    )
     return clang.pow(base, power)
 
 
@@ -370,66 +400,64 @@ def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
     return clang.heaviside(input, values)
 
 
-_BINARY = {
-    "atan2": ("arctan2",),
-    "copysign": (),
-    "fmod": (),
-    "hypot": (),
-    "igamma": ("gammainc",),
-    "igammac": ("gammaincc",),
-    "maximum": (),
-    "minimum": (),
-    "nextafter": (),
-    "remainder": ("__mod__",),
-    "zeta": (),
-    "eq": ("__eq__",),
-    "ne": ("not_equal", "__ne__"),
-    "lt": ("less", "__lt__"),
-    "le": ("less_equal", "__le__"),
-    "gt": ("greater", "__gt__"),
-    "ge": ("greater_equal", "__ge__"),
-    "bitwise_and": ("__and__", "__rand__"),
-    "bitwise_or": ("__or__", "__ror__"),
-    "bitwise_xor": ("__xor__", "__rxor__"),
-    "bitwise_left_shift": ("__lshift__",),
-    "bitwise_right_shift": ("__rshift__",),
-}
-_OPERATORS = {
-    "remainder": (operator.mod, operator.imod),
-    "eq": (operator.eq,),
-    "ne": (operator.ne,),
-    "lt": (operator.lt,),
-    "le": (operator.le,),
-    "gt": (operator.gt,),
-    "ge": (operator.ge,),
-    "bitwise_and": (operator.and_, operator.iand, Tensor.__iand__),
-    "bitwise_or": (operator.or_, operator.ior, Tensor.__ior__),
-    "bitwise_xor": (operator.xor, operator.ixor, Tensor.__ixor__),
-    "bitwise_left_shift": (operator.lshift, operator.ilshift, Tensor.__ilshift__),
-    "bitwise_right_shift": (operator.rshift, operator.irshift, Tensor.__irshift__),
-}
-_CLANG_NAME = {"bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right"}
-
-
-def _binary(name: str) -> Symbol:
+def _binary(
+    target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = (), inplace: tuple[Callable, ...] = ()
+) -> Symbol:
     """Every spelling of a binary function, its operators and their in-place forms, as clang has it."""
-    target = getattr(clang, _CLANG_NAME.get(name, name))
+    op = name or target.name
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
         if not (isinstance(input, TensorProxy) and isinstance(other, TensorProxy)):
-            check_operands(name, input=input, other=other)
-        for each in (input, other) if name in ("maximum", "minimum") else ():
+            check_operands(op, input=input, other=other)
+        for each in (input, other) if op in ("maximum", "minimum") else ():
             if isinstance(each, TensorProxy):
-                prims.check_dtype(name, each, prims.REAL)
+                prims.check_dtype(op, each, prims.REAL)
         return target(input, other)
 
-    body.__name__, body.__doc__ = name, target.__doc__
-    operators = _OPERATORS.get(name, ())
-    return named(name, *_BINARY[name], more=operators[:1], inplace=operators[1:])(body)
+    body.__name__, body.__doc__ = op, target.__doc__
+    return named(op, *aliases, more=more, inplace=inplace)(body)
 
 
-for _name in _BINARY:
-    globals()[_name] = _binary(_name)
+atan2 = _binary(clang.atan2, "arctan2")
+copysign = _binary(clang.copysign)
+fmod = _binary(clang.fmod)
+hypot = _binary(clang.hypot)
+igamma = _binary(clang.igamma, "gammainc")
+igammac = _binary(clang.igammac, "gammaincc")
+maximum = _binary(clang.maximum)
+minimum = _binary(clang.minimum)
+nextafter = _binary(clang.nextafter)
+remainder = _binary(clang.remainder, "__mod__", more=(operator.mod,), inplace=(operator.imod,))
+zeta = _binary(clang.zeta)
+eq = _binary(clang.eq, "__eq__", more=(operator.eq,))
+ne = _binary(clang.ne, "not_equal", "__ne__", more=(operator.ne,))
+lt = _binary(clang.lt, "less", "__lt__", more=(operator.lt,))
+le = _binary(clang.le, "less_equal", "__le__", more=(operator.le,))
+gt = _binary(clang.gt, "greater", "__gt__", more=(operator.gt,))
+ge = _binary(clang.ge, "greater_equal", "__ge__", more=(operator.ge,))
+bitwise_and = _binary(
+    clang.bitwise_and, "__and__", "__rand__", more=(operator.and_,), inplace=(operator.iand, Tensor.__iand__)
+)
+bitwise_or = _binary(
+    clang.bitwise_or, "__or__", "__ror__", more=(operator.or_,), inplace=(operator.ior, Tensor.__ior__)
+)
+bitwise_xor = _binary(
+    clang.bitwise_xor, "__xor__", "__rxor__", more=(operator.xor,), inplace=(operator.ixor, Tensor.__ixor__)
+)
+bitwise_left_shift = _binary(
+    clang.shift_left,
+    "__lshift__",
+    name="bitwise_left_shift",
+    more=(operator.lshift,),
+    inplace=(operator.ilshift, Tensor.__ilshift__),
+)
+bitwise_right_shift = _binary(
+    clang.shift_right,
+    "__rshift__",
+    name="bitwise_right_shift",
+    more=(operator.rshift,),
+    inplace=(operator.irshift, Tensor.__irshift__),
+)
 
 
 def _logical(name: str, combine: Symbol) -> Symbol:

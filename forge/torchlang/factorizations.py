@@ -9,9 +9,8 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import TensorProxy, check, end_grad, get_grad, put_grad, register_grad
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor
+from forge.torchlang.spelling import check_tensor, results
 
-results = torch.return_types
 Pair = tuple[TensorProxy, TensorProxy]
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 

@@ -1,6 +1,6 @@
 """torch.fft: discrete Fourier transforms over one dim, two or several, and what goes with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,9 +10,7 @@ from forge.prims.core import check_dim, known
 from forge.torch_internals.versions import WRONG_KIND
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.creation import canonical_device, check_supported
-from forge.torchlang.spelling import check_tensor
-
-Lengths = Sequence[Dim]
+from forge.torchlang.spelling import Lengths, check_tensor
 
 _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 
@@ -46,9 +44,9 @@ def _check_count(op: str, count: Dim) -> None:
     check(not known(count < 1), lambda: f"{op}: Invalid number of data points ({count}) specified", RuntimeError)
 
 
-def _resized(x: TensorProxy, dims: Sequence[int], lengths: Lengths) -> TensorProxy:
+def _resized(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
     """x cut, or filled up with zeros, at the end of these dims."""
-    padding = [(0, 0)] * x.ndim
+    padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
     for dim, length in zip(dims, lengths, strict=True):
         padding[dim] = (0, length - x.shape[dim])
     return x if all(known(after == 0) for _, after in padding) else prims.pad(x, tuple(padding), 0)
@@ -120,7 +118,7 @@ hfft, irfft = _real("hfft", True), _real("irfft", False)
 
 
 def _places(
-    op: str, x: TensorProxy, s: Dim | Lengths | None, dim: int | Sequence[int] | None
+    op: str, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None
 ) -> tuple[list[int], list[Dim | None]]:
     """The dims, and the length of the transform over each; None is x's own."""
     sizes = None if s is None else list(clang.as_tuple(s))
@@ -154,7 +152,9 @@ def _check_some(op: str, dims: list[int]) -> None:
     check(bool(dims), lambda: f"{op} must transform at least one axis", RuntimeError)
 
 
-def _full_of(op: str, forward: bool, x: TensorProxy, s: object, dim: object, norm: str | None) -> TensorProxy:
+def _full_of(
+    op: str, forward: bool, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None, norm: str | None
+) -> TensorProxy:
     x = _complex_input(x)
     dims, sizes = _places(op, x, s, dim)
     x = _resized(x, dims, _counts(op, x, dims, sizes))
@@ -162,7 +162,9 @@ def _full_of(op: str, forward: bool, x: TensorProxy, s: object, dim: object, nor
     return prims.fft_c2c(x, dims, how, forward) if dims else prims.clone(x)
 
 
-def _half_of(op: str, forward: bool, x: TensorProxy, s: object, dim: object, norm: str | None) -> TensorProxy:
+def _half_of(
+    op: str, forward: bool, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None, norm: str | None
+) -> TensorProxy:
     x = _real_input(op, x)
     dims, sizes = _places(op, x, s, dim)
     _check_some(op, dims)
@@ -174,7 +176,9 @@ def _half_of(op: str, forward: bool, x: TensorProxy, s: object, dim: object, nor
     return prims.fft_c2c(out, dims[:-1], how, False) if dims[:-1] else out
 
 
-def _real_of(op: str, forward: bool, x: TensorProxy, s: object, dim: object, norm: str | None) -> TensorProxy:
+def _real_of(
+    op: str, forward: bool, x: TensorProxy, s: Lengths | None, dim: int | Sequence[int] | None, norm: str | None
+) -> TensorProxy:
     x = _complex_input(x)
     dims, sizes = _places(op, x, s, dim)
     _check_some(op, dims)
@@ -189,10 +193,10 @@ def _real_of(op: str, forward: bool, x: TensorProxy, s: object, dim: object, nor
     return prims.fft_c2r(prims.conj(x), dims[-1:], how, last)
 
 
-def _over_all(name: str, transform: object, forward: bool) -> Symbol:
+def _over_all(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
     def body(
         input: TensorProxy,
-        s: Dim | Lengths | None = None,
+        s: Lengths | None = None,
         dim: int | Sequence[int] | None = None,
         norm: str | None = None,
     ) -> TensorProxy:
@@ -203,10 +207,10 @@ def _over_all(name: str, transform: object, forward: bool) -> Symbol:
     return torchsymbol(getattr(torch.fft, name))(body)
 
 
-def _over_two(name: str, transform: object, forward: bool) -> Symbol:
+def _over_two(name: str, transform: Callable[..., TensorProxy], forward: bool) -> Symbol:
     def body(
         input: TensorProxy,
-        s: Dim | Lengths | None = None,
+        s: Lengths | None = None,
         dim: int | Sequence[int] = (-2, -1),
         norm: str | None = None,
     ) -> TensorProxy:

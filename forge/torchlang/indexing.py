@@ -265,8 +265,8 @@ def slice_scatter(
     """input with input[start:end:step] along `dim` replaced by src."""
     dim = check_dim("slice_scatter", dim, input.ndim)
     bounds = clang.slice_bounds(input.shape[dim], start, end, step)
-    start, stop, step = bounds
-    shape = (*input.shape[:dim], (stop - start + step - 1) // step, *input.shape[dim + 1 :])
+    first, last, stride = bounds
+    shape = (*input.shape[:dim], (last - first + stride - 1) // stride, *input.shape[dim + 1 :])
     check(
         len(shape) == src.ndim and all(map(prims.same, shape, src.shape)),
         lambda: (

@@ -1,5 +1,6 @@
 """Functions of torch that join tensors, split them, and repeat their elements."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def _split(op: str, x: TensorProxy, size: Dim | Sequence[Dim], dim: int) -> Part
     check(x.ndim > 0, lambda: f"{op} expects at least a 1-dimensional tensor, but got {x}", RuntimeError)
     dim = check_dim(op, dim, x.ndim)
     length = x.shape[dim]
-    if not isinstance(size, (tuple, list)):
+    if not isinstance(size, Sequence):
         return clang.split_sizes(x, _even_sizes(op, length, size), dim)
     total: Dim = 0
     for part in size:
@@ -171,7 +172,7 @@ def _split_along(name: str, dim: int) -> Symbol:
         )
         if not isinstance(indices_or_sections, (tuple, list)):
             check(
-                same(input.shape[along] % indices_or_sections, 0),
+                same(operator.mod(input.shape[along], indices_or_sections), 0),
                 lambda: (
                     f"torch.{name} attempted to split along dimension {along}, but the size of the dimension "
                     f"{input.shape[along]} is not divisible by the split_size {indices_or_sections}!"
@@ -268,11 +269,10 @@ def repeat_interleave(
 
 def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | None, size: Dim | None) -> TensorProxy:
     """Each slice repeated as often as a tensor says, `size` in all; without repeats, the places of input's own."""
-    check(
-        size is not None,
-        lambda: "repeat_interleave by a tensor without output_size depends on data; see forge/torchlang/joining.py",
-        NotImplementedError,
-    )
+    if size is None:
+        raise NotImplementedError(
+            "repeat_interleave by a tensor without output_size depends on data; see forge/torchlang/joining.py"
+        )
     counts = input if repeats is None else repeats
     check(
         counts.ndim < 2 and counts.dtype in (torch.int32, torch.int64),

@@ -22,6 +22,7 @@ from forge.ir import (
 )
 from forge.prims.core import check_dim, check_tensor, same
 from forge.torchlang.core import torchsymbol
+from forge.torchlang.spelling import results
 
 
 def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
@@ -309,8 +310,8 @@ def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> Tenso
         lambda: f"tensordot: both dimension lists should have same length, but they are {of_a} and {of_b}",
         RuntimeError,
     )
-    of_a = [check_dim("tensordot", dim, a.ndim) for dim in of_a]
-    of_b = [check_dim("tensordot", dim, b.ndim) for dim in of_b]
+    of_a = [check_dim("tensordot", int(dim), a.ndim) for dim in of_a]
+    of_b = [check_dim("tensordot", int(dim), b.ndim) for dim in of_b]
     a_labels = tuple(("sum", of_a.index(i)) if i in of_a else ("a", i) for i in range(a.ndim))
     b_labels = tuple(("sum", of_b.index(i)) if i in of_b else ("b", i) for i in range(b.ndim))
     output = tuple(label for label in (*a_labels, *b_labels) if label[0] != "sum")
@@ -412,4 +413,4 @@ def ldl_factor_ex(
     """input = L @ D @ L^H: L and D in one matrix, pivots as LAPACK has them, and whether each matrix was factored."""
     check_tensor("linalg.ldl_factor_ex", input=input)
     found = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=check_errors)
-    return torch.return_types.linalg_ldl_factor_ex(found)
+    return results.linalg_ldl_factor_ex(found)

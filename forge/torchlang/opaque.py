@@ -29,7 +29,9 @@ def opaque_symbol(
 ) -> Symbol:
     """The symbol of an opaque call of `function`; `output` makes its result, where it may be called again (a view)."""
     meta = _no_meta if output is None else lambda *args, **kwargs: output()
-    return Symbol(name.rpartition(".")[2], f"opaque.{name}", meta=meta, op=function, tags={Tag.OPAQUE, *tags})
+    return Symbol(
+        name.rpartition(".")[2], f"opaque.{name}", meta=meta, op=function, tags=frozenset({Tag.OPAQUE, *tags})
+    )
 
 
 def _no_meta(*args: Any, **kwargs: Any) -> Any:
@@ -41,6 +43,7 @@ def opaque_rule(bound: BoundSymbol) -> Callable | None:
     if Tag.OPAQUE not in bound.symbol.tags:
         return None
     function = bound.symbol.op
+    assert function is not None, f"{bound.symbol.id} is opaque, but runs nothing"
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         trace = current_trace()
@@ -58,14 +61,15 @@ def repeated_rule(bound: BoundSymbol) -> Callable | None:
     """
     if Tag.OPAQUE not in bound.symbol.tags:
         return None
-    symbol = bound.symbol
+    symbol, function = bound.symbol, bound.symbol.op
+    assert function is not None, f"{symbol.id} is opaque, but runs nothing"
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         trace = current_trace()
         wanted = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
         output = tree_map(lambda leaf: _fresh(trace, leaf), bound.output)
         trace.record(BoundSymbol(symbol, args, kwargs, output))
-        record_pullback(symbol.op, symbol.id.removeprefix("opaque."), args, kwargs, output, wanted)
+        record_pullback(function, symbol.id.removeprefix("opaque."), args, kwargs, output, wanted)
         return output
 
     return rule
@@ -206,7 +210,7 @@ def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
     Raises Unreached where others are None than was taken to be so: what does not depend on them is another program.
     """
     pairs = [(o, g) for o, g in zip(graph.outputs, gradients, strict=True) if o.requires_grad]
-    found: Iterable[torch.Tensor | None] = [None] * len(graph.inputs)
+    found: tuple[torch.Tensor | None, ...] = (None,) * len(graph.inputs)
     if pairs:
         flowing, incoming = zip(*pairs, strict=True)
         found = torch.autograd.grad(flowing, graph.inputs, incoming, allow_unused=True, retain_graph=True)

@@ -1,6 +1,7 @@
 """Functions of torch that write at places, read by a mask, or say where and what elements are."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -150,7 +151,7 @@ def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices
 
 def _as(dtype: torch.dtype, number: Number) -> Number:
     """A number as torch casts it to a dtype."""
-    return number if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else int(number)
+    return number if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else int(cast(float, number))
 
 
 @torchsymbol(torch_unsafe_masked_index_put_accumulate)

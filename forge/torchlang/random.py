@@ -97,15 +97,21 @@ randn_like = _like("randn_like", _normal, "Normally distributed.")
 
 def _bounds(op: str, args: tuple, low: Dim | None, high: Dim | None) -> tuple[Dim, Dim, tuple]:
     """low (0 unless two are given), high, and what follows them."""
-    given = [low, high]
     numbers = [arg for arg in args if isinstance(arg, INT_TYPES)]
     rest = tuple(arg for arg in args if not isinstance(arg, INT_TYPES))
     if len(numbers) == 2:
-        given = numbers
+        low, high = numbers
     elif len(numbers) == 1:
-        given = [low, numbers[0]] if high is None else [numbers[0], high]
-    check(given[1] is not None, lambda: f"{op}: missing the argument 'high'", TypeError)
-    return given[0] or 0, given[1], rest
+        low, high = (low, numbers[0]) if high is None else (numbers[0], high)
+    if high is None:
+        raise TypeError(f"{op}: missing the argument 'high'")
+    return low or 0, high, rest
+
+
+def _shape(op: str, size: Sequence[Dim] | None) -> tuple[Dim, ...]:
+    if size is None:
+        raise TypeError(f"{op}: missing the argument 'size'")
+    return tuple(size)
 
 
 @torchsymbol(torch.randint, tags=RANDOM, factory=True)
@@ -124,7 +130,7 @@ def randint(
     """Integers, uniform in [low, high): randint(high, size) or randint(low, high, size). Dtypes: int64."""
     check_supported("randint", generator=generator, layout=layout, requires_grad=requires_grad)
     low, high, rest = _bounds("randint", args, low, high)
-    shape = tuple(rest[0] if rest else size)
+    shape = _shape("randint", rest[0] if rest else size)
     return prims.randint(shape, low, high, dtype or torch.int64, canonical_device(device))
 
 
@@ -183,7 +189,7 @@ def normal(
     given = [value for value in (mean, std) if isinstance(value, TensorProxy)]
     if not given:
         dtype = dtype or torch.get_default_dtype()
-        return prims.normal(tuple(size), mean, std, dtype, canonical_device(device))
+        return prims.normal(_shape("normal", size), mean, std, dtype, canonical_device(device))
     shape = clang.broadcast_shapes("normal", *[value.shape for value in given])
     noise = prims.normal(shape, 0.0, 1.0, given[0].dtype, given[0].device)
     return noise * std + mean

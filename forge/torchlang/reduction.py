@@ -4,7 +4,7 @@ NumPy's names `axis` and `keepdims` are accepted where torch accepts them. What 
 """
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,14 +23,15 @@ from forge.ir import (
     register_grad,
 )
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import check_tensor, named, spellings
+from forge.torchlang.spelling import check_tensor, named, results, spellings
 
 Dims = int | Sequence[int] | None
 
 
 def _summing(name: str) -> Symbol:
     """sum, mean, nansum, nanmean: over some dims or all, in a dtype."""
-    target = {"sum": clang.sum, "mean": clang.mean, "nansum": _nansum, "nanmean": _nanmean}[name]
+    targets: dict[str, Callable[..., TensorProxy]] = {"sum": clang.sum, "mean": clang.mean}
+    target = (targets | {"nansum": _nansum, "nanmean": _nanmean})[name]
 
     def body(
         input: TensorProxy,
@@ -339,7 +340,7 @@ def aminmax(input: TensorProxy, *, dim: int | None = None, keepdim: bool = False
     """(the minimum, the maximum) over a dim or all."""
     check_tensor("aminmax", input=input)
     prims.check_dtype("aminmax", input, prims.REAL)
-    return torch.return_types.aminmax((clang.amin(input, dim, keepdim), clang.amax(input, dim, keepdim)))
+    return results.aminmax((clang.amin(input, dim, keepdim), clang.amax(input, dim, keepdim)))
 
 
 def _arg_extremum(name: str) -> Symbol:
@@ -419,7 +420,7 @@ def mode(
     """(the most frequent values, their indices) along dim."""
     check_tensor("mode", input=input)
     dim = prims.check_dim("mode", dim if axis is None else axis, input.ndim)
-    return torch.return_types.mode(_kept(prims.mode(input, dim), input, dim, keepdim))
+    return results.mode(_kept(prims.mode(input, dim), input, dim, keepdim))
 
 
 @named("kthvalue")
@@ -429,7 +430,7 @@ def kthvalue(
     """(the k-th smallest values, their indices) along dim."""
     check_tensor("kthvalue", input=input)
     dim = prims.check_dim("kthvalue", dim if axis is None else axis, input.ndim)
-    return torch.return_types.kthvalue(_kept(prims.kthvalue(input, k, dim), input, dim, keepdim))
+    return results.kthvalue(_kept(prims.kthvalue(input, k, dim), input, dim, keepdim))
 
 
 # sorting
@@ -442,7 +443,7 @@ def topk(
     """(the k largest or smallest values, their indices) along dim."""
     check_tensor("topk", input=input)
     dim = prims.check_dim("topk", dim if axis is None else axis, input.ndim)
-    return torch.return_types.topk(prims.topk(input, k, dim, largest, sorted))
+    return results.topk(prims.topk(input, k, dim, largest, sorted))
 
 
 @named("sort")
@@ -452,7 +453,7 @@ def sort(
     """(the values in order, their indices) along dim."""
     check_tensor("sort", input=input)
     dim = prims.check_dim("sort", dim if axis is None else axis, input.ndim)
-    return torch.return_types.sort(prims.sort(input, dim, descending, bool(stable)))
+    return results.sort(prims.sort(input, dim, descending, bool(stable)))
 
 
 @named("argsort")

@@ -12,7 +12,7 @@ from forge.ir.memory import Ambiguous, Memory, ViewStep
 from forge.prims.core import check_dim, check_dims, known
 from forge.torch_internals.autograd import get_data_attr
 from forge.torch_internals.functions import vf_broadcast_tensors, vf_meshgrid
-from forge.torchlang.core import View, torchsymbol
+from forge.torchlang.core import View, getter, torchsymbol
 
 Format = torch.memory_format
 
@@ -284,22 +284,22 @@ def _own_inverse(
 
 # Dynamo says torch.ops.aten.numpy_T where the program reads .T, since torch 2.14.
 t = _own_inverse("t", _t, torch.t, Tensor.t)
-T = _own_inverse("T", clang.reverse_dims, Tensor.T.__get__, torch.ops.aten.numpy_T, attribute=True)
+T = _own_inverse("T", clang.reverse_dims, getter("T"), torch.ops.aten.numpy_T, attribute=True)
 
 
 def _matrices_transposed(x: TensorProxy) -> TensorProxy:
     return x if x.ndim == 0 else clang.transpose_matrices(x)
 
 
-mT = _own_inverse("mT", _matrices_transposed, Tensor.mT.__get__, torch.ops.aten.mT, attribute=True)
+mT = _own_inverse("mT", _matrices_transposed, getter("mT"), torch.ops.aten.mT, attribute=True)
 
 
 def _adjoint(x: TensorProxy) -> TensorProxy:
     return clang.conj(_matrices_transposed(x))
 
 
-H = _own_inverse("H", _adjoint, Tensor.H.__get__, torch.ops.aten.matrix_H, attribute=True)
-mH = _own_inverse("mH", _adjoint, Tensor.mH.__get__, torch.ops.aten.mH, attribute=True)
+H = _own_inverse("H", _adjoint, getter("H"), torch.ops.aten.matrix_H, attribute=True)
+mH = _own_inverse("mH", _adjoint, getter("mH"), torch.ops.aten.mH, attribute=True)
 adjoint = _own_inverse("adjoint", _adjoint, torch.adjoint, Tensor.adjoint)
 
 
@@ -533,7 +533,7 @@ def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) 
 @torchsymbol(
     torch.detach,
     Tensor.detach,
-    Tensor.data.__get__,
+    getter("data"),
     get_data_attr,
     methods=("data",),
     view=View.ALWAYS,

@@ -34,11 +34,11 @@ class _Calls(NamedTuple):
     clone: Callable[..., Any]
 
 
-def _moved(x: Any, source: Place, target: Place, size: int, rank: int, group: str, calls: _Calls) -> Any:
+def _moved(calls: _Calls, x: Any, source: Place, target: Place, size: int, rank: int, group: str) -> Any:
     """As redistribute."""
     collectives = calls.collectives
 
-    def parts(x: Any, dim: int) -> list[Any]:
+    def parts(x: Any, dim: Place) -> list[Any]:
         length = x.shape[dim] // size
         return [calls.narrow(x, dim, i * length, length) for i in range(size)]
 
@@ -66,7 +66,7 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
         calls = _Calls(torch.ops._c10d_functional, torch.narrow, torch.cat, torch.clone)
-        return _moved(x.contiguous(), *how, calls)
+        return _moved(calls, x.contiguous(), *how)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
@@ -124,7 +124,8 @@ if torch.distributed.is_available():
                     f"redistribute: {name} is {place!r}, but must be a dim of {x}, 'replicate' or 'partial'"
                 ),
             )
-        return _moved(x, source, target, size, rank, group, _Calls(prims, clang.narrow_in_dim, clang.cat, prims.clone))
+        calls = _Calls(prims, clang.narrow_in_dim, clang.cat, prims.clone)
+        return _moved(calls, x, source, target, size, rank, group)
 
     @register_grad(redistributed)
     def _redistributed_grad(

@@ -11,9 +11,8 @@ from forge.ir import Dim, TensorProxy, check
 from forge.prims.core import check_dims, same
 from forge.torchlang.core import View, torchsymbol
 from forge.torchlang.linalg import check_one_dtype
-from forge.torchlang.spelling import check_tensor
+from forge.torchlang.spelling import check_tensor, results
 
-results = torch.return_types
 Pair = tuple[TensorProxy, TensorProxy]
 
 
@@ -125,12 +124,13 @@ def _power(x: TensorProxy, n: int) -> TensorProxy:
     """By squaring; a cube takes two products."""
     if n == 3:
         return (x @ x) @ x
-    result, square = None, x
+    result: TensorProxy | None = None
+    square = x
     while True:
         n, odd = divmod(n, 2)
         if odd:
             result = square if result is None else result @ square
-        if n == 0:
+        if n == 0 and result is not None:
             return result
         square = square @ square
 

@@ -3,6 +3,7 @@
 import builtins
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -75,7 +76,7 @@ def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
         for operand in (input, other):
             if isinstance(operand, TensorProxy):
                 prims.check_dtype(name, operand, prims.REAL)
-        device = (input if isinstance(input, TensorProxy) else other).device
+        device = next(x.device for x in (input, other) if isinstance(x, TensorProxy))
         a, b = (
             clang.convert(x, dtype) if isinstance(x, TensorProxy) else prims.full((), x, dtype, device)
             for x in (input, other)
@@ -278,12 +279,13 @@ def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> Tensor
             RuntimeError,
         )
     dtype = input.dtype
-    start, end, weight = (clang.widen(each) if isinstance(each, TensorProxy) else each for each in (input, end, weight))
+    start, end = clang.widen(input), clang.widen(end)
     distance = end - start
     if isinstance(weight, TensorProxy):
+        weight = clang.widen(weight)
         out = clang.where(clang.abs(weight) < 0.5, start + weight * distance, end - distance * (1 - weight))
     else:
-        out = start + distance * weight if builtins.abs(weight) < 0.5 else end - distance * (1 - weight)
+        out = start + distance * weight if builtins.abs(cast(float, weight)) < 0.5 else end - distance * (1 - weight)
     return clang.convert(out, dtype)
 
 

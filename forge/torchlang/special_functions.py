@@ -1,5 +1,7 @@
 """Bessel and Airy functions and the orthogonal polynomials, as torch's library has them."""
 
+from collections.abc import Callable
+
 import torch
 
 from forge import clang, prims
@@ -9,7 +11,7 @@ from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import TensorOrNumber, check_operands, check_tensor
 
 
-def _named(name: str, body: object) -> Symbol:
+def _named(name: str, body: Callable) -> Symbol:
     prim = getattr(prims, name)
     body.__name__, body.__doc__ = name, prim.meta.__doc__
     return torchsymbol(getattr(torch.special, name))(body)

@@ -6,9 +6,8 @@ from torch import Tensor
 from forge import clang, prims
 from forge.ir import NUMBER_TYPES, TensorProxy, check, get_grad, put_grad, register_grad
 from forge.torchlang.core import torchsymbol
-from forge.torchlang.spelling import TensorOrNumber, check_tensor
+from forge.torchlang.spelling import TensorOrNumber, check_tensor, results
 
-results = torch.return_types
 Pair = tuple[TensorProxy, TensorProxy]
 Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
@@ -77,7 +76,7 @@ def _largest(x: TensorProxy) -> TensorProxy:
 
 
 def _cutoff(
-    x: TensorProxy, sizes: TensorProxy, atol: TensorOrNumber | None, rtol: TensorOrNumber | None
+    x: TensorProxy, sizes: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None
 ) -> TensorProxy:
     """What singular values are not above counts as 0: the larger of atol and rtol times the largest one.
 
@@ -101,7 +100,7 @@ def _column(tolerance: TensorOrNumber) -> TensorOrNumber:
 
 
 def _pseudoinverse(
-    op: str, A: TensorProxy, atol: TensorOrNumber | None, rtol: TensorOrNumber | None, hermitian: bool
+    op: str, A: TensorProxy, atol: TensorProxy | float | None, rtol: TensorProxy | float | None, hermitian: bool
 ) -> TensorProxy:
     check_tensor(op, A=A)
     check(
@@ -124,11 +123,11 @@ def _pseudoinverse(
 @torchsymbol(torch.linalg.pinv)
 def pinv(
     input: TensorProxy,
-    rcond: TensorOrNumber | None = None,
+    rcond: TensorProxy | float | None = None,
     hermitian: bool = False,
     *,
-    atol: TensorOrNumber | None = None,
-    rtol: TensorOrNumber | None = None,
+    atol: TensorProxy | float | None = None,
+    rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
     """The pseudoinverse of each matrix: singular values up to max(atol, rtol * the largest) count as 0."""
     return _pseudoinverse("linalg.pinv", input, atol, rtol if rcond is None else rcond, hermitian)
@@ -143,11 +142,11 @@ def pinverse(input: TensorProxy, rcond: float = 1e-15) -> TensorProxy:
 @register_grad(pinv)
 def _pinv_grad(
     input: TensorProxy,
-    rcond: TensorOrNumber | None = None,
+    rcond: TensorProxy | float | None = None,
     hermitian: bool = False,
     *,
-    atol: TensorOrNumber | None = None,
-    rtol: TensorOrNumber | None = None,
+    atol: TensorProxy | float | None = None,
+    rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
     """Of matrices of constant rank, whose singular values may be equal, or 0.
 
@@ -168,11 +167,11 @@ def _pinv_grad(
 @torchsymbol(torch.linalg.matrix_rank)
 def matrix_rank(
     input: TensorProxy,
-    tol: TensorOrNumber | None = None,
+    tol: TensorProxy | float | None = None,
     hermitian: bool = False,
     *,
-    atol: TensorOrNumber | None = None,
-    rtol: TensorOrNumber | None = None,
+    atol: TensorProxy | float | None = None,
+    rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
     """How many singular values are above max(atol, rtol * the largest); tol is an atol without rtol."""
     check_tensor("linalg.matrix_rank", input=input)

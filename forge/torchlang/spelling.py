@@ -1,15 +1,18 @@
 """What the families of functions that torch spells in many ways share: every spelling of a name as one symbol, and the
 errors of arguments of another kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from forge.ir import NUMBER_TYPES, Number, Symbol, TensorProxy, check
+from forge.ir import NUMBER_TYPES, Dim, Number, Symbol, TensorProxy, check
 from forge.torchlang.core import torchsymbol
 
 TensorOrNumber = TensorProxy | Number
+Lengths = Dim | Sequence[Dim]  # one for each dim, or one for all
+results: ModuleType = torch.return_types  # of proxies here; its stubs have tensors, and few of its names
 
 
 def spellings(*names: str, inplace: bool = False) -> tuple[Callable, ...]:

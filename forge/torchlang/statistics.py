@@ -12,7 +12,7 @@ from forge.ir.pytree import tensors
 from forge.prims.core import check_dim, known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.special import lerp
-from forge.torchlang.spelling import check_tensor
+from forge.torchlang.spelling import check_tensor, results
 
 TensorOrNumber = TensorProxy | Number
 
@@ -22,7 +22,7 @@ TensorOrNumber = TensorProxy | Number
 _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
-def _check_quantile(op: str, input: TensorProxy, q: TensorOrNumber, interpolation: str) -> None:
+def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpolation: str) -> None:
     check_tensor(op, input=input)
     check(
         not known(input.numel() == 0), lambda: f"{op}() input tensor must be non-empty, but it is {input}", RuntimeError
@@ -77,7 +77,7 @@ def _at_ranks(ordered: TensorProxy, ranks: TensorProxy, interpolation: str) -> T
 def _quantile(name: str, ignore_nan: bool) -> Symbol:
     def body(
         input: TensorProxy,
-        q: TensorOrNumber,
+        q: TensorProxy | float,
         dim: int | None = None,
         keepdim: bool = False,
         *,
@@ -124,7 +124,7 @@ def histogram(
     """
     check_tensor("histogram", input=input)
     options = {} if range is None else {"range": tuple(range)}
-    return torch.return_types.histogram(prims.histogram(input, bins, **options, weight=weight, density=density))
+    return results.histogram(prims.histogram(input, bins, **options, weight=weight, density=density))
 
 
 @torchsymbol(torch.histogramdd)
@@ -143,7 +143,7 @@ def histogramdd(
     range = None if range is None else tuple(range)
     counts, edges = prims.histogramdd(input, bins, range, weight, density)
     given = tuple(bins) if isinstance(bins, Sequence) else ()
-    return torch.return_types.histogramdd((counts, given if tensors(given) else edges))
+    return results.histogramdd((counts, given if tensors(given) else edges))
 
 
 # segments
@@ -161,12 +161,9 @@ def _check_segments(
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
         RuntimeError,
     )
-    check(
-        lengths is not None or offsets is not None,
-        lambda: f"{op}: Either lengths or offsets must be defined.",
-        RuntimeError,
-    )
     given = lengths if offsets is None else offsets
+    if given is None:
+        raise RuntimeError(f"{op}: Either lengths or offsets must be defined.")
     check(
         given.ndim == axis + 1 and all(map(same, given.shape[:-1], data.shape[:axis])),
         lambda: f"{op}: Expected axis to be the last dimension of lengths or offsets, but got {axis} and {given}",
@@ -179,6 +176,7 @@ def _segments(
 ) -> tuple[TensorProxy, TensorProxy]:
     """Of each place along `axis` the segment, one after the last for none; the segments' lengths."""
     if offsets is None:
+        assert lengths is not None, "_check_segments takes one of the two"
         ends, begin = prims.cumsum(clang.convert(lengths, torch.int64), axis), 0
     else:
         starts, ends = clang.slice_in_dim(offsets, axis, 0, -1), clang.slice_in_dim(offsets, axis, 1, None)
@@ -208,8 +206,8 @@ def segment_reduce(
     check(indices is None, lambda: "segment_reduce(): indices based reduction is not supported yet.", RuntimeError)
     axis = check_dim("segment_reduce", axis, data.ndim)
     _check_segments(data, reduce, lengths, offsets, axis)
-    segment, lengths = _segments(data, lengths, offsets, axis)
-    count = lengths.shape[-1]
+    segment, sizes = _segments(data, lengths, offsets, axis)
+    count = sizes.shape[-1]
     tail = (1,) * (data.ndim - axis - 1)
     segment = clang.expand(clang.reshape(segment, (*segment.shape, *tail)), data.shape)
     shape = (*data.shape[:axis], count + 1, *data.shape[axis + 1 :])
@@ -219,7 +217,7 @@ def segment_reduce(
     how = {"max": "amax", "min": "amin", "mean": "sum"}.get(kind, kind)
     out = clang.slice_in_dim(prims.scatter_reduce(base, axis, segment, data, how), axis, 0, count)
     if kind == "mean":
-        return _mean(out, clang.reshape(lengths, (*lengths.shape, *tail)), initial)
+        return _mean(out, clang.reshape(sizes, (*sizes.shape, *tail)), initial)
     if initial is None or kind not in ("max", "min"):
         return out
     return clang.where(out < initial if kind == "max" else out > initial, initial, out)

@@ -53,6 +53,7 @@ def _dense(x: TensorProxy) -> bool:
     """Whether x has one element for each place in the memory that it spans, as far as is known."""
     if row_major(x):
         return True
+    assert x.strides is not None, f"{x} is of an unknown layout"
     expected: Dim = 1
     for step, length in sorted((step, n) for step, n in zip(x.strides, x.shape, strict=True) if not known(n == 1)):
         if not same(step, expected):
@@ -81,9 +82,10 @@ def _placed(
         raise NotImplementedError(f"{op} of {x}, whose layout is not known while tracing")
     storage = memory.ref(x).storage
     given = any(storage.root is each for each in current_trace().inputs)
-    relative = 0 if storage_offset is None else storage_offset - x.offset
+    before = 0 if x.offset is None else x.offset
+    relative = 0 if storage_offset is None else storage_offset - before
     origin = storage.root if given and storage_offset is not None else None
-    offset = relative if origin is None else storage_offset - (x.offset - _elements_before(origin, x.dtype))
+    offset = relative if origin is None else relative + _elements_before(origin, x.dtype)
     shown = Shown(tuple(size), tuple(stride), offset, x.strides, origin)
     overlaps = any(known(step == 0) and not known(n == 1) for step, n in zip(x.strides, x.shape, strict=True))
     inside = not overlaps and _within(x, shown, relative)
@@ -94,6 +96,7 @@ def _placed(
 
 def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
     """How many elements of a dtype lie before x in its memory."""
+    assert x.offset is not None, f"{x} is an input of an unknown offset"
     return x.offset if x.dtype == dtype else x.offset * x.dtype.itemsize // dtype.itemsize
 
 

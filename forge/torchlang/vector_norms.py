@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forge import clang, prims
-from forge.ir import INT_TYPES, Number, TensorProxy, check, short_dtype
+from forge.ir import TensorProxy, check, short_dtype
 from forge.prims.core import check_dim, check_tensor, same
 from forge.torch_internals.versions import WRONG_OPTION
 from forge.torchlang.core import torchsymbol
@@ -37,7 +37,7 @@ def _norm_input(op: str, x: TensorProxy, dtype: torch.dtype | None) -> TensorPro
 
 
 def _vector_norm(
-    op: str, x: TensorProxy, ord: Number, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
+    op: str, x: TensorProxy, ord: float, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
 ) -> TensorProxy:
     x = _norm_input(op, x, dtype)
     dims = clang.canonical_dims(op, dim, x.ndim)
@@ -52,7 +52,7 @@ def _vector_norm(
 @torchsymbol(torch.linalg.vector_norm)
 def vector_norm(
     x: TensorProxy,
-    ord: Number = 2,
+    ord: float = 2,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
@@ -63,9 +63,10 @@ def vector_norm(
 
 
 def _matrix_norm(
-    op: str, x: TensorProxy, ord: Number | str, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None
+    op: str, x: TensorProxy, ord: float | str, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None
 ) -> TensorProxy:
     check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}", RuntimeError)
+    check(len(dims) == 2, lambda: f"{op}: dim must be a 2-tuple of ints, but is {dims}", RuntimeError)
     if ord == "fro":
         return _vector_norm(op, x, 2, dims, keepdim, dtype)
     if ord in ("nuc", 2, -2):
@@ -80,11 +81,12 @@ def _matrix_norm(
     if ord in (float("inf"), -float("inf")):
         summed, chosen = chosen, summed
     sums = clang.vector_norm(x, 1, (summed,), True)
-    best = _largest(sums, chosen) if ord > 0 else clang.amin(sums, chosen, True)
+    largest = ord in (1, float("inf"))
+    best = _largest(sums, chosen) if largest else clang.amin(sums, chosen, True)
     return best if keepdim else prims.squeeze(best, tuple(sorted((summed, chosen))))
 
 
-def _spectral_norm(x: TensorProxy, ord: Number | str, dims: Sequence[int], keepdim: bool) -> TensorProxy:
+def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdim: bool) -> TensorProxy:
     """Of singular values: the sum ("nuc"), the largest (2) or the smallest (-2)."""
     values = svdvals(clang.movedim(x, dims, (-2, -1)))
     if ord == "nuc":
@@ -105,7 +107,7 @@ def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
 
 
 @torchsymbol(torch.linalg.cond)
-def cond(input: TensorProxy, p: Number | str | None = None) -> TensorProxy:
+def cond(input: TensorProxy, p: float | str | None = None) -> TensorProxy:
     """The condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular matrix."""
     check_tensor("linalg.cond", input=input)
     check(
@@ -136,7 +138,7 @@ def cond(input: TensorProxy, p: Number | str | None = None) -> TensorProxy:
 @torchsymbol(torch.linalg.matrix_norm)
 def matrix_norm(
     A: TensorProxy,
-    ord: Number | str = "fro",
+    ord: float | str = "fro",
     dim: Sequence[int] = (-2, -1),
     keepdim: bool = False,
     *,
@@ -150,7 +152,7 @@ def matrix_norm(
 @torchsymbol(torch.linalg.norm)
 def linalg_norm(
     A: TensorProxy,
-    ord: Number | str | None = None,
+    ord: float | str | None = None,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
@@ -165,15 +167,18 @@ def linalg_norm(
             RuntimeError,
         )
         dim = tuple(range(A.ndim))
-    if ord is None or isinstance(dim, INT_TYPES) or len(dim) == 1:
-        return _vector_norm("linalg.norm", A, 2 if ord is None else ord, dim, keepdim, dtype)
-    return _matrix_norm("linalg.norm", A, ord, dim, keepdim, dtype)
+    if ord is None:
+        return _vector_norm("linalg.norm", A, 2, dim, keepdim, dtype)
+    dims = clang.as_tuple(dim)
+    if len(dims) == 1 and not isinstance(ord, str):
+        return _vector_norm("linalg.norm", A, ord, dims, keepdim, dtype)
+    return _matrix_norm("linalg.norm", A, ord, dims, keepdim, dtype)
 
 
 @torchsymbol(torch.norm)
 def norm(
     input: TensorProxy,
-    p: Number | str | None = "fro",
+    p: float | str | None = "fro",
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     out: None = None,
@@ -186,7 +191,7 @@ def norm(
 @torchsymbol(Tensor.norm)
 def tensor_norm(
     self: TensorProxy,
-    p: Number | str | None = "fro",
+    p: float | str | None = "fro",
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
@@ -196,7 +201,7 @@ def tensor_norm(
 
 
 def _p_norm(
-    x: TensorProxy, p: Number | str | None, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
+    x: TensorProxy, p: float | str | None, dim: int | Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
 ) -> TensorProxy:
     if p == "nuc":
         return _nuclear_norm(x, dim, keepdim, dtype)
@@ -205,7 +210,7 @@ def _p_norm(
         lambda: f"norm: p is {p!r}, but must be a number, 'fro' or 'nuc'",
         RuntimeError,
     )
-    return _vector_norm("norm", x, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
+    return _vector_norm("norm", x, 2 if p is None or isinstance(p, str) else p, dim, keepdim, dtype)
 
 
 def _nuclear_norm(

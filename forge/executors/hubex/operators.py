@@ -106,7 +106,7 @@ def _dispatcher_name(name: str) -> str:
 @cache
 def symbol_signature(symbol: Symbol) -> Signature:
     """The signature of a symbol's own body or meta."""
-    return from_function(symbol.body or symbol.meta, symbol.id)
+    return from_function(symbol.definition, symbol.id)
 
 
 def _symbol(name: str) -> Symbol | None:

@@ -17,7 +17,7 @@ _SPECIAL = "bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0e i1 i1e log_ndtr nd
 _BINARY = "add bitwise_and bitwise_or bitwise_xor floor_divide mul pow remainder sub where".split()
 _TENSOR_FIRST = "copysign eq fmod ge gt le lt ne".split()
 _TENSORS_ONLY = "atan2 heaviside hypot igamma igammac nextafter".split()
-_OTHER_NAME = {
+_OTHER_NAME: dict[str, Callable] = {
     "conj": torch.conj_physical,
     "div": torch.true_divide,
     "shift_left": torch.bitwise_left_shift,

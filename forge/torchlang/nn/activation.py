@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forge import clang, prims
 from forge.ir import Number, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.torch_internals.functions import torch_nn_module
+from forge.torch_internals.functions import nn_gelu_, torch_nn_module
 from forge.torchlang import elementwise
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.spelling import check_tensor
@@ -77,7 +77,7 @@ _register_threshold(threshold)
 
 
 @torchsymbol(F.hardtanh, _nn.hardtanh, inplace=_nn.hardtanh_, inplace_position=3)
-def hardtanh(input: TensorProxy, min_val: Number = -1.0, max_val: Number = 1.0) -> TensorProxy:
+def hardtanh(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
     """input limited to [min_val, max_val]."""
     check_tensor("hardtanh", input=input)
     check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}", RuntimeError)
@@ -87,13 +87,13 @@ def hardtanh(input: TensorProxy, min_val: Number = -1.0, max_val: Number = 1.0) 
 
 
 @torchsymbol(aten.hardtanh_backward.default)
-def hardtanh_backward(grad_output: TensorProxy, self: TensorProxy, min_val: Number, max_val: Number) -> TensorProxy:
+def hardtanh_backward(grad_output: TensorProxy, self: TensorProxy, min_val: float, max_val: float) -> TensorProxy:
     """The gradient strictly between the limits, else 0."""
     return clang.where((self <= min_val) | (self >= max_val), 0, grad_output)
 
 
 @register_grad(hardtanh)
-def _hardtanh_grad(input: TensorProxy, min_val: Number = -1.0, max_val: Number = 1.0) -> TensorProxy:
+def _hardtanh_grad(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
     out = hardtanh(input, min_val, max_val)
     put_grad(input, hardtanh_backward(get_grad(out), input, min_val, max_val))
     return out
@@ -250,7 +250,7 @@ _register_elu(celu, lambda alpha=1.0: (alpha, 1, 1 / alpha))
 # smooth units
 
 
-@torchsymbol(_nn.gelu, inplace=_nn.gelu_)
+@torchsymbol(_nn.gelu, inplace=nn_gelu_)
 def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
     """input times the area under the normal density up to it, or its approximation by tanh."""
     prims.check_dtype("gelu", input, prims.REAL)
@@ -447,7 +447,7 @@ _register_from_result(elementwise.sigmoid, sigmoid_backward)
 
 
 @torchsymbol(torch.hardshrink, Tensor.hardshrink)
-def hardshrink(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
+def hardshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
     """input, 0 where |input| <= lambd."""
     check_tensor("hardshrink", input=input)
     prims.check_dtype("hardshrink", input, prims.FLOAT)
@@ -455,7 +455,7 @@ def hardshrink(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
 
 
 @torchsymbol(_nn.softshrink)
-def softshrink(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
+def softshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
     """input moved towards 0 by lambd."""
     x = _wide("softshrink", input)
     check(
@@ -468,20 +468,20 @@ def softshrink(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
 
 
 @torchsymbol(aten.hardshrink_backward.default)
-def hardshrink_backward(grad_out: TensorProxy, self: TensorProxy, lambd: Number) -> TensorProxy:
+def hardshrink_backward(grad_out: TensorProxy, self: TensorProxy, lambd: float) -> TensorProxy:
     """The gradient, 0 where |self| <= lambd."""
     return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_out)
 
 
 @torchsymbol(aten.softshrink_backward.default)
-def softshrink_backward(grad_output: TensorProxy, self: TensorProxy, lambd: Number) -> TensorProxy:
+def softshrink_backward(grad_output: TensorProxy, self: TensorProxy, lambd: float) -> TensorProxy:
     """The gradient, 0 where |self| <= lambd."""
     return clang.where((self >= -lambd) & (self <= lambd), 0.0, grad_output)
 
 
 def _register_shrink(symbol: Symbol, backward: Symbol) -> None:
     @register_grad(symbol)
-    def rule(input: TensorProxy, lambd: Number = 0.5) -> TensorProxy:
+    def rule(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
         out = symbol(input, lambd)
         put_grad(input, backward(get_grad(out), input, lambd))
         return out

@@ -1,6 +1,7 @@
 """Attention."""
 
 import math
+import operator
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +98,7 @@ def _repeat_heads(
     for tensor in (key, value):
         heads = tensor.shape[-3]
         check(
-            same(query.shape[-3] % heads, 0),
+            same(operator.mod(query.shape[-3], heads), 0),
             lambda tensor=tensor: (
                 f"scaled_dot_product_attention: Number of heads in key and value must divide the "
                 f"number of heads in query, but got {query} and {tensor}"

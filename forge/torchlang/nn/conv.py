@@ -1,7 +1,7 @@
 """Convolutions."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -9,13 +9,16 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_tensor, known
 from forge.torchlang.core import torchsymbol
+from forge.torchlang.spelling import Lengths
 
-Lengths = int | Sequence[Dim]
 
-
-def per_dim(op: str, name: str, value: Lengths, count: int) -> tuple[Dim, ...]:
+@overload
+def per_dim(op: str, name: str, value: Lengths, count: int) -> tuple[Dim, ...]: ...
+@overload
+def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]: ...
+def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]:
     """An option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other counts."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    values: tuple[Dim | None, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
     check(
         len(values) in (1, count),
         lambda: (
@@ -176,7 +179,7 @@ def convolution(
     """The convolution that all others are: of any rank, transposed or not."""
     check_tensor("convolution", input=input, weight=weight)
     prims.check_dtype("convolution", input, prims.REAL)
-    lists = {"stride": stride, "padding": padding, "dilation": dilation}
+    lists: dict[str, Lengths] = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:
         lists["output_padding"] = output_padding
     return _convolve(f"conv{weight.ndim - 2}d", input, weight, bias, lists, groups)

@@ -12,12 +12,12 @@ from forge.torchlang.core import torchsymbol
 from forge.torchlang.limits import clamp_min
 from forge.torchlang.nn.loss import reduced
 
-Lengths = TensorProxy | Sequence[Dim]
+SequenceLengths = TensorProxy | Sequence[Dim]
 
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-def _target_lengths(lengths: Lengths, losses: TensorProxy) -> TensorProxy:
+def _target_lengths(lengths: SequenceLengths, losses: TensorProxy) -> TensorProxy:
     """As numbers of the losses' dtype, at least 1."""
     if not isinstance(lengths, TensorProxy):
         lengths = prims.tensor(list(lengths), torch.int64, losses.device)
@@ -29,8 +29,8 @@ def _target_lengths(lengths: Lengths, losses: TensorProxy) -> TensorProxy:
 def ctc_loss(
     log_probs: TensorProxy,
     targets: TensorProxy,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
+    input_lengths: SequenceLengths,
+    target_lengths: SequenceLengths,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
@@ -50,8 +50,8 @@ def ctc_loss(
 def torch_ctc_loss(
     log_probs: TensorProxy,
     targets: TensorProxy,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
+    input_lengths: SequenceLengths,
+    target_lengths: SequenceLengths,
     blank: int = 0,
     reduction: int = 0,
     zero_infinity: bool = False,

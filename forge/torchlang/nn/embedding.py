@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import Symbol, Tag, TensorProxy, check, current_trace
+from forge.ir import Dim, Symbol, Tag, TensorProxy, check, current_trace
 from forge.ir.memory import Memory
 from forge.torchlang.core import torchsymbol, write
 
@@ -30,7 +30,7 @@ def check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool
     )
 
 
-def padding_row(weight: TensorProxy, padding_idx: int | None) -> int:
+def padding_row(weight: TensorProxy, padding_idx: int | None) -> Dim:
     """padding_idx counted from the front; -1 for none."""
     if padding_idx is None:
         return -1

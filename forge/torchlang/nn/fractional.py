@@ -1,6 +1,7 @@
 """Pooling over windows of random lengths."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,8 @@ from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_tensor
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
+from forge.torchlang.spelling import Lengths
 
-Lengths = int | Sequence[Dim]
 Ratio = float | Sequence[float]
 
 
@@ -24,7 +25,7 @@ def _sizes(
     )
     if output_size is not None:
         return per_dim(op, "output_size", output_size, count)
-    ratios = per_dim(op, "output_ratio", output_ratio, count)
+    ratios = per_dim(op, "output_ratio", cast(Lengths, output_ratio), count)  # it copies numbers of any kind
     return tuple(torch.sym_int(n * ratio) for n, ratio in zip(input.shape[-count:], ratios, strict=True))
 
 

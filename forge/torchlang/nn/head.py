@@ -1,5 +1,7 @@
 """The head of a language model and its loss as one call: what forge/transforms/head.py finds, written out."""
 
+from collections.abc import Callable
+
 import torch
 
 from forge import clang
@@ -9,7 +11,7 @@ from forge.torchlang.nn.loss import cross_entropy
 
 Step = tuple[str, *tuple[float | torch.dtype, ...]]
 
-_STEPS = {
+_STEPS: dict[str, Callable[..., TensorProxy]] = {
     "to": clang.convert,
     "mul": clang.mul,
     "div": clang.div,

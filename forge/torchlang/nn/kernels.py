@@ -11,14 +11,14 @@ from forge import clang, prims
 from forge.ir import Dim, Symbol, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
 from forge.prims import Upsampling
 from forge.prims.core import check_tensor, same
+from forge.torch_internals.dispatch import OpOverload
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
 from forge.torchlang.nn.resample import Scales, interpolate, resize
 from forge.torchlang.nn.softmax import softmax, softmax_backward
+from forge.torchlang.spelling import Lengths
 
 aten = torch.ops.aten
-
-Lengths = int | Sequence[Dim]
 
 
 # softmax and dropout
@@ -81,7 +81,7 @@ def _max_pool2d_with_indices_backward_grad(
 ) -> TensorProxy:
     """It is linear; of the input only the shape is read, whose gradient is zeros, as in eager."""
     out = max_pool2d_with_indices_backward(grad_output, self, *how, **named)
-    indices = named.get("indices", how[-1] if how else None)
+    indices = named["indices"] if "indices" in named else how[-1]
     g, places = (clang.reshape(each, (*each.shape[:-2], -1)) for each in (get_grad(out), indices))
     put_grad(grad_output, clang.reshape(prims.gather(g, g.ndim - 1, places), indices.shape))
     if needs_grad(self):
@@ -94,6 +94,7 @@ def _max_pool2d_with_indices_backward_grad(
 
 def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
     op = function.__name__
+    ndim = None if rank is None else rank + 2
 
     def body(
         input: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
@@ -105,8 +106,8 @@ def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
         """
         check_tensor(op, input=input, grid=grid)
         check(
-            rank is None or input.ndim == rank + 2,
-            lambda: f"{op}: expected {rank + 2}D input and grid with same number of dimensions, but got {input}",
+            ndim is None or input.ndim == ndim,
+            lambda: f"{op}: expected {ndim}D input and grid with same number of dimensions, but got {input}",
             RuntimeError,
         )
         return prims.grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners)
@@ -131,7 +132,7 @@ def upsample_bilinear(
     return interpolate(input, size, scale_factor, "bilinear", True)
 
 
-def _antialias_of(kind: Upsampling, operator: Callable) -> Symbol:
+def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
     op = operator._schema.name.removeprefix("aten::")
 
     def body(
@@ -159,7 +160,7 @@ upsample_bilinear2d_aa = _antialias_of(Upsampling.LINEAR_ANTIALIAS, aten._upsamp
 upsample_bicubic2d_aa = _antialias_of(Upsampling.CUBIC_ANTIALIAS, aten._upsample_bicubic2d_aa.default)
 
 
-def _antialias_scaled_of(kind: Upsampling, operator: Callable) -> Symbol:
+def _antialias_scaled_of(kind: Upsampling, operator: OpOverload) -> Symbol:
     op = operator._schema.name.removeprefix("aten::")
 
     def body(

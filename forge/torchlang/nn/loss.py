@@ -293,12 +293,13 @@ def gaussian_nll_loss(
     check_tensor("gaussian_nll_loss", input=input, target=target)
     if not isinstance(var, TensorProxy):
         check(var >= 0, lambda: f"gaussian_nll_loss: var has negative entry/entries: {var}")
-        var = prims.full(input.shape, var, input.dtype, input.device)
+        variance = prims.full(input.shape, var, input.dtype, input.device)
     else:
         prims.require(clang.all(clang.logical_not(var < 0)), "var has negative entry/entries", "ValueError")
-    var = _variance(input, var)
-    var = prims.with_data(var, clamp_min(var, eps))
-    loss = 0.5 * (clang.log(var) + (input - target) ** 2 / var)
+        variance = var
+    variance = _variance(input, variance)
+    variance = prims.with_data(variance, clamp_min(variance, eps))
+    loss = 0.5 * (clang.log(variance) + (input - target) ** 2 / variance)
     return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 

@@ -1,7 +1,7 @@
 """F.multi_head_attention_forward: projections, attention over heads, and the projection out."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -68,14 +68,15 @@ def multi_head_attention_forward(
     key_padding_mask = _added(key_padding_mask, query.dtype)
     attn_mask, is_causal = _choose_mask(attn_mask, key_padding_mask, is_causal, need_weights, query.dtype)
     if use_separate_proj_weight:
-        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-        projected = _project(query, key, value, weights, _split(in_proj_bias, 3))
+        separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+        projected = _project(query, key, value, separate, _split(in_proj_bias, 3))
     else:
+        assert in_proj_weight is not None, "use_separate_proj_weight is False but in_proj_weight is None"
         projected = _project_packed(query, key, value, in_proj_weight, in_proj_bias, same_qk, same_kv)
     q, k, v = _as_heads(projected, num_heads, (bias_k, bias_v), add_zero_attn)
     extra = int(bias_k is not None) + int(add_zero_attn)
     mask = _merge_masks(attn_mask, key_padding_mask, q, k, num_heads, extra)
-    attend = _attend_with_weights if need_weights else _attend
+    attend: Callable[..., tuple[TensorProxy, Optional]] = _attend_with_weights if need_weights else _attend
     dropout_p = dropout_p if training else 0.0
     context, weights = attend(q, k, v, mask, dropout_p, is_causal, num_heads)
     out = clang.reshape(linear(context, out_proj_weight, out_proj_bias), (*query.shape[:2], out_proj_weight.shape[0]))
@@ -199,8 +200,8 @@ def _project_packed(
     if not same_kv:
         return _project(query, key, value, weights, biases)
     width = weight.shape[0] // 3
-    rest = [None if x is None else clang.slice_in_dim(x, 0, width, 3 * width) for x in (weight, bias)]
-    k, v = _project_together(key, rest[0], rest[1], 2)
+    rest = clang.slice_in_dim(weight, 0, width, 3 * width)
+    k, v = _project_together(key, rest, None if bias is None else clang.slice_in_dim(bias, 0, width, 3 * width), 2)
     return linear(query, weights[0], biases[0]), k, v
 
 
@@ -213,7 +214,7 @@ def _project_together(x: TensorProxy, weight: TensorProxy, bias: Optional, count
 
 def _as_heads(projected: Three, num_heads: int, biases: tuple[Optional, Optional], add_zero: bool) -> Three:
     """(L, N, E) as (N * heads, L, E / heads), with the bias and the zeros as last keys and values."""
-    found = []
+    found: list[TensorProxy] = []
     for x, bias in zip(projected, (None, *biases), strict=True):
         if bias is not None:
             x = prims.cat([x, clang.expand(bias, (1, x.shape[1], x.shape[2]))], 0)

@@ -52,7 +52,7 @@ def native_layer_norm(
     shape = (*input.shape[:kept], *[1] * len(normalized_shape))
     dtype = statistics_dtype(input, weight, bias)
     out = scale_and_shift(out, weight, bias, input.dtype)
-    return out, *(_statistic(each, shape, dtype) for each in (mean, rstd))
+    return out, _statistic(mean, shape, dtype), _statistic(rstd, shape, dtype)
 
 
 @torchsymbol(torch.native_group_norm, aten.native_group_norm.default)
@@ -136,8 +136,9 @@ def batch_norm_with_update(
         count = count * input.shape[dim]
     unbiased = variance if known(count == 1) else variance * count / (count - 1)
     dtype = statistics_dtype(input, *parameters.values())
-    statistics = [_statistic(each, (input.shape[1],), dtype) for each in (mean, rstd)]
-    return out, *statistics, blend(running_mean, mean, momentum), blend(running_var, unbiased, momentum)
+    mean_of_batch, rstd = [_statistic(each, (input.shape[1],), dtype) for each in (mean, rstd)]
+    new_mean, new_var = blend(running_mean, mean, momentum), blend(running_var, unbiased, momentum)
+    return out, mean_of_batch, rstd, new_mean, new_var
 
 
 def _normed(
@@ -158,8 +159,10 @@ def _normed(
     dtype = statistics_dtype(input, weight, bias, running_mean, running_var)
     if input.device.type == "cpu":
         return out, *(prims.full((0,), 0, dtype, input.device) for _ in range(2))
+    assert running_mean is not None and running_var is not None  # batch_norm has said so
+    shape = (input.shape[1],)
     rstd = clang.rsqrt(clang.convert(running_var, dtype) + eps)
-    return out, *(_statistic(each, (input.shape[1],), dtype) for each in (running_mean, rstd))
+    return out, _statistic(running_mean, shape, dtype), _statistic(rstd, shape, dtype)
 
 
 native_batch_norm = torchsymbol(torch.native_batch_norm, aten.native_batch_norm.default, handler=_handle)(_normed)

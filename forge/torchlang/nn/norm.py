@@ -251,7 +251,7 @@ def _batch_norm_train(
     dims = (0, *range(2, input.ndim))
     out, mean, variance, _ = standardize(input, dims, eps)
     out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
-    count = 1
+    count: Dim = 1
     for dim in dims:
         count = count * input.shape[dim]
     unbiased = variance * (count / (count - 1)) if isinstance(count, int) and count > 1 else variance
@@ -273,8 +273,8 @@ batch_norm_train = Symbol("batch_norm_train", "torchlang.batch_norm_train", body
 
 def _of_empty(input: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None) -> TensorProxy:
     """batch_norm of no elements, as torch has it: connected with the parameters by their first element."""
-    first = [value if value is None else clang.select(value, 0, 0) for value in (weight, bias)]
-    out = scale_and_shift(input, *first, input.dtype)
+    scale, shift = [value if value is None else clang.select(value, 0, 0) for value in (weight, bias)]
+    out = scale_and_shift(input, scale, shift, input.dtype)
     return prims.clone(input) if out is input else out
 
 
@@ -317,7 +317,8 @@ def _handle_batch_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory
     statistics = {name: values[name] for name in ("running_mean", "running_var")}
     check_channels("batch_norm", input, weight=values["weight"], bias=values["bias"], **statistics)
     _check_count("Expected more than 1 value per channel when training", input, (0, *range(2, input.ndim)))
-    out, *new = _train(input, *statistics.values(), values["weight"], values["bias"], values["momentum"], values["eps"])
+    parameters = {key: values[key] for key in ("weight", "bias", "momentum", "eps")}
+    out, *new = _train(input, **statistics, **parameters)
     _write_statistics(given, new, memory, "batch_norm")
     return out
 
@@ -329,7 +330,7 @@ def _write_statistics(given: dict[str, Any], new: Sequence[TensorProxy | None], 
 
 
 def _check_count(message: str, input: TensorProxy, dims: tuple[int, ...]) -> None:
-    count = 1
+    count: Dim = 1
     for dim in dims:
         count = count * input.shape[dim]
     check(not known(count == 1), lambda: f"{message}, got input {input}", ValueError)
@@ -352,11 +353,8 @@ def batch_norm(
     Raises: ValueError where a channel has one value in training; RuntimeError without statistics in evaluation.
     """
     check_channels("batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
-    check(
-        running_mean is not None and running_var is not None,
-        lambda: "batch_norm: Expected running_mean and running_var to be defined when training=False",
-        RuntimeError,
-    )
+    if running_mean is None or running_var is None:
+        raise RuntimeError("batch_norm: Expected running_mean and running_var to be defined when training=False")
     prims.check_dtype("batch_norm", input, prims.REAL)
     if known(input.numel() == 0):
         return _of_empty(input, weight, bias)
@@ -405,12 +403,8 @@ def _handle_instance_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Mem
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
     input, count = values["input"], values["input"].shape[0]
     _check_instances(**{key: values[key] for key in ("input", *names, "weight", "bias")})
-    out, *new = _train(
-        _one_batch(input),
-        *[_for_each_instance(values[key], count) for key in (*names, "weight", "bias")],
-        values["momentum"],
-        values["eps"],
-    )
+    of_each = {key: _for_each_instance(values[key], count) for key in (*names, "weight", "bias")}
+    out, *new = _train(_one_batch(input), **of_each, momentum=values["momentum"], eps=values["eps"])
     means = [clang.mean(clang.reshape(each, (count, input.shape[1])), 0) for each in new]
     _write_statistics(given, means, memory, "instance_norm")
     return clang.reshape(out, input.shape)
@@ -439,8 +433,8 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     _check_instances(input, weight=weight, bias=bias)
-    of_each = [_for_each_instance(value, input.shape[0]) for value in (weight, bias)]
-    out = _train(_one_batch(input), None, None, *of_each, momentum, eps)[0]
+    scale, shift = [_for_each_instance(value, input.shape[0]) for value in (weight, bias)]
+    out = _train(_one_batch(input), None, None, scale, shift, momentum, eps)[0]
     return clang.reshape(out, input.shape)
 
 

@@ -1,19 +1,18 @@
 """Pooling, unfold and fold."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from forge import clang, prims
-from forge.ir import Dim, Number, Symbol, TensorProxy, check
+from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_tensor, known
 from forge.torch_internals.functions import nn_adaptive_avg_pool2d, nn_adaptive_avg_pool3d
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
-
-Lengths = int | Sequence[Dim]
+from forge.torchlang.spelling import Lengths
 
 
 def _stride(op: str, stride: Lengths | None, kernel_size: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -36,11 +35,11 @@ def _max_pool(
     dilation: Lengths,
     ceil_mode: bool,
 ) -> tuple[TensorProxy, TensorProxy]:
-    kernel_size = per_dim(op, "kernel_size", kernel_size, count)
+    kernel = per_dim(op, "kernel_size", kernel_size, count)
     return prims.max_pool(
         input,
-        kernel_size,
-        _stride(op, stride, kernel_size),
+        kernel,
+        _stride(op, stride, kernel),
         per_dim(op, "padding", padding, count),
         per_dim(op, "dilation", dilation, count),
         ceil_mode,
@@ -120,10 +119,10 @@ def _avg_pool_of(count: int, function: Callable) -> Symbol:
 
         Shapes: input (N, C, *lengths) or (C, *lengths).
         """
-        kernel_size = per_dim(op, "kernel_size", kernel_size, count)
-        stride = _stride(op, stride, kernel_size)
+        kernel = per_dim(op, "kernel_size", kernel_size, count)
+        steps = _stride(op, stride, kernel)
         padding = per_dim(op, "padding", padding, count)
-        return prims.avg_pool(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return prims.avg_pool(input, kernel, steps, padding, ceil_mode, count_include_pad, divisor_override)
 
     body.__name__ = op
     return torchsymbol(function)(body)
@@ -203,7 +202,7 @@ def _lp_pool_of(count: int, function: Callable) -> Symbol:
 
     def body(
         input: TensorProxy,
-        norm_type: Number,
+        norm_type: float,
         kernel_size: Lengths,
         stride: Lengths | None = None,
         ceil_mode: bool = False,

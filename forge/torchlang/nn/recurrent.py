@@ -65,7 +65,7 @@ def gru_cell(
     return n + sigmoid(z + state_z) * (hx - n)
 
 
-def _rnn_cell_of(activation: Symbol, function: Callable) -> Symbol:
+def _rnn_cell_of(activation: Callable[[TensorProxy], TensorProxy], function: Callable) -> Symbol:
     op = function.__name__
 
     def body(
@@ -94,7 +94,7 @@ rnn_relu_cell = _rnn_cell_of(_relu, torch.rnn_relu_cell)
 # layers: whole sequences
 
 
-def _layer_inputs(states: list[Tensors], params: Tensors, has_biases: bool, index: int) -> tuple:
+def _layer_inputs(states: Tensors, params: Tensors, has_biases: bool, index: int) -> tuple:
     """(h, c, w_ih, w_hh, b_ih, b_hh, w_hr) of the layer and direction number `index`."""
     h, c = states[0], states[1] if len(states) > 1 else None
     projected = c is not None and not same(h.shape[2], c.shape[2])
@@ -108,7 +108,7 @@ def _layer_inputs(states: list[Tensors], params: Tensors, has_biases: bool, inde
 def _run(
     kind: str,
     input: TensorProxy,
-    states: list[TensorProxy],
+    states: Tensors,
     params: Tensors,
     has_biases: bool,
     num_layers: int,
@@ -116,7 +116,7 @@ def _run(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> tuple[TensorProxy, ...]:
+) -> tuple:
     """(the last layer's outputs, the states of all after the last step)."""
     check_torch_probability(kind, dropout)
     x = clang.transpose(input, 0, 1) if batch_first else input
@@ -159,7 +159,7 @@ def _check_call(op: str, input: Any, states: list[Any], params: Any, num_layers:
 @torchsymbol(torch.lstm)
 def lstm(
     input: TensorProxy,
-    hx: Tensors,
+    hx: TensorProxy | Tensors,
     params: Tensors,
     has_biases: bool,
     num_layers: int,
@@ -173,7 +173,7 @@ def lstm(
     Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx two of (layers, N, …).
     Packed sequences, whose second argument is the sizes of batches, are not supported.
     """
-    states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
+    states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
     _check_call("lstm", input, states, params, num_layers, bidirectional)
     check(len(states) == 2, lambda: f"lstm: lstm expects two hidden states, but got {len(states)}", RuntimeError)
     return _run("lstm", input, states, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)

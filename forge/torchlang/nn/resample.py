@@ -12,8 +12,8 @@ from forge.prims.core import check_tensor, known, same
 from forge.torch_internals.functions import nn_pad
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.pooling import adaptive_mean
+from forge.torchlang.spelling import Lengths
 
-Lengths = int | Sequence[Dim]
 Scales = float | Sequence[float]
 
 # (mode, rank of the resized dims, antialias) -> how values are made
@@ -61,11 +61,8 @@ def _interpolate(
     if mode == "area":
         return adaptive_mean("interpolate", input, output_size, rank)
     kind = _MODES.get((mode, rank, antialias))
-    check(
-        kind is not None,
-        lambda: f"interpolate: mode {mode!r} does not go with {input} and antialias={antialias}",
-        NotImplementedError,
-    )
+    if kind is None:
+        raise NotImplementedError(f"interpolate: mode {mode!r} does not go with {input} and antialias={antialias}")
     scales = (None,) * rank if recompute_scale_factor else scales
     return prims.upsample(input, kind.value, output_size, bool(align_corners), scales)
 
@@ -121,9 +118,10 @@ def resize(
     """The output's lengths, and the scales that the user gave."""
     rank = input.ndim - 2
     if size is not None:
-        sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,) * rank
+        sizes = tuple(size) if isinstance(size, Sequence) else (size,) * rank
         return sizes, (None,) * rank
-    scales = tuple(scale_factor) if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * rank
+    assert scale_factor is not None
+    scales = tuple(scale_factor) if isinstance(scale_factor, Sequence) else (scale_factor,) * rank
     lengths = tuple(torch.sym_int(length * scale) for length, scale in zip(input.shape[2:], scales, strict=True))
     return lengths, tuple(float(scale) for scale in scales)
 

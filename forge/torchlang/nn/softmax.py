@@ -12,8 +12,12 @@ from forge.torchlang.spelling import check_tensor
 aten = torch.ops.aten
 
 
-def _prepare(op: str, input: TensorProxy, dim: int, dtype: torch.dtype | None) -> tuple[TensorProxy, tuple[int, ...]]:
+def _prepare(
+    op: str, input: TensorProxy, dim: int | None, dtype: torch.dtype | None
+) -> tuple[TensorProxy, tuple[int, ...]]:
     check_tensor(op, input=input)
+    if dim is None:  # canonical_dims takes it for all of them
+        raise TypeError(f"{op}: missing the argument 'dim'")
     x = clang.convert(input, dtype or input.dtype)
     prims.check_dtype(op, x, prims.FLOAT)
     return clang.widen(x), clang.canonical_dims(op, dim, x.ndim)

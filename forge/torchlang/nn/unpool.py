@@ -10,8 +10,7 @@ from forge.ir import Dim, Symbol, TensorProxy, check
 from forge.prims.core import check_tensor, known, same
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.nn.conv import per_dim
-
-Lengths = int | Sequence[Dim]
+from forge.torchlang.spelling import Lengths
 
 
 def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[Dim]) -> TensorProxy:
@@ -40,7 +39,8 @@ def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[D
         lambda: f"{op}: Expected input to have non-zero size for non-batch dimensions, but got {input}",
         RuntimeError,
     )
-    before, length = input.shape[:-count], 1
+    before = input.shape[:-count]
+    length: Dim = 1
     for each in sizes:
         length = length * each
     if known(input.numel() == 0):
@@ -56,7 +56,7 @@ def _output_size(
     kernel: Sequence[Dim],
     stride: Sequence[Dim],
     padding: Sequence[Dim],
-    size: Lengths | None,
+    size: Sequence[Dim] | None,
 ) -> tuple[Dim, ...]:
     """The lengths whose pooling gives the input's, or those that are asked for."""
     count = len(kernel)
@@ -92,7 +92,7 @@ def _max_unpool_of(count: int, function: Callable) -> Symbol:
         kernel_size: Lengths,
         stride: Lengths | None = None,
         padding: Lengths = 0,
-        output_size: Lengths | None = None,
+        output_size: Sequence[Dim] | None = None,
     ) -> TensorProxy:
         """The input's values where `indices` of max_pool say that they were, zeros elsewhere.
 
