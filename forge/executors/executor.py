@@ -417,15 +417,16 @@ def _never(*args: Any, **kwargs: Any) -> Any:
 
 
 def _meta_of(symbol: Symbol) -> Callable:
-    if symbol.meta is not None:
-        return symbol.meta
+    body = symbol.body
+    if body is None:
+        return symbol.definition
 
     def meta(*args: Any, **kwargs: Any) -> Any:
         """As the symbol it is like."""
         with current_trace().collecting():  # the body's calls are not the operator's
-            return symbol.body(*args, **kwargs)
+            return body(*args, **kwargs)
 
-    meta.__doc__ = symbol.body.__doc__
+    meta.__doc__ = body.__doc__
     return meta
 
 

@@ -221,7 +221,7 @@ class _Dependencies:
             if name in made:
                 return False
             position, bound = self.makers.get(name, (-1, None))
-            if position > first and name not in seen:
+            if bound is not None and position > first and name not in seen:
                 seen.add(name)
                 stack.extend(bound.inputs)
         return True

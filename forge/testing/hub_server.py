@@ -74,9 +74,9 @@ class Hub:
 
     def start(self) -> "Hub":
         """Serves at `url`, an address of the loopback that is free."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=lambda: self._server.serve_forever(poll_interval=0.01), daemon=True).start()
+        server = self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True).start()
         return self
 
     def stop(self) -> None:

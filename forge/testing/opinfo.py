@@ -35,7 +35,7 @@ class ErrorSample:
     """
 
     sample: Sample
-    error: type[Exception]
+    error: type[Exception] | tuple[type[Exception], ...]
     match: str
     stricter: str = ""
 

@@ -1,10 +1,11 @@
 """A process group of one process: what collectives return in it needs no other process, no thread and no network."""
 
 from functools import cache
+from typing import Any
 
 import torch
 
-_NAME = "forge_group_of_one"
+_NAME: Any = "forge_group_of_one"  # a str, for which newer stubs of torch have a type of their own
 
 
 @cache

@@ -21,6 +21,7 @@ from forge.torchlang.core import (
     register_operator,
     scatter_step,
     stands_for,
+    symbol_of,
     torch_function_of,
     torchsymbol,
     write,

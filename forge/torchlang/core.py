@@ -237,6 +237,14 @@ def find(function: Any) -> Symbol | None:
     return entry.symbol if entry else None
 
 
+def symbol_of(function: Any) -> Symbol:
+    """Return the symbol that a torch function means. Raises NotImplementedError where torchlang does not have it."""
+    symbol = find(function)
+    if symbol is None:
+        raise NotImplementedError(f"torchlang does not have {function_name(function)}")
+    return symbol
+
+
 def _entry_of(function: Any) -> Entry | None:
     """What a function or a method's name means; torch.ops.acme.f is its overload where it has one."""
     if isinstance(function, str):

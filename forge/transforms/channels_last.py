@@ -20,7 +20,7 @@ from forge.prims.core import known
 Strides = Mapping[str, tuple[Dim, ...]]
 
 CONVOLUTIONS = frozenset(map(torchlang.find, (torch.conv2d, torch.conv_transpose2d)))
-_CONTIGUOUS = torchlang.find(torch.Tensor.contiguous)
+_CONTIGUOUS = torchlang.symbol_of(torch.Tensor.contiguous)
 _LINEAR = frozenset(map(torchlang.find, (torch.nn.functional.linear, torch.matmul, torch.mm, torch.addmm)))
 _FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
 _LAID_OUT = frozenset({Tag.OPAQUE, Tag.EFFECT})  # who runs may ask for the strides that torch gives

@@ -207,14 +207,11 @@ class _Replacer:
 
     def known(self, bound: BoundSymbol, theirs: Given) -> list[BoundSymbol]:
         """What stands for a call: nothing where all it gives is an input."""
-        check(
-            theirs.values is not None,
-            lambda: (
+        if theirs.values is None:
+            raise NotImplementedError(
                 f"double backward (create_graph=True) through {bound.symbol.id}: it draws random numbers, or may, "
                 "which cannot be drawn again; run it in eager, or without its randomness"
-            ),
-            NotImplementedError,
-        )
+            )
         names = {proxy.name for proxy in theirs.values}
         pairs = zip(proxies(bound.output), proxies(theirs.bound.output), strict=True)
         self.inputs += [ours for ours, other in pairs if other.name in names]

@@ -21,8 +21,8 @@ from forge.transforms.dce import live_calls
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers
 
-NORMS = frozenset({torchlang.find(F.batch_norm), torchlang.find(torch.batch_norm)})
-LINEAR = torchlang.find(F.linear)
+NORMS = frozenset({torchlang.symbol_of(F.batch_norm), torchlang.symbol_of(torch.batch_norm)})
+LINEAR = torchlang.symbol_of(F.linear)
 CONVOLUTIONS = frozenset(map(torchlang.find, (torch.conv1d, torch.conv2d, torch.conv3d)))
 TRANSPOSED = frozenset(map(torchlang.find, (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)))
 _LAYERS = CONVOLUTIONS | TRANSPOSED | {LINEAR}

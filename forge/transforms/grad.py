@@ -69,7 +69,8 @@ def differentiate(
     Raises NotImplementedError naming a prim that has no rule.
     """
     new = trace.derive("forward")
-    walker, parted = _Forward(new, set(wanted), choose, again), set()
+    walker = _Forward(new, set(wanted), choose, again)
+    parted: set[str] = set()
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             calls = walker.visit(bound)

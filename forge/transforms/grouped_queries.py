@@ -20,7 +20,7 @@ from forge.transforms.cse import MEANINGFUL
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers
 
-ATTENTION = torchlang.find(torch.nn.functional.scaled_dot_product_attention)
+ATTENTION = torchlang.symbol_of(torch.nn.functional.scaled_dot_product_attention)
 
 
 class _Repeated(NamedTuple):

@@ -27,11 +27,11 @@ from forge.torchlang.nn.head import Step
 from forge.transforms.dce import live_calls
 from forge.transforms.makers import Makers, innermost
 
-CROSS_ENTROPY = torchlang.find(F.cross_entropy)
-NLL_LOSS = torchlang.find(F.nll_loss)
-LOG_SOFTMAX = (torchlang.find(torch.log_softmax), torchlang.find(F.log_softmax))
-LINEAR = torchlang.find(F.linear)
-PRODUCTS = frozenset({torchlang.find(torch.matmul), torchlang.find(torch.mm)})
+CROSS_ENTROPY = torchlang.symbol_of(F.cross_entropy)
+NLL_LOSS = torchlang.symbol_of(F.nll_loss)
+LOG_SOFTMAX = (torchlang.symbol_of(torch.log_softmax), torchlang.symbol_of(F.log_softmax))
+LINEAR = torchlang.symbol_of(F.linear)
+PRODUCTS = frozenset({torchlang.symbol_of(torch.matmul), torchlang.symbol_of(torch.mm)})
 
 BYTE_LIMIT = 16 * 2**20  # fewer bytes of logits are not worth it
 
@@ -149,7 +149,7 @@ class _Program:
         scores = given["input"]
         if given["dim"] is None or not self.plain(maker):
             return None
-        steps = (("to", logs.dtype),) if scores.dtype != logs.dtype else ()
+        steps: tuple[Step, ...] = (("to", logs.dtype),) if scores.dtype != logs.dtype else ()
         return loss._replace(softmax=maker, after=tuple(after[::-1]), own=tuple(own), scores=scores, steps=steps)
 
     def trains(self, bound: BoundSymbol) -> bool:
@@ -193,7 +193,8 @@ class _Program:
             if axis is None:
                 return False
             axes.append(axis)
-        if head.loss.softmax is not None and axes[-1 - len(head.loss.after)] != _softmax_axis(head.loss):
+        softmax, scores = head.loss.softmax, head.loss.scores
+        if softmax is not None and axes[-1 - len(head.loss.after)] != _softmax_axis(softmax, scores):
             return False
         wide = max(value.dtype.itemsize for value in values)
         return axes[-1] == 1 and math.prod(map(hint_of, logits.shape)) * wide >= self.limit
@@ -213,9 +214,8 @@ class _Program:
         return head._replace(kept=kept)
 
 
-def _softmax_axis(loss: _Loss) -> int:
-    dim = loss.softmax.symbol.bind(loss.softmax.args, loss.softmax.kwargs)["dim"]
-    return dim % loss.scores.ndim
+def _softmax_axis(softmax: BoundSymbol, scores: TensorProxy) -> int:
+    return softmax.symbol.bind(softmax.args, softmax.kwargs)["dim"] % scores.ndim
 
 
 def _differentiates(bound: BoundSymbol) -> bool:
@@ -254,7 +254,7 @@ def _step(call: BoundSymbol) -> Step | None:
     if call.symbol is prims.mul or (call.symbol is prims.div and isinstance(call.args[0], TensorProxy)):
         number = next(arg for arg in call.args if not isinstance(arg, TensorProxy))
         if type(number) in (int, float) and math.isfinite(number) and number:
-            return call.symbol.name, float(number)
+            return ("mul" if call.symbol is prims.mul else "div"), float(number)
     return None
 
 
@@ -273,10 +273,18 @@ def _moved_axis(call: BoundSymbol, axis: int) -> int | None:
     return axis
 
 
+def _known_axis(call: BoundSymbol, axis: int) -> int:
+    moved = _moved_axis(call, axis)
+    assert moved is not None, f"{call} cuts the classes"
+    return moved
+
+
 def _record(new: Trace, head: _Head) -> None:
     """The call in place of the loss, and before it what takes its rows."""
     loss = head.loss
-    hidden, weight, bias, transposed = _base(head.base)
+    base = _base(head.base)
+    assert base is not None, f"{head.base} is no product"
+    hidden, weight, bias, transposed = base
     steps = [_step(call) for call in head.calls]
     first = head.kept or 0
     with new.collecting() as recorded, new.tagged(loss.bound.tags, loss.bound.source):
@@ -305,7 +313,7 @@ def _record(new: Trace, head: _Head) -> None:
 def _axis_after(head: _Head, calls: int) -> int:
     axis = head.base.output.ndim - 1
     for call in head.calls[:calls]:
-        axis = _moved_axis(call, axis)
+        axis = _known_axis(call, axis)
     return axis
 
 
@@ -318,7 +326,7 @@ def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorP
     for call in calls:
         if call.symbol in _LAYOUT:
             places.append((call, axis))
-        axis = _moved_axis(call, axis)
+        axis = _known_axis(call, axis)
     while places and _keeps_order(*places[-1]):
         axis = places.pop()[1]
     for call, before in places:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from forge.ir import BoundSymbol, Proxy, Tag, TensorProxy, Trace
+from forge.ir import BoundSymbol, Dim, Proxy, Tag, TensorProxy, Trace
 from forge.ir.proxies import SYMBOLIC_TYPES
 from forge.ir.pytree import leaves, names, proxies, tensors
 from forge.transforms.dce import live_calls
@@ -97,5 +97,5 @@ def _expands(bound: BoundSymbol, byte_limit: int) -> bool:
     return made > byte_limit and made > 2 * sum(map(_bytes, tensors([bound.args, bound.kwargs])))
 
 
-def _bytes(proxy: TensorProxy) -> int:
+def _bytes(proxy: TensorProxy) -> Dim:
     return proxy.numel() * proxy.element_size()

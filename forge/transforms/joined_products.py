@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 
 from forge import clang, prims, torchlang
-from forge.ir import BoundSymbol, Tag, TensorProxy, Trace, recording
+from forge.ir import BoundSymbol, Dim, Tag, TensorProxy, Trace, recording
 from forge.ir.symbol import substitute
 from forge.transforms.cse import MEANINGFUL
 from forge.transforms.freezing import Freezing
 from forge.transforms.makers import Makers, innermost
 
-LINEAR = torchlang.find(F.linear)
-PRODUCTS = frozenset({torchlang.find(torch.matmul), torchlang.find(torch.mm)})
-SPLIT = torchlang.find(torch.split)
+LINEAR = torchlang.symbol_of(F.linear)
+PRODUCTS = frozenset({torchlang.symbol_of(torch.matmul), torchlang.symbol_of(torch.mm)})
+SPLIT = torchlang.symbol_of(torch.split)
 _KEEP_STRIDES = frozenset({prims.slice_scatter, prims.view_scatter})
 
 
@@ -35,7 +35,7 @@ class _Product(NamedTuple):
     bias: TensorProxy | None
 
     @property
-    def columns(self) -> int:
+    def columns(self) -> Dim:
         """How many it makes of each row of x."""
         return self.weight.shape[0 if self.bound.symbol is LINEAR else 1]
 

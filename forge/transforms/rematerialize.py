@@ -62,7 +62,7 @@ def rematerialize(
     return forward.derive("rematerialize", tagged)
 
 
-def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exact: Collection[str]) -> bool:
+def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exact: set[str]) -> bool:
     """exact: values that are compared with what the forward made of them."""
     if not _NEVER.isdisjoint(bound.all_tags):
         return False

@@ -1,6 +1,5 @@
 """Splitting a joint program into a forward that saves and a backward that reads what was saved."""
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -36,7 +35,7 @@ class Saved(NamedTuple):
 class Split:
     """A forward that returns (outputs, saved tensors, saved numbers), and what the backward may read of it."""
 
-    def __init__(self, forward: Trace, saved_tensors: list[Proxy], saved_numbers: list[Proxy]) -> None:
+    def __init__(self, forward: Trace, saved_tensors: list[TensorProxy], saved_numbers: list[Proxy]) -> None:
         self.forward = forward
         self.saved_tensors = saved_tensors
         self.saved_numbers = saved_numbers
@@ -48,8 +47,8 @@ class Split:
         makers = {name: bound for bound in self.forward.bound_symbols for name in bound.outputs}
         found = []
         for proxy, value in zip(self.saved_tensors, given, strict=True):
-            lengths = all(isinstance(length, int) for length in proxy.shape)
-            size = math.prod(proxy.shape) * proxy.dtype.itemsize if lengths else None
+            count = proxy.numel()
+            size = count * proxy.dtype.itemsize if isinstance(count, int) else None
             source = makers[proxy.name].source if proxy.name in makers else None
             found.append(Saved(proxy.name, in_words(proxy), size, value.name not in there, source))
         return found
@@ -213,7 +212,8 @@ def _read_for_some(forward: Trace, every: Trace, memory: "_SharedMemory", visibl
             if not origins:
                 needs[name] = below
     seen = [memory.of(each).intersection(visible) for each in read.values()]
-    return memory.of(set().union(*seen).difference(set.intersection(*seen)))
+    everything: set[str] = set().union(*seen)
+    return memory.of(everything.difference(everything.intersection(*seen)))
 
 
 def _lengths(forward: Trace) -> set[str]:

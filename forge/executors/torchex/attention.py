@@ -59,6 +59,7 @@ class Attention:
 # kernels keep logsumexp in shapes of their own; the program has it as float32 (batch, heads, queries), whichever kernel
 # runs. Seed and offset differ in dtype, shape and device, and only a kernel that drops weights out reads them.
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # query, key, value, mask
 _SeedAndOffset = tuple[torch.Tensor, torch.Tensor] | None
 
 
@@ -187,12 +188,13 @@ class Composition:
         self.out = out
 
 
-def _compose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple:
+def _compose(call: Attention, leaves: Inputs) -> tuple:
+    query, key, value, mask = leaves
     with torch.enable_grad():
         out = F.scaled_dot_product_attention(
-            *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+            query, key, value, mask, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
         )
-    inputs = [leaf for leaf, wanted in zip(leaves, call.wanted, strict=True) if wanted]
+    inputs = [leaf for leaf, wanted in zip(leaves, call.wanted, strict=True) if wanted and leaf is not None]
     return out.detach(), None, Composition(inputs, out)
 
 
@@ -208,9 +210,7 @@ _OF_GROUPS = frozenset({(_flash_cpu, _flash_cpu_backward), (_flash, _flash_backw
 _decisions = Bounded(4096)
 
 
-def _decided(
-    inputs: tuple[torch.Tensor | None, ...], options: tuple
-) -> tuple[Attention, tuple[Callable, Callable] | None]:
+def _decided(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable, Callable] | None]:
     """The call with these options, and the functions of its kernel: torch is asked once for tensors that are alike,
     under the same settings."""
     query, key, value, mask = inputs
@@ -229,11 +229,15 @@ def _decided(
     return found
 
 
-def _leaves(inputs: tuple[torch.Tensor | None, ...], wanted: tuple[bool, ...]) -> list[torch.Tensor | None]:
+def _leaves(inputs: Inputs, wanted: tuple[bool, ...]) -> Inputs:
     """The tensors as leaves of a graph of their own, where a gradient is wanted."""
-    return [
-        x if x is None or not needed else x.detach().requires_grad_() for x, needed in zip(inputs, wanted, strict=True)
-    ]
+    query, key, value, mask = inputs
+    return (
+        query.detach().requires_grad_() if wanted[0] else query,
+        key.detach().requires_grad_() if wanted[1] else key,
+        value.detach().requires_grad_() if wanted[2] else value,
+        mask.detach().requires_grad_() if wanted[3] and mask is not None else mask,
+    )
 
 
 def _settings() -> tuple:
@@ -246,7 +250,7 @@ _math_is_on, _cudnn_is_on = get_math_sdp_enabled, get_cudnn_sdp_enabled
 _priorities = get_sdp_priority_order
 
 
-def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callable, Callable] | None:
+def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None:
     """The pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
     query, mask = leaves[0], leaves[3]
     if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
@@ -263,14 +267,15 @@ def _choose(call: Attention, leaves: list[torch.Tensor | None]) -> tuple[Callabl
     return kernel if aligned else None
 
 
-def _choice(call: Attention, leaves: list[torch.Tensor | None]) -> int:
+def _choice(call: Attention, leaves: Inputs) -> int:
     """torch's choice; for tensors without values, what it is for memory like theirs."""
-    if isinstance(leaves[0], FakeTensor):
+    query, key, value, mask = leaves
+    if isinstance(query, FakeTensor):
         with disable_current_modes():
-            return _choice(call, [None if leaf is None else _real(leaf) for leaf in leaves])
+            return _choice(call, (_real(query), _real(key), _real(value), None if mask is None else _real(mask)))
     with torch.enable_grad():
         return torch_fused_sdp_choice(
-            *leaves, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+            query, key, value, mask, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
         )
 
 
@@ -280,11 +285,11 @@ def takes_groups(query: TensorProxy, times: Dim, given: dict[str, Any], requires
     call = Attention(0.0, given["is_causal"], given["scale"], False, (requires_grad,) * 3 + (False,))
     grouped = Attention(0.0, given["is_causal"], given["scale"], True, call.wanted)
     with disable_current_modes():
-        leaves = [_like(x).requires_grad_(requires_grad) for x in (query, given["key"], given["value"])]
-        leaves.append(None if given["attn_mask"] is None else _like(given["attn_mask"]))
-        fewer = [leaves[0], *[x[:, :: hint_of(times)] for x in leaves[1:3]], leaves[3]]
-        choice = _choice(call, leaves)
-        return choice == _choice(grouped, fewer) and _KERNELS.get((query.device.type, choice)) in _OF_GROUPS
+        q, k, v = [_like(x).requires_grad_(requires_grad) for x in (query, given["key"], given["value"])]
+        mask = None if given["attn_mask"] is None else _like(given["attn_mask"])
+        step = hint_of(times)
+        choice, of_fewer = _choice(call, (q, k, v, mask)), _choice(grouped, (q, k[:, ::step], v[:, ::step], mask))
+        return choice == of_fewer and _KERNELS.get((query.device.type, choice)) in _OF_GROUPS
 
 
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
@@ -305,7 +310,7 @@ def _like(proxy: TensorProxy) -> torch.Tensor:
     return torch.empty(shape, dtype=proxy.dtype, device=proxy.device)
 
 
-def _real(fake: FakeTensor) -> torch.Tensor:
+def _real(fake: torch.Tensor) -> torch.Tensor:
     shape, strides = [[hint_of(length) for length in lengths] for lengths in (fake.shape, fake.stride())]
     real = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
     return real.requires_grad_(fake.requires_grad)
@@ -413,7 +418,7 @@ def _attention_grad(
     with trace.tagged(trace.tags | {Tag.RANDOM} if dropout_p > 0 else trace.tags):
         out, logsumexp, state = attention(*inputs, dropout_p, is_causal, scale, enable_gqa, wanted)
     if wanted[3]:  # torch's composition, which saves what it reads itself
-        shapes = tuple(x.shape if needed else None for x, needed in zip(inputs, wanted, strict=True))
+        shapes = tuple(x.shape if needed and x is not None else None for x, needed in zip(inputs, wanted, strict=True))
         gradients = composition_backward(get_grad(out), state, shapes)
     else:
         gradients = attention_backward(get_grad(out), *inputs, out, logsumexp, state, wanted)

@@ -6,7 +6,7 @@ loss that is one number only scales what comes in. The gradient of the weight ad
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -129,15 +129,15 @@ def _scores(given: _Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor 
     else:
         x = given.logits(rows)
         known = _known(given, x)
-    for kind, *operands in given.steps[len(known) :]:
-        if kind == "to":
+    for step in given.steps[len(known) :]:
+        if step[0] == "to":
             known.append(x.dtype)
-            x = x.to(operands[0])
-        elif kind == "tanh":
+            x = x.to(step[1])
+        elif step[0] == "tanh":
             x = torch.tanh(x)
             known.append(x)
         else:
-            x = x * operands[0] if kind == "mul" else x / operands[0]
+            x = x * step[1] if step[0] == "mul" else x / step[1]
             known.append(None)
     return x, known
 
@@ -150,13 +150,12 @@ def _known(given: _Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtyp
     known: list[torch.Tensor | torch.dtype | None] = []
     x = logits
     for step, dtype in zip(reversed(given.steps[: given.first]), reversed(dtypes[:-1]), strict=True):
-        kind, *operands = step
-        known.append(dtype if kind == "to" else x.to(dtype) if kind == "tanh" else None)
-        if kind == "mul":
-            x = x / operands[0]
-        elif kind == "div":
-            x = x * operands[0]
-        elif kind == "tanh":  # what comes before it is not read
+        known.append(dtype if step[0] == "to" else x.to(dtype) if step[0] == "tanh" else None)
+        if step[0] == "mul":
+            x = x / step[1]
+        elif step[0] == "div":
+            x = x * step[1]
+        elif step[0] == "tanh":  # what comes before it is not read
             x = logits
     return known[::-1]
 
@@ -233,7 +232,8 @@ class _Gradients:
         self.sums = torch.float32 if self.half and chunks > FEW else weight.dtype
         self.hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
         self.weight = torch.empty(weight.shape, dtype=self.sums, device=weight.device) if wanted[1] else None
-        self.bias = torch.zeros_like(given.bias, dtype=_wide(weight.dtype)) if wanted[2] else None
+        bias = given.bias if wanted[2] else None
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(weight.dtype))
 
     def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor) -> None:
         """Adds a chunk's: g is the gradient of its logits, before rows count as much as they do."""
@@ -242,19 +242,17 @@ class _Gradients:
             part = torch.mm(g, weight, out=self.hidden[rows])
             part.mul_(counts.unsqueeze(1))
         if self.weight is not None:
-            self.add_product(g.t(), (hidden * counts.unsqueeze(1)).to(hidden.dtype), first=rows.start == 0)
+            self.add_product(self.weight, g.t(), (hidden * counts.unsqueeze(1)).to(hidden.dtype), first=rows.start == 0)
         if self.bias is not None:
             self.bias += torch.mv(g.t(), counts.to(g.dtype))
 
-    def add_product(self, a: torch.Tensor, b: torch.Tensor, *, first: bool) -> None:
+    def add_product(self, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, first: bool) -> None:
         if self.sums == a.dtype:
-            torch.mm(a, b, out=self.weight) if first else self.weight.addmm_(a, b)
+            torch.mm(a, b, out=total) if first else total.addmm_(a, b)
         elif _sums_wide(a.device):
-            torch.mm(a, b, torch.float32, out=self.weight) if first else torch.addmm(
-                self.weight, a, b, torch.float32, out=self.weight
-            )
+            torch.mm(a, b, torch.float32, out=total) if first else torch.addmm(total, a, b, torch.float32, out=total)
         else:
-            self.weight.copy_(a @ b) if first else self.weight.add_(a @ b)
+            total.copy_(a @ b) if first else total.add_(a @ b)
 
     def result(self, hidden: torch.Tensor, dtype: torch.dtype) -> Iterator[Optional]:
         yield None if self.hidden is None else self.hidden.view(hidden.shape)
@@ -353,12 +351,12 @@ def _scaled(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     return gradient * g if graph_is_kept() else gradient.mul_(g)
 
 
-def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: object) -> tuple:
+def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> tuple:
     """(loss, gradients of hidden, weight and bias)."""
     *_, steps, _, _, _, _, wanted = rest
     loss = like(hidden, shape=(), dtype=_dtype(steps, hidden.dtype))
     pairs = zip((hidden, weight, bias), wanted, strict=True)
-    return (loss, *[like(x) if needed else None for x, needed in pairs])
+    return (loss, *[like(x) if needed and x is not None else None for x, needed in pairs])
 
 
 with_gradients = torchex.register_operator("linear_cross_entropy_with_gradients", meta=_meta, fn=_loss_and_gradients)

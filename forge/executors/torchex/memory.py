@@ -5,6 +5,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from forge import prims
 from forge.executors.torchex.core import run_prim, run_prims
+from forge.ir import Dim
 from forge.ir.memory import overlaps
 
 
@@ -31,12 +32,12 @@ def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 @run_prim(prims.place)
-def place(x: torch.Tensor) -> int:
+def place(x: torch.Tensor) -> Dim:
     """Its bytes: of a view of another dtype it counts other elements."""
     return x.storage_offset() * x.element_size()
 
 
-def _relative(x: torch.Tensor, offset: int, origin: torch.Tensor | int | None) -> int:
+def _relative(x: torch.Tensor, offset: Dim, origin: torch.Tensor | Dim | None) -> Dim:
     """Elements of x's dtype, after its first one."""
     if origin is None:
         return offset
@@ -48,7 +49,7 @@ def _reach(shape: tuple, strides: tuple) -> int:
     return 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
 
 
-def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: int) -> tuple[int, int]:
+def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: Dim) -> tuple[Dim, Dim]:
     """(elements before x, elements in all) of memory that holds x and what is shown of its surroundings."""
     before = max(-offset, 0)
     return before, before + max(_reach(shape, strides), offset + _reach(size, stride), 0)
@@ -56,7 +57,7 @@ def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: int)
 
 @run_prim(prims.as_strided)
 def as_strided(
-    x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | int | None = None
+    x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
     """A view where x has the strides that the program knows of it, and memory around it where that is shown; else a
     view of a copy, with zeros around it."""
@@ -74,7 +75,7 @@ def _lies_by(x: torch.Tensor, strides: tuple) -> bool:
     return 0 in x.shape or all(length == 1 or own == step for length, own, step in dims)
 
 
-def _is_in_memory(x: torch.Tensor, end: int) -> bool:
+def _is_in_memory(x: torch.Tensor, end: Dim) -> bool:
     """Return whether the memory that x lies in has elements of x's dtype up to `end`."""
     size = x.untyped_storage().nbytes()
     if isinstance(size, torch.SymInt):  # of no operator: make_fx cannot record where it comes from
@@ -83,7 +84,7 @@ def _is_in_memory(x: torch.Tensor, end: int) -> bool:
     return end * x.element_size() <= size
 
 
-def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides: tuple) -> tuple[torch.Tensor, int]:
+def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides: tuple) -> tuple[torch.Tensor, Dim]:
     """Memory that holds x with these strides, and zeros where more is shown; at which element x begins in it."""
     before, count = _span(x.shape, strides, size, stride, offset)
     memory = x.new_zeros(count)
@@ -95,7 +96,7 @@ def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: int, strides
 
 @run_prim(prims.as_strided_backward)
 def as_strided_backward(
-    g: torch.Tensor, shape: tuple, stride: tuple, offset: int, strides: tuple, origin: torch.Tensor | int | None = None
+    g: torch.Tensor, shape: tuple, stride: tuple, offset: Dim, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
     """Each element of g is added where the view showed it; what it showed around x is left out. Elements of x that are
     one in memory share its part."""
@@ -107,14 +108,15 @@ def as_strided_backward(
     return memory.as_strided(shape, strides, before)
 
 
-def _added_up(g: torch.Tensor, count: int, stride: tuple, offset: int) -> torch.Tensor:
+def _added_up(g: torch.Tensor, count: Dim, stride: tuple, offset: Dim) -> torch.Tensor:
     """Return `count` elements of memory, each the sum of the elements of g that a view of these strides has there."""
     return g.new_zeros(count).index_add_(0, _places(count, g.shape, stride, offset, g.device), g.reshape(-1))
 
 
-def _places(count: int, shape: tuple, stride: tuple, offset: int, device: torch.device) -> torch.Tensor:
+def _places(count: Dim, shape: tuple, stride: tuple, offset: Dim, device: torch.device) -> torch.Tensor:
     """Return where in `count` elements of memory each element of a view of this shape and these strides lies."""
-    return torch.arange(count, device=device).as_strided(shape, stride, offset).reshape(-1)
+    every = torch.arange(count, device=device)  # type: ignore[arg-type]  # its stub leaves out torch.SymInt
+    return every.as_strided(shape, stride, offset).reshape(-1)
 
 
 def strided_scatter(
@@ -122,7 +124,7 @@ def strided_scatter(
     y: torch.Tensor,
     size: tuple,
     stride: tuple,
-    offset: int,
+    offset: Dim,
     strides: tuple,
     origin: torch.Tensor | int | None = None,
 ) -> torch.Tensor:

@@ -3,6 +3,7 @@ them."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def _wanted(*arguments: Parameter) -> tuple[bool, ...]:
 
 
 def _masked(mask: Sequence[bool], *of: Parameter) -> tuple:
-    return tuple(like(value) if wanted else None for value, wanted in zip(of, mask, strict=True))
+    return tuple(like(value) if wanted and value is not None else None for value, wanted in zip(of, mask, strict=True))
 
 
 # layer_norm
@@ -212,7 +213,7 @@ def _batch_norm(
     return out, new_mean, new_var, mean, rstd
 
 
-def _batch_norm_outputs(*args: object) -> tuple[torch.Tensor | None, ...]:
+def _batch_norm_outputs(*args: Any) -> tuple[torch.Tensor | None, ...]:
     return _batch_norm(*args)[:3]
 
 

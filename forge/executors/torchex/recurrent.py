@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,11 +15,17 @@ from forge.torchlang import torch_function_of
 from forge.torchlang.opaque import keep_graph, tracked
 
 Tensors = Sequence[torch.Tensor | None]
+LayerInputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, *tuple[torch.Tensor | None, ...]]
 
-_FUNCTIONS = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
+_FUNCTIONS: dict[str, Callable] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
 
 
-def recurrent_layer(kind: str, reverse: bool, inputs: Tensors) -> tuple[torch.Tensor | None, ...]:
+def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> tuple[torch.Tensor | None, ...]:
     """torch's function for one layer; cuDNN differentiates what ran in training alone."""
     x, h, c, *weights = inputs
     params = [each for each in weights if each is not None]
@@ -45,7 +51,7 @@ def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) ->
     with torch.enable_grad(), _differentiable_kernels() if again or order > 1 else nullcontext():
         given = [each if each is None else tracked(each) for each in inputs[:count]]
         if order == 1:
-            results = recurrent_layer(kind, reverse, given)
+            results = recurrent_layer(kind, reverse, cast(LayerInputs, given))
         else:
             results = recurrent_gradient(order - 1, kind, reverse, given)
         pairs = [(out, g) for out, g in zip(results, inputs[count:], strict=True) if out is not None]

@@ -1,7 +1,5 @@
 """How torch runs the reduction family."""
 
-from collections.abc import Sequence
-
 import torch
 
 from forge import clang, prims, torchlang
@@ -17,7 +15,7 @@ from forge.executors.torchex.core import (
 from forge.ir import TensorProxy
 
 aten = torch.ops.aten
-Dims = int | Sequence[int] | None
+Dims = int | list[int] | tuple[int, ...] | None
 
 run_prims(
     {
@@ -82,7 +80,7 @@ def sum_keeping_dtype(x: torch.Tensor, dims: tuple) -> torch.Tensor:
 torch_prims.register_implementation(prims.sum, sum_keeping_dtype)
 _sum_any = torchex.register_operator("sum_keeping_dtype", like=prims.sum, fn=sum_keeping_dtype)
 _sum = torchex.register_operator("sum", like=prims.sum, fn=torch.sum)
-_sum_dim = torchex.register_operator("sum_dim", meta=lambda x, dim: prims.sum.meta(x, (dim,)), fn=torch.sum)
+_sum_dim = torchex.register_operator("sum_dim", meta=lambda x, dim: prims.sum.definition(x, (dim,)), fn=torch.sum)
 
 
 def _sum_of(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:

@@ -78,7 +78,7 @@ _place_and_expand = torchex.register_operator("broadcast_in_dim", like=prims.bro
 _expand = torchex.register_operator("expand", meta=lambda x, shape: like(x, shape=shape), fn=torch.Tensor.expand)
 _unsqueeze = torchex.register_operator("unsqueeze", like=clang.unsqueeze, fn=torch.unsqueeze)
 _permute = torchex.register_operator("permute", like=prims.permute, fn=torch.permute)
-_t = torchex.register_operator("t", meta=lambda x: prims.permute.meta(x, (1, 0)), fn=torch.Tensor.t)
+_t = torchex.register_operator("t", meta=lambda x: prims.permute.definition(x, (1, 0)), fn=torch.Tensor.t)
 
 
 def _broadcast(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
@@ -109,7 +109,11 @@ def _function_of(view: Symbol) -> Callable:
     """What runs a view: an opaque call's function, a prim's implementation here, or the torch function."""
     if view.op is not None:
         return view.op
-    return torchex.implementations[view.id].op.op if view.is_prim else torch_function_of(view)
+    if not view.is_prim:
+        return torch_function_of(view)
+    op = torchex.implementations[view.id].op
+    assert op is not None and op.op is not None, f"{view.id} is not run by one function"
+    return op.op
 
 
 @run_prim(prims.view_scatter)

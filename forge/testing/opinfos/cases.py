@@ -47,7 +47,7 @@ class Maker:
         return torch.rand(shape, device=self.device).argsort(0)
 
 
-Case = Callable[[Maker], Sample]
+Case = Callable[..., Sample]  # of a Maker
 
 
 def cases(*builders: Case) -> SampleGenerator:
@@ -67,7 +67,7 @@ def of_input(*shapes: Sequence[int], **kwargs: Any) -> list[Case]:
     return [*found, lambda make: sample(make(3, 4).t(), **kwargs)]
 
 
-ErrorCase = tuple[Callable[[Maker], Sample], type[Exception], str]
+ErrorCase = tuple[Case, type[Exception] | tuple[type[Exception], ...], str]
 
 
 def errors(*wrong: ErrorCase) -> ErrorGenerator:

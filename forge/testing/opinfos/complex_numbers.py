@@ -1,6 +1,6 @@
 """OpInfos of complex numbers: made of two real ones, and views of their parts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -84,7 +84,7 @@ for _name in ("chalf", "cfloat", "cdouble"):
 register_computed(["conj", "real", "imag", "view_as_real", "view_as_complex"])
 
 
-def _conjugated(function: object) -> object:
+def _conjugated(function: Callable) -> Callable:
     """A function of a tensor that torch conjugates where it is read."""
     return lambda x: function(torch.conj(x))
 

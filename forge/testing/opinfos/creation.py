@@ -16,7 +16,7 @@ from forge.testing.opinfo import (
     register_opinfo,
     sample,
 )
-from forge.testing.opinfos.cases import Maker, cases, errors, method, of_input
+from forge.testing.opinfos.cases import Case, Maker, cases, errors, method, of_input
 
 
 def _register(name: str, op: Callable, samples: SampleGenerator, wrong: ErrorGenerator, **known: Any) -> None:
@@ -108,6 +108,11 @@ def _zeroed(x: torch.Tensor) -> torch.Tensor:
 
 # numbers
 
+
+def _of_data(data: Any) -> Case:
+    return lambda make: sample(data)
+
+
 _ragged = errors(
     (lambda make: sample([[1, 2], [3]]), ValueError, "expected sequence.* of (one )?length"),
     (lambda make: sample([1, "a"]), (TypeError, ValueError), "data holds 'a'"),
@@ -117,7 +122,7 @@ _register("tensor", torch.tensor, _numbers, _ragged)
 _register(
     "tensor.inferred_dtype",
     torch.tensor,
-    cases(*(lambda make, data=data: sample(data) for data in (1, 2.5, True, [1, 2], [1, 2.5], [True, 2], (), [[]]))),
+    cases(*map(_of_data, (1, 2.5, True, [1, 2], [1, 2.5], [True, 2], (), [[]]))),
     _ragged,
     dtypes=(torch.float32,),
 )

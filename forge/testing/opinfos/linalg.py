@@ -105,7 +105,7 @@ _ROUNDED = Directive(
     dtypes=(torch.bfloat16, torch.float16),
     tolerance=(2e-2, 1e-1),
 )
-_SCALED = ({}, {"beta": 0.5, "alpha": 2.0})
+_SCALED: tuple[dict[str, float], ...] = ({}, {"beta": 0.5, "alpha": 2.0})
 
 
 def _add_product(name: str, *shapes: Any, mistakes: tuple) -> None:

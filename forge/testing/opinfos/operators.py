@@ -48,8 +48,8 @@ register_opinfo(
 def _backward(*mask: bool, lengths: tuple[int, ...] = (5,), **changes: Any) -> Sample:
     """Of a convolution of 4 to 6 channels with a kernel of 3."""
     count = len(lengths)
-    how = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "output_padding": [0], "groups": 1}
-    how |= changes
+    how: dict[str, Any] = {"stride": [1], "padding": [0], "dilation": [1]}
+    how |= {"transposed": False, "output_padding": [0], "groups": 1} | changes
     groups, transposed = how["groups"], how["transposed"]
     weight = t(4, 6 // groups, *(3,) * count) if transposed else t(6, 4 // groups, *(3,) * count)
     longer = 2 if transposed else -2

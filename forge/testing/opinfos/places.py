@@ -1,5 +1,7 @@
 """OpInfos of functions that write at places, or say where and what elements are."""
 
+from collections.abc import Callable
+
 import torch
 
 from forge.testing.opinfo import ALL, FLOATS, INTEGERS, REAL, OpInfo, register_opinfo, sample
@@ -69,7 +71,8 @@ def _reducing(reduce: str) -> OpInfo:
 for _reduce in ("prod", "mean", "amax", "amin"):
     register_opinfo(_reducing(_reduce))
 
-for _name, _op in {"put": torch.put, "Tensor.put": method("put"), "Tensor.put_": method("put_")}.items():
+_PUT: dict[str, Callable] = {"put": torch.put, "Tensor.put": method("put"), "Tensor.put_": method("put_")}
+for _name, _op in _PUT.items():
     register_opinfo(
         OpInfo(
             _name,

@@ -208,8 +208,8 @@ register_opinfo(OpInfo("addcdiv", torch.addcdiv, _ternary_samples, _addcdiv_erro
 
 def _lerp_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
     for shapes in (((5,), (5,)), ((2, 3), (3,)), ((), ())):
-        for weight in (0.3, 0.7, 2):
-            yield sample(*(info.tensor(shape, device, dtype) for shape in shapes), weight)
+        for number in (0.3, 0.7, 2):
+            yield sample(*(info.tensor(shape, device, dtype) for shape in shapes), number)
     weight = make_tensor((2, 3), device, dtype, low=-1, high=2)
     yield sample(info.tensor((2, 3), device, dtype), info.tensor((3,), device, dtype), weight)
 

@@ -1,5 +1,7 @@
 """OpInfos of the short-time Fourier transforms."""
 
+from typing import Any
+
 import torch
 
 from forge.testing.opinfo import OpInfo, register_opinfo, sample
@@ -40,7 +42,7 @@ register_opinfo(
 )
 
 
-def _back(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+def _back(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """torch.istft of complex numbers made of real ones."""
     return torch.istft(torch.complex(x, x.flip(-1)), *args, **kwargs)
 

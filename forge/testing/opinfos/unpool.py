@@ -1,9 +1,11 @@
 """OpInfos of max_unpool: indices are places that differ within each channel."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import OpInfo, register_opinfo, sample
+from forge.testing.opinfo import OpInfo, Sample, register_opinfo, sample
 from forge.testing.opinfos.cases import Case, Maker, cases, errors
 
 
@@ -16,14 +18,14 @@ def _places(make: Maker, shape: tuple[int, ...], count: int, places: int) -> tor
     return drawn.reshape(shape)
 
 
-def _case(count: int, *before: int, kernel: int = 2, **how: object) -> Case:
+def _case(count: int, *before: int, kernel: int = 2, **how: Any) -> Case:
     lengths = (3, 2, 2)[:count]
     size = how.get("output_size") or [(length - 1) * how.get("stride", kernel) + kernel for length in lengths]
     places = 1
     for length in size[-count:]:
         places *= length
 
-    def build(make: Maker) -> object:
+    def build(make: Maker) -> Sample:
         shape = (*before, *lengths)
         return sample(make(*shape), _places(make, shape, count, places), kernel, **how)
 

@@ -1,6 +1,7 @@
 """The head of a language model and its loss as one call: what forge/transforms/head.py finds, written out."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -9,7 +10,7 @@ from forge.ir import Symbol, TensorProxy
 from forge.torchlang.linalg import linear
 from forge.torchlang.nn.loss import cross_entropy
 
-Step = tuple[str, *tuple[float | torch.dtype, ...]]
+Step = tuple[Literal["to"], torch.dtype] | tuple[Literal["mul", "div"], float] | tuple[Literal["tanh"]]
 
 _STEPS: dict[str, Callable[..., TensorProxy]] = {
     "to": clang.convert,
