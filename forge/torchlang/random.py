@@ -110,7 +110,7 @@ def _bounds(op: str, args: tuple, low: Dim | None, high: Dim | None) -> tuple[Di
 
 def _shape(op: str, size: Sequence[Dim] | None) -> tuple[Dim, ...]:
     if size is None:
-        raise TypeError(f"{op}: missing the argument 'size'")
+        raise TypeError(f'{op}() missing 1 required positional arguments: "size"')
     return tuple(size)
 
 

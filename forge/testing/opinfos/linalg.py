@@ -297,7 +297,12 @@ _register(
         sample(t(5), 3),
         *[sample(t(2, 3, 4), order, (2, 0), True) for order in _MATRIX_ORDERS],
     ),
-    (wrong(t(2, 3, 4), 2, match="1D or 2D"), _NOT_FLOAT),
+    (
+        wrong(t(2, 3, 4), 2, match="1D or 2D"),
+        wrong(t(5), "fro", match="at least 2 dimensions"),
+        wrong(t(2, 3), "fro", dim=0, match="must be a 2-tuple"),
+        _NOT_FLOAT,
+    ),
     dtypes=(torch.float32, torch.float64),
 )
 _P_NORMS = (

@@ -40,7 +40,10 @@ _register(
     "randint",
     torch.randint,
     from_arguments(sample(5, (2, 3)), sample(2, 7, (4,)), sample(1, high=9, size=(3,)), sample(high=3, size=())),
-    errors((lambda make: sample(5, 5, (2,)), RuntimeError, _empty_range)),
+    errors(
+        (lambda make: sample(5, 5, (2,)), RuntimeError, _empty_range),
+        (lambda make: sample(2, 7), TypeError, 'missing .* "size"'),
+    ),
     dtypes=REAL,
 )
 _register(
@@ -66,7 +69,10 @@ _register(
         lambda make: sample(1.0, make(3, 2).t().abs()),
         lambda make: sample(0.0, 1.0, (2, 3), dtype=make.dtype, device=make.device),
     ),
-    errors((lambda make: sample(0.0, -1.0, (2,)), RuntimeError, "std >= 0")),
+    errors(
+        (lambda make: sample(0.0, -1.0, (2,)), RuntimeError, "std >= 0"),
+        (lambda make: sample(0.0, 1.0), TypeError, 'missing .* "size"'),
+    ),
     gradient=True,
 )
 _register(

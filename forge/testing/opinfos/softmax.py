@@ -49,8 +49,14 @@ _CANCELS = Directive(
 )
 _DIRECTIVES = {"softmax": (_LAST_PLACE,), "log_softmax": (_LAST_PLACE, _CANCELS)}
 
+
+def _errors_of_dim(info: OpInfo, device: torch.device) -> Iterator[ErrorSample]:
+    yield from _errors(info, device)
+    yield ErrorSample(sample(torch.ones(3, device=device)), TypeError, 'missing .* "dim"')
+
+
 for _name, _directives in _DIRECTIVES.items():
-    register_opinfo(OpInfo(_name, getattr(torch, _name), _integer_samples, _errors, directives=_directives))
+    register_opinfo(OpInfo(_name, getattr(torch, _name), _integer_samples, _errors_of_dim, directives=_directives))
 
 
 def _functional_samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:

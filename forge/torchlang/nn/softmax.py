@@ -17,7 +17,7 @@ def _prepare(
 ) -> tuple[TensorProxy, tuple[int, ...]]:
     check_tensor(op, input=input)
     if dim is None:  # canonical_dims takes it for all of them
-        raise TypeError(f"{op}: missing the argument 'dim'")
+        raise TypeError(f'{op}() missing 1 required positional arguments: "dim"')
     x = clang.convert(input, dtype or input.dtype)
     prims.check_dtype(op, x, prims.FLOAT)
     return clang.widen(x), clang.canonical_dims(op, dim, x.ndim)
