@@ -5,17 +5,9 @@ from forge.prims.core import check_same_device, check_tensor, known, like, make_
 
 KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
 
-Tensors = tuple[TensorProxy | None, ...]
-LayerInputs = tuple[
-    TensorProxy,
-    TensorProxy,
-    TensorProxy | None,
-    TensorProxy,
-    TensorProxy,
-    TensorProxy | None,
-    TensorProxy | None,
-    TensorProxy | None,
-]
+Optional = TensorProxy | None
+Tensors = tuple[Optional, ...]
+LayerInputs = tuple[TensorProxy, TensorProxy, Optional, TensorProxy, TensorProxy, Optional, Optional, Optional]
 
 
 def _recurrent_layer_meta(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:

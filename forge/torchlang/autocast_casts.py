@@ -7,7 +7,6 @@ way to convert its arguments beforehand; the way is taken whose operators see th
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disabled, state
 from forge.torchlang.trial import run_without_values
 
-Way = Callable[[Any], torch.dtype]  # of a tensor that autocast may convert, its new dtype
+Way = Callable[..., torch.dtype]  # of a tensor that autocast may convert, its new dtype
 
 # the ways
 
@@ -158,13 +157,9 @@ def _find(run: Callable, args: tuple, kwargs: dict, widest: torch.dtype) -> str 
     for name, to in _WAYS.items():
         if name == "float32" and _is_by_dtype(run, args, kwargs, wanted):
             return "dtype"
-        if _trial(run, args, kwargs, partial(_dtype_of, to, widest)) == wanted:
+        if _trial(run, args, kwargs, lambda tensor, to=to: to(tensor, widest)) == wanted:
             return name
     return None
-
-
-def _dtype_of(to: Callable[[Any, torch.dtype], torch.dtype], widest: torch.dtype, tensor: Any) -> torch.dtype:
-    return to(tensor, widest)
 
 
 def _is_by_dtype(run: Callable, args: tuple, kwargs: dict, wanted: list[tuple]) -> bool:
