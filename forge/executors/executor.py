@@ -288,9 +288,10 @@ class OperatorExecutor(Executor):
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
         """Yield its operators, and the functions of its implementations."""
         for name, symbol in self._operators.items():
-            yield ("operator", name), symbol.op
+            if symbol.op is not None:
+                yield ("operator", name), symbol.op
         for name, implementation in self.implementations.items():
-            if implementation.op is not None:
+            if implementation.op is not None and implementation.op.op is not None:
                 yield ("implementation", name), implementation.op.op
 
     def identity(self) -> str | Declined:
