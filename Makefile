@@ -58,6 +58,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 # the documentation as a site, in build/site
 docs: $(INSTALLED)
