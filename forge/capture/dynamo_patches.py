@@ -203,35 +203,6 @@ def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
     return _getattr.original(self, tx, name)
 
 
-def _has_number(value: Any) -> bool:
-    """Return whether a variable of Dynamo's is a number that it knows."""
-    return isinstance(value, ConstantVariable) and isinstance(value.value, (int, float))
-
-
-@patch(
-    TensorVariable,
-    "method_addcmul_",
-    scope=Scope.CAPTURE,
-    why="addcmul_ by a number is two calls, each of which rounds",
-    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.method_addcmul_",
-)
-def _addcmul_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
-    """Tensor.addcmul_, which Dynamo writes as several calls, each of which rounds; for a number, it need not."""
-    return None if _has_number(value) else _addcmul_.original(self, tx, *args, value=value)
-
-
-@patch(
-    TensorVariable,
-    "method_addcdiv_",
-    scope=Scope.CAPTURE,
-    why="addcdiv_ by a number is two calls, each of which rounds",
-    upstream="torch/_dynamo/variables/tensor.py, TensorVariable.method_addcdiv_",
-)
-def _addcdiv_(self: TensorVariable, tx: Any, *args: Any, value: Any = None) -> Any:
-    """Tensor.addcdiv_, as addcmul_."""
-    return None if _has_number(value) else _addcdiv_.original(self, tx, *args, value=value)
-
-
 def _is_own(tensor: TensorVariable, tx: Any) -> bool:
     """Whether the program made the tensor, one variable stands for it, and autograd sees what happens to it."""
     fake = tensor.proxy.node.meta["example_value"]
@@ -286,7 +257,7 @@ def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: 
         self = TorchInGraphFunctionVariable(STAND_INS[self.value])
     if self.value in CHECKS:
         return capture_check(tx, self.value, args, kwargs, call=partial(_call_torch.original, self, tx))
-    if self.value is torch.addcdiv and _has_number(kwargs.get("value")) and isinstance(args[0], TensorVariable):
+    if self.value is torch.addcdiv and "value" in kwargs and isinstance(args[0], TensorVariable):
         return args[0].call_method(tx, "addcdiv", list(args[1:]), kwargs)  # Dynamo has no steps instead of the method
     if self.value in _OF_NUMBERS and "device" not in kwargs and (device := _device(tx)) is not None:
         kwargs = {**kwargs, "device": ConstantVariable.create(device)}

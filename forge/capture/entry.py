@@ -95,6 +95,7 @@ _SETTINGS = {
     "record_runtime_overhead": False,
     "optimize_ddp": False,  # forge's backward hands gradients out in parts; it does not cut the model into graphs
     "invalidate_compile_context_weakrefs": True,  # torch.utils.swap_tensors takes no tensor that one refers to
+    "enable_dynamo_decompositions": False,  # each of several calls in the place of addcmul_ would round
     "use_numpy_random_stream": True,  # np.random draws from its own generator, not from torch's
 }
 _SHAPES = {"use_duck_shape": False}

@@ -180,6 +180,7 @@ def _hasattr_of_a_builtin(self: BuiltinVariable, tx: Any, obj: Any, name: Any) -
     why=_WHY,
     upstream="torch/_dynamo/symbolic_convert.py, generic_getattr",
     since=(2, 14),
+    before=(2, 15),
 )
 def _load(tx: Any, obj: Any, name: str) -> Any:
     return _get(obj, name, partial(_load.original, tx, obj, name))

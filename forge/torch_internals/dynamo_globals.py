@@ -37,6 +37,7 @@ class _Scope(ModuleType):
     scope=Scope.CAPTURE,
     why="the globals of a function whose module is not in sys.modules are another module's, or not found",
     upstream="torch/_dynamo/symbolic_convert.py, InliningInstructionTranslator.get_globals_source_and_value",
+    before=(2, 15),
 )
 def _globals(self: InliningInstructionTranslator, name: str) -> tuple:
     """Return where Dynamo finds a global of a function that it inlines: (the module, its variable, the source)."""

@@ -13,6 +13,9 @@ import torch
 
 import forge
 from forge.torch_internals.patch import PATCHES, Patch, Scope
+from forge.torch_internals.versions import TORCH
+
+TESTED = (2, 13)  # of the constraints file; another version may need fewer
 
 PROBES: dict[str, Callable[[], bool]] = {}
 
@@ -115,25 +118,6 @@ def a_leaf_is_told_from_another_tensor() -> bool:
     jitted = _jit(lambda x: x + 1 if x.is_leaf else x - 1)
     leaf = torch.ones(3, requires_grad=True)
     return torch.equal(jitted(leaf), leaf + 1) and torch.equal(jitted(leaf * 1), leaf * 1 - 1)
-
-
-def _rounds_once(name: str) -> bool:
-    def changed(x, a, b):
-        y = x * 1
-        return getattr(y, name)(a, b, value=0.3)
-
-    given = [torch.rand(512, generator=torch.Generator().manual_seed(i)).bfloat16() + 0.5 for i in range(3)]
-    return torch.equal(_jit(changed)(*given), changed(*given))
-
-
-@probe("TensorVariable.method_addcmul_")
-def addcmul_rounds_once() -> bool:
-    return _rounds_once("addcmul_")
-
-
-@probe("TensorVariable.method_addcdiv_")
-def addcdiv_rounds_once() -> bool:
-    return _rounds_once("addcdiv_")
 
 
 @probe("TorchInGraphFunctionVariable.call_function")
@@ -280,7 +264,7 @@ NOT_PROBED = {  # by a program here; these tests fail without the patch
 
 
 def test_every_patch_of_the_capture_has_a_program() -> None:
-    capture = {str(each) for each in PATCHES if each.scope is Scope.CAPTURE}
+    capture = {str(each) for each in PATCHES if each.scope is Scope.CAPTURE and each.applies}
     assert capture - PROBES.keys() - NOT_PROBED.keys() == set()
 
 
@@ -298,4 +282,6 @@ def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> N
         without = right()
     except (Exception, pytest.fail.Exception):
         without = False
+    if without and TORCH != TESTED:
+        pytest.xfail(f"torch {TORCH} does this by itself, as far as this program shows")
     assert not without, f"{patch} is no longer needed: {patch.why}"
