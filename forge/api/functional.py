@@ -25,12 +25,12 @@ from forge.ir.bounded import Bounded
 from forge.ir.state import state
 from forge.ir.structure import structure
 from forge.runtime.plan import overlap
-from forge.runtime.torch_state import modes, restored, uncaptured
+from forge.runtime.torch_state import dynamo_disable, modes, preserve_torch_state
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang import autocast_mode
 
 
-@uncaptured
+@dynamo_disable
 def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
     """Return the trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
 
@@ -69,15 +69,15 @@ _programs = Programs(256)
 
 
 def _compile(program: Program, config: Config) -> Compilation:
-    with restored():
+    with preserve_torch_state():
         return pipeline.compile(program, config)
 
 
 def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
     """Return what the function returns, computed by its compiled program. The tensors that it closes over are
     constants."""
-    with restored():
-        recorded = direct.Recorded(function, args, kwargs)
+    with preserve_torch_state():
+        recorded = direct.TracedCall(function, args, kwargs)
     mutated = recorded.program.mutated
     if mutated and overlap(recorded.inputs, mutated):
         return function(*args, **kwargs)
@@ -110,7 +110,7 @@ class Direct:
         key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
         compiled = self.compiled.get(key)
         if compiled is None:
-            with restored():
+            with preserve_torch_state():
                 compiled = _compile(direct.record(self.function, args, kwargs), self.config)
             self.compiled[key] = compiled
         return compiled
@@ -126,7 +126,7 @@ def _metadata(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
-@uncaptured
+@dynamo_disable
 def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     """(outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
 
@@ -146,7 +146,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         result = _call(function, torch_pytree.tree_unflatten(inputs, spec), {})
     outputs, *aux = result if has_aux else (result,)
 
-    @uncaptured
+    @dynamo_disable
     def pullback(*cotangents: Any) -> Any:
         given = [(o, c) for o, c in zip(_tensors(outputs), _tensors(cotangents), strict=True) if o.requires_grad]
         if not given:
@@ -167,7 +167,7 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     return (outputs, pullback, *aux) if again else (_detached(outputs), pullback, *_detached(aux))
 
 
-@uncaptured
+@dynamo_disable
 def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
     """Return a function that returns (value, gradients) of a scalar-valued `function`.
 
@@ -188,7 +188,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
         )
         return value
 
-    @uncaptured
+    @dynamo_disable
     @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         for position in positions:
@@ -224,7 +224,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
     return run
 
 
-@uncaptured
+@dynamo_disable
 def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
     """Return a function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
 
@@ -232,7 +232,7 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
     """
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
-    @uncaptured
+    @dynamo_disable
     @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         value, gradients = both(*args, **kwargs)

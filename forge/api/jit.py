@@ -27,12 +27,12 @@ from forge.ir import Trace
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.runtime.module import jitted_module
-from forge.runtime.torch_state import uncaptured
+from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.dynamo import disable, reset_code
 from forge.transforms.users import Transform
 
 
-@uncaptured
+@dynamo_disable
 def jit(
     target: Callable | torch.nn.Module = ...,
     *,

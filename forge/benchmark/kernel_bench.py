@@ -18,7 +18,7 @@ from rich.text import Text
 
 from forge import clang
 from forge.api.functional import Direct
-from forge.compiler.autotune import Forced, microseconds
+from forge.compiler.autotune import ForcedFusion, microseconds
 from forge.executors.calls import Call, Meta, call_of
 from forge.executors.executor import Executor
 from forge.executors.hubex import HubExecutor, Kernel, Verifier
@@ -205,7 +205,7 @@ class _Program:
             made[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
         if self.kernel.pattern is not None:
             made[REFERENCE] = partial(self._compiled, ["torch"])
-        made[FUSER] = partial(self._compiled, [Forced(inductorex), "torch"], FUSER)
+        made[FUSER] = partial(self._compiled, [ForcedFusion(inductorex), "torch"], FUSER)
         return made
 
     def _compiled(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from forge.cache.graphs import Described
 from forge.cache.objects import Reader, Writer
 from forge.cache.store import Entry
-from forge.compiler.autotune import Measured
+from forge.compiler.autotune import Measurement
 from forge.compiler.claim import Claim
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable, SecondTier
@@ -29,7 +29,7 @@ from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
-from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, finished
+from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_runtime_checks
 from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
 from forge.transforms.split import Saved
 
@@ -154,12 +154,12 @@ def load(
         if is_wanted():
             tiered = TieredProgram(call, second_tier.compile)
             call = tiered.call
-    executable = Executable(finished(call, data["mutated"], eager), plan, second_tier, tiered)
+    executable = Executable(with_runtime_checks(call, data["mutated"], eager), plan, second_tier, tiered)
     tensors = list(graph.held.values())
     held = [tensors[number] for number in data["held"]]
     report.opaque_calls = data["opaque_calls"]
     report.saved = [Saved(*each, report.lines.get(line)) for *each, line in data["saved"]]
-    report.measured = [Measured(**each) for each in data["measured"]]
+    report.measured = [Measurement(**each) for each in data["measured"]]
     return executable.wrapped(lambda call: lambda *inputs: call(*inputs, *held)) if held else executable, report
 
 

@@ -263,7 +263,7 @@ def checks_of(graph: Graph) -> list[Node]:
     return own + list(graph.find_nodes(op="call_function", target=ASSUMES))
 
 
-class Asked:
+class GraphNumbers:
     """The numbers of a graph as it computes them. Dynamo's have what it has learnt of them since: that of `n == 4`,
     where it assumes that, is True."""
 

@@ -21,14 +21,14 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
 
     Raises TypeError for a branch on a tensor's value; NotImplementedError naming a torch function without a symbol.
     """
-    trace = _started(name)
+    trace = _new_trace(name)
     grad = torch.is_grad_enabled()
     with recording(trace, torchlang.language), grad_mode.kept():
         result = _run(trace, function, args, kwargs)
         return finish(trace, result, grad=grad)
 
 
-class Recorded:
+class TracedCall:
     """One call of a function as a program that nothing else than its inputs decides.
 
     `program` maps `inputs`, the tensors among the arguments and then those that the function closes over, to the
@@ -36,7 +36,7 @@ class Recorded:
     """
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
-        trace = _started("computation")
+        trace = _new_trace("computation")
         grad = torch.is_grad_enabled()
         tensors: list[TensorProxy] = []
 
@@ -64,7 +64,7 @@ class _Place:
         self.position = position
 
 
-def _started(name: str) -> Trace:
+def _new_trace(name: str) -> Trace:
     trace = Trace(name, stage="recorded")
     trace.follows_grad_mode = True
     return trace

@@ -555,7 +555,7 @@ _LOGGING = frozenset("critical debug error info log warn warning info_once warni
 
 
 @contextmanager
-def captured(layers: ModuleExecutor | None = None) -> Iterator[None]:
+def capture_scope(layers: ModuleExecutor | None = None) -> Iterator[None]:
     """Inside, Dynamo captures one of forge's frames.
 
     The patches of the scope are in force; `layers` may replace the forward of modules.

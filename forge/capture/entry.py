@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from torch.autograd import forward_ad
 
-from forge.capture.dynamo_patches import WRONG_ARGUMENTS, WRONG_BACKWARD, captured
+from forge.capture.dynamo_patches import WRONG_ARGUMENTS, WRONG_BACKWARD, capture_scope
 from forge.capture.python_dispatch import count_modes, mode_around
-from forge.compiler.program import Refused, StrictError
+from forge.compiler.program import EagerFallback, StrictError
 from forge.executors.modules import ModuleExecutor
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import paused_gc, unconverted, with_room
@@ -141,7 +141,7 @@ class History:
         self._parameters = parameters
         self._failures: list[str] = []
         self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
-        self._refused: dict[str, Refused] = {}  # of the running call, by line
+        self._refused: dict[str, EagerFallback] = {}  # of the running call, by line
         self._modes: set[str] = set()  # under which calls ran in eager
         self._failed: list[_Failed] = []  # of the running call
         self._failures_of: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
@@ -216,7 +216,7 @@ class History:
         )
         self._runs_in_eager(f"{self._name}: {self.limits[-1]}")
 
-    def refused(self, code: CodeType, refused: Refused) -> None:
+    def refused(self, code: CodeType, refused: EagerFallback) -> None:
         """A frame runs in eager, where torch most likely raises: until that is known, nothing is told."""
         line = refused.source.line if refused.source is not None else None
         self._refused.setdefault(line or str(refused), refused)
@@ -363,8 +363,8 @@ class _Configured:
         settings, shapes = config.patch(self._now()), shapes_config.patch(self._shapes)
         self._before()
         quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
-        noted = self._history.frame()
-        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
+        noted, patches = self._history.frame(), capture_scope(self._layers)
+        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, patches, quietly, noted:
             try:
                 returned = self._torchdynamo_orig_backend(*frame)
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
@@ -374,7 +374,7 @@ class _Configured:
                 return returned
             except BackendCompilerFailed as failure:
                 refused = failure.inner_exception
-                if self._fullgraph or not isinstance(refused, Refused):
+                if self._fullgraph or not isinstance(refused, EagerFallback):
                     raise
                 self._history.refused(code, refused)
                 return self._in_eager(f"a call is refused: {in_one_line(refused.reason)}", refused.source)
@@ -475,7 +475,7 @@ def _as_raised(failure: Exception) -> Exception:
     if not isinstance(failure, BackendCompilerFailed):
         return _as_torch_raises(failure)
     inner = failure.inner_exception
-    return inner.reason if isinstance(inner, Refused) else inner
+    return inner.reason if isinstance(inner, EagerFallback) else inner
 
 
 _OTHER_DEVICES = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())  # torch 2.12 and later have it

@@ -13,7 +13,7 @@ from forge.ir.pytree import names
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.buckets import bucket_bytes
 from forge.runtime.plan import CompiledPlan, GeneratedFunction
-from forge.runtime.torch_state import restored
+from forge.runtime.torch_state import preserve_torch_state
 from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.dce import live_calls
 from forge.transforms.double import differentiable_backward
@@ -72,7 +72,7 @@ class BackwardCompiler:
             function, own = self._compile(chosen, missing, context, self._layouts, batched=batched)
             return (function, own), context.regions
 
-        with paused_gc(), restored(), report.timed("backward"):
+        with paused_gc(), preserve_torch_state(), report.timed("backward"):
             function, own = compile_until_stable(attempt)
         if not batched:
             report.backward_traces[:], report.backward_claims[:] = own.stages, own.claims
@@ -111,7 +111,7 @@ class BackwardCompiler:
         present, recorded, special, *missing = key
         derived, report = self._derivative, self._context.report
         trace, config = derived.trace, self._config.in_torch() if special else self._config
-        with paused_gc(), restored(), report.timed("backward"):
+        with paused_gc(), preserve_torch_state(), report.timed("backward"):
             chosen = [output for i, output in enumerate(derived.outputs) if present[i]]
             seeds = seeds_of(trace, chosen, recorded)
             wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
@@ -157,13 +157,13 @@ def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -
         return joint
     graphs = {parts.saved_numbers[place].name: place for place, _ in missing[0]}
 
-    def unreached(bound: BoundSymbol) -> list[str]:
+    def unreached_results(bound: BoundSymbol) -> list[str]:
         if bound.symbol.op is not run_opaque_backward:
             return []
         place = graphs.get(bound.args[0].name)
         return [result.name for i, result in enumerate(bound.output) if (place, i) in missing[0]]
 
-    return without_gradients(joint, unreached)
+    return without_gradients(joint, unreached_results)
 
 
 def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str, list[int]]:

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from forge import clang
 from forge.compiler.fallback import Fallback
-from forge.compiler.fusion import Fused, FusedRegion, discard_failed, fuse_regions
+from forge.compiler.fusion import FusedRegion, FusionResult, discard_failed, fuse_regions
 from forge.compiler.layout import Layout, Layouts, Ran
 from forge.compiler.regions import Node
 from forge.executors.contracts import call_in_words, check_arguments, check_metadata
@@ -152,7 +152,7 @@ def compile_until_stable(attempt: Callable[[], tuple[T, list[FusedRegion]]]) -> 
     attempt: returns (result, its regions). Where a region cannot be called after all, it is declined from then on and
     the program is lowered again.
     """
-    with progress.shown():
+    with progress.display():
         while True:
             result, regions = attempt()
             if not discard_failed(regions):
@@ -203,7 +203,7 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
     known."""
     ran = [layouts.run(call) for call in claimed.calls]
     if claimed.fuser is not None and claimed.fuser.strided:
-        reason = _unforeseen(claimed, ran, layouts)
+        reason = _unknown_at_compile_time(claimed, ran, layouts)
         if reason is not None:
             _decline(claimed, reason)
             claimed.fuser = None
@@ -211,11 +211,11 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
         return [Node(call, [call], None) for call in claimed.calls]
     node = Node(claimed.bound, claimed.calls, claimed.fuser)
     pairs = zip(claimed.calls, ran, strict=True)
-    node.view = bool(claimed.calls) and all(None not in _shared(call, each) for call, each in pairs)
+    node.view = bool(claimed.calls) and all(None not in _output_aliases(call, each) for call, each in pairs)
     return [node]
 
 
-def _unforeseen(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
+def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
     """Return what code that is made now cannot know of a call."""
     if not all(each.known for each in ran):
         return "the strides of what it gives are not known"
@@ -226,12 +226,12 @@ def _unforeseen(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str |
     return "what it keeps is made when the program runs" if kept else None
 
 
-def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
+def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
     """Return whose memory each tensor of a call's output is."""
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
 
-def _claims(claimed: ClaimedCall, fused: Fused) -> list[Claim]:
+def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
     if claimed.fuser is None:
         return claimed.claims
     name = claimed.bound.outputs[0]
@@ -341,7 +341,7 @@ class _ClaimPass:
                     return
                 declined.append((name, calls.reason))
         if not bound.subsymbols:
-            raise NotImplementedError(_unclaimed(bound, self.executors, declined))
+            raise NotImplementedError(_no_executor_message(bound, self.executors, declined))
         for sub in live_calls(bound.subsymbols, bound.outputs):
             self.visit(sub, executors, declined, level + 1)
 
@@ -436,7 +436,7 @@ def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> No
     error.add_note(f"raised by executor {executor}: its {what}, for {call_in_words(bound)}")
 
 
-def _unclaimed(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
+def _no_executor_message(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
     names = ", ".join(executor.name for executor in executors) or "nobody"
     advice = '; add "torch" to executors, which runs all that torch has' if torchex not in executors else ""

@@ -12,7 +12,7 @@ from forge.compiler.layout import Layouts
 from forge.compiler.program import Program
 from forge.compiler.report import CompileReport
 from forge.ir import TensorProxy, Trace
-from forge.runtime.frozen import Folded
+from forge.runtime.frozen import FoldedWeights
 from forge.transforms import Freezing
 from forge.transforms.double import Given
 from forge.transforms.grad import Joint
@@ -86,7 +86,7 @@ class Context:
     claims: list[Claim] = field(default_factory=list)
     declined: dict[str, Reasons] = field(default_factory=dict)
     freezing: Freezing | None = None
-    folded: Folded | None = None
+    folded: FoldedWeights | None = None
     optimized: Trace | None = None
     derivative: Derivative | None = None
     layouts: Layouts | None = None

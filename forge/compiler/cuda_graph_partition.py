@@ -73,7 +73,7 @@ class _Writer:
             for proxy in made
             if proxy.name in self.outputs or any(reader not in inside for reader in self.readers.get(proxy.name, ()))
         }
-        given = self._given(calls, {proxy.name for proxy in made})
+        given = self._inputs_of(calls, {proxy.name for proxy in made})
         results = tuple(wanted.values())
         name = f"graph{self.graphs}"
         body = self.trace.derive(f"of {name}", calls, name=name, inputs=given, output=results)
@@ -85,7 +85,7 @@ class _Writer:
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))
 
-    def _given(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
+    def _inputs_of(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
         read = dict.fromkeys(name for bound in calls for name in bound.reads(self.lengths) if name not in made)
         return [self._proxy(name) for name in read if name in self.proxies or name in self.trace.constants]
 

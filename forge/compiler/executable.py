@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from forge.executors.executor import Executor
-from forge.runtime.frozen import Folded
+from forge.runtime.frozen import FoldedWeights
 from forge.runtime.plan import CompiledPlan
 from forge.runtime.tiering import TieredProgram, TierResult
 
@@ -39,7 +39,7 @@ class Executable(NamedTuple):
     tiered: TieredProgram | None = None
 
     @property
-    def folded(self) -> Folded | None:
+    def folded(self) -> FoldedWeights | None:
         """What was computed of frozen weights."""
         return self.plan.folded
 

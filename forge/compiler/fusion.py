@@ -72,7 +72,7 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
     return made
 
 
-class Fused:
+class FusionResult:
     """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
     them, `regions` what the region's call is named that runs one, both by the first name that the call makes. `fixed`
     are the values of a region that are no tensors, by name. `fallbacks` are those of regions, by what their calls are
@@ -109,7 +109,7 @@ def _discard_failed(fuser: FusionExecutor, regions: Sequence[FusedRegion]) -> bo
     return True
 
 
-def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> Fused:
+def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> FusionResult:
     """Return the calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region
     that fails is an error."""
     writer = _Writer(trace, nodes, layouts, strict=strict)
@@ -126,7 +126,7 @@ def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, stric
     layouts.fixed.update(fixed)
     calls = [substitute(call, fixed) for call in writer.calls]
     fallbacks = {name: each for each in writer.fallbacks.values() if each is not None for name in each.regions}
-    return Fused(calls, writer.unfused, writer.regions, fixed, fallbacks, writer.used)
+    return FusionResult(calls, writer.unfused, writer.regions, fixed, fallbacks, writer.used)
 
 
 class _Writer:
@@ -183,10 +183,10 @@ class _Writer:
         """The views that stand for these names are made, where they are not yet."""
         for name in wanted:
             node = self.makers.get(name)
-            if node is not None and node.view and name not in self.there and not self._reinterpreted(name, node):
+            if node is not None and node.view and name not in self.there and not self._write_as_strided(name, node):
                 self.single(node)
 
-    def _reinterpreted(self, name: str, node: Node) -> bool:
+    def _write_as_strided(self, name: str, node: Node) -> bool:
         """Return one call for a chain of views of memory whose strides are known, where nobody but this program sees
         it."""
         base, offset = self.layouts.shown.get(name, (None, 0))
@@ -214,14 +214,14 @@ class _Writer:
             key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
             if function.error is not None:
-                self._failed(region, function.error)
+                self._warn_of_failure(region, function.error)
             self.unfused.update((node.makes[0], function.reason) for node in region.nodes)
             for node in region.nodes:
                 self.single(node)
             return
         self.used.append(FusedRegion(region.fuser, function))
         name = self._name()
-        given = [self._given(region.fuser, each) for each in inputs]
+        given = [self._region_input(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
         symbol = Symbol(
             name,
@@ -249,7 +249,7 @@ class _Writer:
         self.count += 1
         return f"fusion{self.count - 1}"
 
-    def _failed(self, region: Region, error: Exception) -> None:
+    def _warn_of_failure(self, region: Region, error: Exception) -> None:
         """Warn, once in a process for each reason, of a region that could not be compiled. Raises RegionError under
         `strict`."""
         sources = [node.bound.source for node in region.nodes]
@@ -309,7 +309,7 @@ class _Writer:
     def _reads(self, node: Node) -> list[str]:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
 
-    def _given(self, fuser: FusionExecutor, name: str) -> Proxy:
+    def _region_input(self, fuser: FusionExecutor, name: str) -> Proxy:
         """Return what a region is given: of the strides that its code is made for, in memory that holds the values."""
         proxy = self._proxy(name)
         if not isinstance(proxy, TensorProxy):

@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
         """Return a tensor's own."""
-        shape, strides = (tuple(map(_settled, each)) for each in (tensor.shape, tensor.stride()))
+        shape, strides = (tuple(map(_static_size, each)) for each in (tensor.shape, tensor.stride()))
         return cls(shape, strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
 
     @property
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
         return not self.conjugated and not self.negated
 
     @classmethod
-    def promised(cls, proxy: TensorProxy) -> "Layout":
+    def from_meta(cls, proxy: TensorProxy) -> "Layout":
         """Return what is promised of a value whose strides are not known: those that its meta function names, else that
         it is contiguous."""
         shape, strides = tuple(proxy.shape), proxy.strides
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
 UNKNOWN = object()  # stands for a value that is no tensor and is made when the program runs
 
 
-def _settled(length: Dim) -> Dim:
+def _static_size(length: Dim) -> Dim:
     """Return a symbolic length that can only be one number as that number."""
     known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
     return length if known is None else known
@@ -193,7 +193,7 @@ _BATCH_NORMS = frozenset(
 def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
     if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
-        strides = _viewed(args[0], result.shape)
+        strides = _view_strides(args[0], result.shape)
         if result.stride() == strides:
             return result
         return result.as_strided(result.shape, strides, result.storage_offset())
@@ -210,7 +210,7 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
         strides = torch.mul(*args[:2]).stride()
     elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
         try:
-            strides = _iterated(tuple(result.shape), _operands(func, args))
+            strides = _pointwise_strides(tuple(result.shape), _operands(func, args))
         except Undecided:
             return result
     elif func is aten.index.Tensor and _is_indexed_by_numbers(*args, result):
@@ -247,7 +247,7 @@ def _is_static(x: torch.Tensor) -> bool:
     return all(isinstance(each, int) for each in (*x.shape, *x.stride()))
 
 
-def _viewed(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+def _view_strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a view, those of dims of one element as torch's kernel has them: whether an image counts as
     one whose channels lie beside each other is decided by them, too."""
     with disable_current_modes():
@@ -284,7 +284,7 @@ def _is_contiguous(x: torch.Tensor) -> bool:
     return x.is_contiguous() if _is_static(x) else in_row_major_order(x)
 
 
-def _iterated(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
+def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
     """Return the strides of a pointwise result: its dims are in the order in which they lie in the operands.
 
     Raises Undecided where the order differs from size to size.
@@ -458,7 +458,7 @@ class Layouts:
 
     def promise(self, proxy: TensorProxy) -> None:
         """The value is contiguous, which is seen to when the program runs."""
-        self.values[proxy.name] = Layout.promised(proxy)
+        self.values[proxy.name] = Layout.from_meta(proxy)
         self.uncertain.add(proxy.name)
 
     def run(self, call: BoundSymbol) -> Ran:
@@ -466,7 +466,7 @@ class Layouts:
         for proxy in tensors(call.output):
             self._see(proxy.shape)
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)
-        ran = self._known(call) if predictable else self._promised(call)
+        ran = self._run_with_memo(call) if predictable else self._run_by_meta(call)
         self.flops += ran.flops
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
         outputs = zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, ran.chosen, strict=True)
@@ -493,18 +493,18 @@ class Layouts:
         """Return whether a call gives other strides where these of its arguments have others."""
         if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
             return False
-        ran, before = self._known(call), {name: self.values[name] for name in arguments}
-        for other in (_turned, _with_gaps, _with_channels_last):
+        ran, before = self._run_with_memo(call), {name: self.values[name] for name in arguments}
+        for other in (_opposite_layout, _with_gaps, _with_channels_last):
             self.values.update((name, other(layout)) for name, layout in before.items())
             try:
-                turned = self._known(call)
+                turned = self._run_with_memo(call)
             finally:
                 self.values.update(before)
             if not turned.known or key_of(ran.layouts) != key_of(turned.layouts):
                 return True
         return False
 
-    def _known(self, call: BoundSymbol) -> Ran:
+    def _run_with_memo(self, call: BoundSymbol) -> Ran:
         key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
         try:
             ran = self._memo.get(key)
@@ -555,18 +555,18 @@ class Layouts:
                     result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
                 return _ran(call, result, given, operators)
         except Exception:  # it needs values, or knows nothing of tensors without them
-            return self._promised(call)
+            return self._run_by_meta(call)
 
     def _values_unknown(self) -> AbstractContextManager:
         """Numbers that a call reads of tensors (an index without dims) are not looked for in what is traced next."""
         return self.fake.shape_env.ignore_fresh_unbacked_symbols()
 
-    def _promised(self, call: BoundSymbol) -> Ran:
-        outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
+    def _run_by_meta(self, call: BoundSymbol) -> Ran:
+        outputs = [Layout.from_meta(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
         return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False, (False,) * len(outputs))
 
 
-def _turned(layout: Layout) -> Layout:
+def _opposite_layout(layout: Layout) -> Layout:
     """Return another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did
     so."""
     opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
@@ -577,7 +577,7 @@ def _turned(layout: Layout) -> Layout:
 def _with_gaps(layout: Layout) -> Layout:
     """Return the turned layout with gaps between the elements, so that a dim of one element, too, has a stride that
     tells. (Some functions give row-major order then, and follow what has no gaps.)"""
-    return layout._replace(strides=tuple(2 * step for step in _turned(layout).strides))
+    return layout._replace(strides=tuple(2 * step for step in _opposite_layout(layout).strides))
 
 
 def _with_channels_last(layout: Layout) -> Layout:
@@ -595,7 +595,7 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
     outputs: list[Any] = []
     shares: list[int | None] = []
     offsets: list[Dim] = []
-    for leaf, value in paired(call.output, result):
+    for leaf, value in pair_leaves(call.output, result):
         if isinstance(value, torch.Tensor):
             place = memory.get(value.untyped_storage()._cdata)
             outputs.append(Layout.of(value))
@@ -651,10 +651,10 @@ def _has_channels_last(layout: Layout) -> bool:
     return step == 1 and channels > 1 and all(each >= channels for each in inner)
 
 
-def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
+def pair_leaves(output: Any, result: Any) -> list[tuple[Any, Any]]:
     """Return the leaves of a call's output with what stands there in its result: one proxy may stand for a tuple."""
     if isinstance(output, (tuple, list)):
-        return [pair for one, other in zip(output, result, strict=True) for pair in paired(one, other)]
+        return [pair for one, other in zip(output, result, strict=True) for pair in pair_leaves(one, other)]
     return [(output, result)]
 
 
@@ -672,7 +672,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
     noted = [x for x in noted if given.issuperset(names(x.strides))]
     if not noted:
         return trace
-    found = _found(trace, [x.name for x in noted], layouts)
+    found = _layouts_of(trace, [x.name for x in noted], layouts)
     calls, made = [], {}
     for proxy in noted:
         there = found.values.get(proxy.name)
@@ -688,7 +688,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
     return trace.derive(trace.stage, [*trace.bound_symbols, *calls], output=output) if calls else trace
 
 
-def _found(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
+def _layouts_of(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
     """Return the layouts of a claimed trace's values: those found while its regions were, or else found now."""
     if layouts is not None and layouts.values.keys() >= set(wanted):
         return layouts

@@ -43,7 +43,7 @@ class Unsupported(NotImplementedError):
         self.source = self.source or source
 
 
-class Refused(Exception):
+class EagerFallback(Exception):
     """A call of the program that forge refuses as torch would, though Dynamo's fake tensors did not: `reason` is the
     exception. The frame runs in eager, where torch raises its own, which the program may catch. Where Dynamo's graph is
     not what the program says, `reason` is an Unsupported."""
@@ -126,8 +126,8 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
         inputs = {proxy.name: position for position, proxy in enumerate(trace.inputs)}
         written = [storage for storage in memory.written if storage.root.name in inputs]
         writes = [(storage, finisher.value(storage)) for storage in written]
-        plan = tree_map(lambda leaf: _Planned(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
-        numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _Planned)])
+        plan = tree_map(lambda leaf: _OutputPlan(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
+        numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _OutputPlan)])
     trace.output = tuple(finisher.values)
     _check_names(trace)
     mutated = [inputs[storage.root.name] for storage in written]
@@ -135,7 +135,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
         not writes
         and torch.is_grad_enabled() == grad
         and isinstance(result, (tuple, list))
-        and all(isinstance(each, _Planned) and each.is_value for each in plan)
+        and all(isinstance(each, _OutputPlan) and each.is_value for each in plan)
     )
     if simple and [each.base.name for each in plan] == [value.name for value in finisher.values]:
         return Program(trace, None, mutated, grad=grad)
@@ -152,7 +152,7 @@ def _check_names(trace: Trace) -> None:
         known.update(bound.outputs)
 
 
-class _Planned:
+class _OutputPlan:
     """How one tensor of the result is made: from an input or a value, through a chain of views. written: what is
     written to it then, for the sake of its history."""
 
@@ -200,25 +200,25 @@ class _Epilogue:
         self.set_grad(not storage.silently)
         (prims.copy_ if storage.versioned else prims.copy_data_)(storage.root, value)
 
-    def show(self, planned: _Planned) -> Proxy:
+    def show(self, planned: _OutputPlan) -> Proxy:
         """Return a tensor of the result; views that several have in common are one."""
         shown: Proxy = planned.base
         key: tuple = (shown.name,)
         if planned.elsewhere:
-            shown = self.once((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
+            shown = self.get_or_make((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
         for item in planned.items:
             current_trace().record(item)
         for step in planned.chain:
             key = (*key, id(step))
             if key not in self.shown:
                 self.set_grad(step.grad)
-            shown = self.once(key, lambda step=step, shown=shown: step.show(shown))
+            shown = self.get_or_make(key, lambda step=step, shown=shown: step.show(shown))
         if planned.written is not None:
             self.set_grad(True)
             prims.copy_(shown, planned.written)
         return shown
 
-    def once(self, key: tuple, make: Callable[[], Proxy]) -> Proxy:
+    def get_or_make(self, key: tuple, make: Callable[[], Proxy]) -> Proxy:
         if key not in self.shown:
             self.shown[key] = make()
         return self.shown[key]
@@ -242,7 +242,7 @@ def _epilogue(
             epilogue.source = sources.get(value.name)
             writer.write(storage, value)
         epilogue.source = None
-        epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _Planned) else leaf, plan)
+        epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _OutputPlan) else leaf, plan)
         writer.set_grad(torch.is_grad_enabled())
     return epilogue
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from forge.compiler.autotune import Measured
+from forge.compiler.autotune import Measurement
 from forge.compiler.claim import Claim
 from forge.compiler.cuda_graph_partition import why_not
 from forge.ir import Trace
@@ -71,7 +71,7 @@ class CompileReport:
         self.saved: list[Saved] = []
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
-        self.measured: list[Measured] = []
+        self.measured: list[Measurement] = []
         self.layers: list[LayerUse] = []
         self.double_backwards: list[CompileReport] = []
         self.seconds: dict[str, float] = {}

@@ -94,7 +94,7 @@ class LazyBackward:
             return found
 
 
-class Region:
+class DifferentiableCall:
     """A compiled forward that saves, and the backwards that read what it saved.
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a Backward for each set of outputs
@@ -126,7 +126,7 @@ class Region:
                 outputs, tensors, numbers = forward(*inputs)
                 if any(map(_IS_VIEW, outputs)):
                     outputs, tensors = _with_own_views(inputs, outputs, tensors)
-                ctx.save_for_backward(*_apart(tensors, outputs))
+                ctx.save_for_backward(*_detach_aliases(tensors, outputs))
                 ctx.numbers = numbers
                 ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
                 ctx.count = len(inputs)
@@ -157,7 +157,7 @@ class Region:
                     else:
                         found = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
                         function, read = found
-                    boxed = [*_unpacked(ctx, read), *ctx.numbers, *given]
+                    boxed = [*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given]
                     ctx.maybe_clear_saved_tensors()
                     if not graph_is_kept():
                         ctx.remembered = ctx.copies = None
@@ -191,7 +191,7 @@ class Region:
                     function, read = compiled.get((*present, missing) if missing else present, lengths)
                     try:
                         with torch.no_grad():
-                            return missing, function([*_unpacked(ctx, read), *ctx.numbers, *given])
+                            return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given])
                     except Unreached:
                         unreached.update((place, graph.unreached) for place, graph in found.items())
 
@@ -208,7 +208,7 @@ class Region:
                     key = (*key, missing) if missing else key
                 again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
                 read = {*again.drawn, *(sources.saved[i] for i in again.reads if i in sources.saved)}
-                saved = [*_unpacked(ctx, read), *ctx.numbers]
+                saved = [*_unpack_saved_tensors(ctx, read), *ctx.numbers]
                 inputs = _inputs(ctx, saved, sources, again.reads)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
@@ -335,7 +335,7 @@ def _with_own_views(
     return tuple(map(own_view, outputs)), list(map(view_of_own, saved))
 
 
-def _apart(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
+def _detach_aliases(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
     """Return the tensors to save, without references to outputs.
 
     A view of an output refers to it, and the output's history to the node that saves the view: a cycle that nothing
@@ -349,7 +349,7 @@ def _apart(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
 _UNPACKS_EACH = hasattr(SavedTensor, "unpack")
 
 
-def _unpacked(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
+def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
     """Return the saved tensors. Where one was changed, only those at the places `read` need be right.
 
     Raises torch's error where one of those was changed.

@@ -28,7 +28,7 @@ from forge.runtime.parameter_aliases import changed_parameters, open_aliases, un
 
 _VERSION, _BYTES, _PLACE = attrgetter("_version"), attrgetter("raw"), torch.Tensor.data_ptr
 _WHOLE = 512  # bytes of a weight that is compared as a whole: this takes as long as an element does
-_folded: "weakref.WeakSet[Folded]" = weakref.WeakSet()
+_folded: "weakref.WeakSet[FoldedWeights]" = weakref.WeakSet()
 _folded_lock = new_lock()
 
 
@@ -50,13 +50,13 @@ class _State(NamedTuple):
         are in the memory that was seen, which may be gone where a weight is elsewhere."""
         return _look(weights) == self.seen and list(map(_BYTES, self.cells)) == self.bits
 
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Return whether a weight is elsewhere by now: nobody will ask for this again."""
         found = [weight() for weight in self.weights]
         return any(x is None or x.data_ptr() != kept.data_ptr() for x, kept in zip(found, self.memory, strict=True))
 
 
-class Folded:
+class FoldedWeights:
     """What one program computes of weights, by `function`, from its inputs at the positions `reads`.
 
     strides: those that the program takes the values to have. What was computed is kept for each set of weights that it
@@ -79,7 +79,7 @@ class Folded:
         """`call`, whose last arguments are what is computed of the weights."""
         reads, states, compute = self.reads, self._states, self._compute
 
-        def frozen(*inputs: Any) -> Any:
+        def call_with_constants(*inputs: Any) -> Any:
             weights = [inputs[i] for i in reads]
             key = tuple(map(id, weights))
             if open_aliases and not open_aliases.keys().isdisjoint(key):
@@ -89,7 +89,7 @@ class Folded:
                 return call(*inputs, *state.values)
             return call(*inputs, *compute(weights))
 
-        return frozen
+        return call_with_constants
 
     def forget(self) -> None:
         """Everything is computed again when it is needed."""
@@ -133,7 +133,7 @@ class Folded:
         self.drop(key)
         trained = [x for x in weights if x.requires_grad and x.is_leaf]
         self.in_training = any(x.grad is not None for x in trained)
-        if seen is not None and not self.in_training and _finished(values):
+        if seen is not None and not self.in_training and _synchronize(values):
             changed = partial(_drop, weakref.ref(self), key)
             hooks = [x.register_post_accumulate_grad_hook(changed) for x in trained]
             alive = [weakref.ref(x, changed) for x in weights]
@@ -142,7 +142,7 @@ class Folded:
 
     def _drop_moved(self) -> None:
         for key, state in list(self._states.items()):
-            if state.moved():
+            if state.has_moved():
                 self.drop(key)
 
 
@@ -171,7 +171,7 @@ def _cell(x: torch.Tensor) -> Any:
     return next((cell for cell in cells if any(cell.raw)), cells[0])
 
 
-def _finished(values: Sequence[torch.Tensor]) -> bool:
+def _synchronize(values: Sequence[torch.Tensor]) -> bool:
     """Wait until values on a GPU are there for every stream. Whether they may be kept: not while a CUDA graph, which
     makes them when it is replayed, is captured."""
     if not any(x.is_cuda for x in values):
@@ -182,7 +182,7 @@ def _finished(values: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _drop(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
+def _drop(folded: "weakref.ref[FoldedWeights]", key: tuple[int, ...], _: Any) -> None:
     owner = folded()
     if owner is not None:
         owner.drop(key)

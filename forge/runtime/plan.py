@@ -13,8 +13,8 @@ from forge.executors.contracts import expect
 from forge.executors.torchex.attention import as_chosen_now
 from forge.ir import Trace
 from forge.ir.strides import is_expanded
-from forge.runtime.autograd import Backward, DifferentiableBackward, LazyBackward, Region, Sources
-from forge.runtime.frozen import Folded
+from forge.runtime.autograd import Backward, DifferentiableBackward, DifferentiableCall, LazyBackward, Sources
+from forge.runtime.frozen import FoldedWeights
 from forge.torchlang import autocast_mode, grad_mode
 
 
@@ -77,7 +77,7 @@ class CompiledPlan(NamedTuple):
     sets_mode: bool
     training: TrainingPlan | None = None
     attends: bool = False
-    folded: Folded | None = None
+    folded: FoldedWeights | None = None
 
 
 def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
@@ -95,7 +95,7 @@ def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
 
 def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPlan) -> Callable:
     ready, backwards = {training.usual: training.backward.backward}, training.backwards
-    region = Region(
+    region = DifferentiableCall(
         forward,
         training.constants,
         training.sources,
@@ -116,7 +116,9 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
     return call
 
 
-def finished(call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False) -> Callable:
+def with_runtime_checks(
+    call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False
+) -> Callable:
     """`call` as a front end runs it: without autocast. `eager` runs in its place where inputs that it changes
     `overlap`, and where an assumption that it makes (assumes: there are some) does not hold."""
     call = autocast_mode.without(call)
@@ -126,23 +128,23 @@ def finished(call: Callable, mutated: Sequence[int], eager: Callable | None, *, 
 
 
 def _unless_violated(call: Callable, eager: Callable) -> Callable:
-    def checked(*inputs: Any) -> Any:
+    def call_or_fall_back(*inputs: Any) -> Any:
         try:
             return call(*inputs)
         except (prims.Violated, ZeroDivisionError):  # the latter of a number by which another one is divided
             pass
         return eager(*inputs)  # where that has no error of its own, the assumption is one
 
-    return checked
+    return call_or_fall_back
 
 
 def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable) -> Callable:
     """Run eager where changed inputs overlap: the trace knows every input's memory as its own."""
 
-    def checked(*inputs: Any) -> Any:
+    def call_or_fall_back(*inputs: Any) -> Any:
         return eager(*inputs) if overlap(inputs, mutated) else call(*inputs)
 
-    return checked
+    return call_or_fall_back
 
 
 def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:

@@ -28,7 +28,7 @@ class _Work:
     def begin(self) -> None:
         with self.lock:
             self.depth += 1
-            if self.depth > 1 or not _wanted():
+            if self.depth > 1 or not _is_enabled():
                 return
             self.total = self.done = 0
             self.timer = threading.Timer(DELAY, self.show)
@@ -69,12 +69,12 @@ class _Work:
 _work = _Work()
 
 
-def _wanted() -> bool:
+def _is_enabled() -> bool:
     return os.environ.get("FORGE_PROGRESS") != "0" and sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
-def shown() -> Iterator[None]:
+def display() -> Iterator[None]:
     """Around compile work."""
     _work.begin()
     try:

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from forge.capture.entry import breaks_of_process
-from forge.capture.handles import JitHandle, handles_of, outside
-from forge.compiler.autotune import Measured
+from forge.capture.handles import JitHandle, eager_modules, handles_of
+from forge.compiler.autotune import Measurement
 from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs
 from forge.debug.report import page, text
@@ -67,7 +67,7 @@ class Explanation:
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
         self.edited: list[str] = []
-        self.measured: list[Measured] = []
+        self.measured: list[Measurement] = []
         self.layers: list[LayerUse] = []
         self.numerics = next((record.numerics for record in records if record.numerics != "fast"), "fast")
         self.shortened = False
@@ -195,4 +195,4 @@ def explain(target: Any = None, *, profile: bool = False) -> Explanation:
     zeros where they may be an index), and what each call takes, in time and memory, is part of what is told.
     """
     name, records = handles_of(target)
-    return Explanation(name, records, profile=profile, outside=outside(target))
+    return Explanation(name, records, profile=profile, outside=eager_modules(target))

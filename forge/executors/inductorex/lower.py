@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from forge.compiler.claim import claim
-from forge.compiler.layout import ATTENTION, Layout, Layouts, paired
+from forge.compiler.layout import ATTENTION, Layout, Layouts, pair_leaves
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
 from forge.executors.inductorex import accuracy, ahead, saved, waits
@@ -467,7 +467,9 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
         for call in calls:
             args, kwargs = tree_map(partial(_value, known, symbols), (tuple(call.args), call.kwargs))
             result = call.symbol.op(*_compared(call.symbol.op, args), **kwargs)
-            known.update((leaf.name, value) for leaf, value in paired(call.output, result) if isinstance(leaf, Proxy))
+            known.update(
+                (leaf.name, value) for leaf, value in pair_leaves(call.output, result) if isinstance(leaf, Proxy)
+            )
         return [known[proxy.name] for proxy in region.output]
 
     rounding = inductor_config.patch(emulate_precision_casts=rounds)
