@@ -68,9 +68,9 @@ class Backend:
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
-    """The backend of torch.compile(model, backend="forge", options={...}), which takes the options of resolve_options.
+    """Compile a graph for torch.compile(model, backend="forge", options={...}), with the options of resolve_options.
 
-    Raises TypeError for another option, and for one that should be a bool and is none.
+    Raises TypeError for an unknown option, and for a value that should be a bool and is not.
     """
     wanted = options.pop("options", None) or {}
     refuse_unknown("forge", (*options, *wanted), _OPTIONS)
@@ -110,7 +110,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     _log(handle.name, report)
     if subclass is not None:
         _warn_of_subclass(*subclass, handle)
-    return executable if local is None else executable.wrapped(local.around), report
+    return executable if local is None else executable.wrap_call(local.wrap), report
 
 
 def _compile_anew(
@@ -129,9 +129,9 @@ def _compile_anew(
         _warn_of_gradients(report, handle)
     entry.write(executable, report, capture.program.mutated, capture.held)
     if config.comparison is not None:
-        executable = executable.wrapped(partial(against_eager, eager=eager, program=capture.program))
+        executable = executable.wrap_call(partial(against_eager, eager=eager, program=capture.program))
     if capture.held:
-        executable = executable.wrapped(partial(_holding, held=capture.held))
+        executable = executable.wrap_call(partial(_holding, held=capture.held))
     report.seconds = {"record": seconds, **report.seconds}
     return executable, report
 

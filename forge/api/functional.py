@@ -128,19 +128,19 @@ def _metadata(leaf: Any) -> Any:
 
 @dynamo_disable
 def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """(outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
+    """Return (outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
 
-    With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux).
-    Raises TypeError when a primal is no floating point tensor.
+    With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux). Raises TypeError when a
+    primal is not a floating point tensor.
     """
     leaves, spec = torch_pytree.tree_flatten(primals)
     for i, leaf in enumerate(leaves):
         check(
             isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()),
-            lambda i=i, leaf=leaf: f"forge.vjp: primal {i} is {_shown(leaf)}, but must be a floating point tensor",
+            lambda i=i, leaf=leaf: f"forge.vjp: primal {i} is {_describe(leaf)}, but must be a floating point tensor",
             TypeError,
         )
-    again = _recorded(leaves)
+    again = _records_grad(leaves)
     inputs = [_input(leaf, again) for leaf in leaves]
     with torch.enable_grad():
         result = _call(function, torch_pytree.tree_unflatten(inputs, spec), {})
@@ -158,13 +158,13 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
                 inputs,
                 weights,
                 retain_graph=True,
-                create_graph=again or _recorded(weights),
+                create_graph=again or _records_grad(weights),
                 allow_unused=True,
                 materialize_grads=True,
             )
         return torch_pytree.tree_unflatten(list(gradients), spec)
 
-    return (outputs, pullback, *aux) if again else (_detached(outputs), pullback, *_detached(aux))
+    return (outputs, pullback, *aux) if again else (_detach(outputs), pullback, *_detach(aux))
 
 
 @dynamo_disable
@@ -181,7 +181,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
         check(
             isinstance(value, (torch.Tensor, TensorProxy)) and value.ndim == 0,
             lambda: (
-                f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
+                f"forge.grad: {function} returned {_describe(value)}, but must return a 0-d tensor; "
                 "use forge.vjp for other outputs"
             ),
             RuntimeError,
@@ -201,7 +201,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
             return result, found[0] if isinstance(argnums, int) else tuple(found)
         chosen = [args[position] for position in positions]
         leaves, spec = torch_pytree.tree_flatten(chosen)
-        again = _recorded(leaves)
+        again = _records_grad(leaves)
         inputs = [_input(leaf, again) for leaf in leaves]
         given = list(args)
         for position, value in zip(positions, torch_pytree.tree_unflatten(inputs, spec), strict=True):
@@ -217,7 +217,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
             gradients = tuple(map(torch.zeros_like, inputs))
         found = torch_pytree.tree_unflatten(list(gradients), spec)
         if not again:
-            value, aux = value.detach(), _detached(aux)
+            value, aux = value.detach(), _detach(aux)
         shown = (value, *aux) if has_aux else value
         return shown, found[0] if isinstance(argnums, int) else tuple(found)
 
@@ -241,7 +241,7 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
     return run
 
 
-def _recorded(leaves: Sequence[Any]) -> bool:
+def _records_grad(leaves: Sequence[Any]) -> bool:
     """Return whether torch's autograd records what is done with these, so that gradients are differentiated again."""
     return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
@@ -251,7 +251,7 @@ def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
     return leaf.view_as(leaf) if again and leaf.requires_grad else leaf.detach().requires_grad_()
 
 
-def _detached(tree: Any) -> Any:
+def _detach(tree: Any) -> Any:
     return torch_pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
@@ -259,7 +259,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {value.dtype} tensor of shape {list(value.shape)}"
     return repr(value)

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from forge.compiler.config import Config
-from forge.debug.eager_check import Checked
-from forge.debug.edited import edited
+from forge.debug.eager_check import CheckedTrace
+from forge.debug.edited import apply_edits
 from forge.executors.executor import Executor, FusionExecutor, resolve_executors, unknown
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
@@ -100,8 +100,8 @@ def resolve_options(
         select=select,
         numerics=numerics,
         checks=check is not None,
-        comparison=Checked if check == "eager" else None,
-        codegen=None if edit is None else partial(edited, folder=edit),
+        comparison=CheckedTrace if check == "eager" else None,
+        codegen=None if edit is None else partial(apply_edits, folder=edit),
     )
 
 

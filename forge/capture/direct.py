@@ -29,7 +29,7 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
 
 
 class TracedCall:
-    """One call of a function as a program that nothing else than its inputs decides.
+    """One call of a function, traced into a program that depends on nothing but its inputs.
 
     `program` maps `inputs`, the tensors among the arguments and then those that the function closes over, to the
     tensors of its result; `result` puts them where they were in it.

@@ -33,15 +33,15 @@ else:
 
 
 class LocalGraph(NamedTuple):
-    """A graph on local tensors. around(call): the call of DTensors that `call` is of local ones."""
+    """A graph on local tensors. wrap(call): turns a call on local tensors into one on DTensors."""
 
     graph: GraphModule
-    around: Callable[[Callable], Callable]
+    wrap: Callable[[Callable], Callable]
 
 
 def to_local_graph(graph: GraphModule) -> LocalGraph | None:
-    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for a placement that is not
-    known, and what draws random numbers or changes a DTensor in place."""
+    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for an unknown placement,
+    for random numbers, and for an in-place change of a DTensor."""
     if not any(map(_has_dtensor, graph.graph.nodes)):
         return None
     return _Writer(graph).write()
@@ -106,7 +106,7 @@ def _spec(value: Any) -> _Spec:
 
 
 def _local_fake(value: Any) -> Any:
-    """Return the fake local tensor of a fake DTensor; what is none, as it is."""
+    """Return the fake local tensor of a fake DTensor; another value as it is."""
     if not isinstance(value, DTensor):
         return value
     local = value._local_tensor.detach()
@@ -132,7 +132,7 @@ class _Writer:
             except Unsupported as reason:
                 reason.at(Source.of(node))
                 raise
-        return LocalGraph(GraphModule(self.old, self.new), self.around)
+        return LocalGraph(GraphModule(self.old, self.new), self.wrap)
 
     def write_node(self, node: Node) -> Any:
         given = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(_example(each))]
@@ -171,8 +171,8 @@ class _Writer:
                 self.outputs[i] = _spec(_example(each))
         return self.copy(node)
 
-    def around(self, call: Callable) -> Callable:
-        """`call` for DTensors."""
+    def wrap(self, call: Callable) -> Callable:
+        """Return a call on DTensors that runs `call` on their local tensors."""
         specs = [(i, spec) for i, spec in enumerate(self.inputs) if spec is not None]
         kept = [i for i in range(len(self.inputs)) if i not in self.left_out]
         outputs = list(self.outputs.items())

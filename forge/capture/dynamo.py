@@ -120,7 +120,7 @@ class _Interpreter:
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """Ends the regions (of torch.autocast, of inference mode) that the graph leaves open, and restores the grad
+        """Close the regions (of torch.autocast, of inference mode) that the graph leaves open, and restore the grad
         mode."""
         with grad_mode.kept():
             try:
@@ -154,7 +154,7 @@ class _Interpreter:
         raise AssertionError("a graph without an output")
 
     def name_weights(self, error: Exception) -> None:
-        """What the error says of inputs that are parameters or buffers, it says of their paths in the module."""
+        """Replace the names of inputs in the error by the paths in the module of their parameters or buffers."""
         if len(error.args) == 1 and isinstance(error.args[0], str):
             named = lambda found: self.paths.get(found[0], found[0])
             error.args = (_METADATA_OF.sub(named, error.args[0]),)
@@ -796,8 +796,8 @@ def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule,
 
 
 def _hook_result(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
-    """Return what a hook makes of a gradient: None leaves it. Raises Unsupported for one that autograd does not
-    take."""
+    """Return a gradient after a hook: None leaves it as it is. Raises Unsupported for one that autograd does not
+    accept."""
     if found is None:
         return given
     alike = (found.ndim, found.dtype, found.device) == (given.ndim, given.dtype, given.device)

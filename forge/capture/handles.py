@@ -24,8 +24,8 @@ class _Graph(NamedTuple):
     """One compiled graph: its report, and what refers to parts of its call, which its caller alone keeps alive."""
 
     report: CompileReport
-    folded: "weakref.ref[FoldedWeights] | None"
-    tiered: "weakref.ref[TieredProgram] | None"
+    folded_weights: "weakref.ref[FoldedWeights] | None"
+    tiered_program: "weakref.ref[TieredProgram] | None"
 
 
 class JitHandle:
@@ -56,7 +56,7 @@ class JitHandle:
 
     def add(self, executable: Executable, report: CompileReport) -> None:
         """Add a graph that was compiled; Dynamo calls `executable.call`."""
-        folded, tiered = executable.folded, executable.tiered
+        folded, tiered = executable.folded_weights, executable.tiered_program
         references = [None if each is None else weakref.ref(each) for each in (folded, tiered)]
         self._graphs[executable.call] = _Graph(report, *references)
         self.history.graphs += 1
@@ -81,14 +81,14 @@ class JitHandle:
         """Why graphs run in eager."""
         return [graph for graph in self._graphs.values() if isinstance(graph, str)]
 
-    def folded(self) -> list[FoldedWeights]:
+    def folded_weights(self) -> list[FoldedWeights]:
         """Return what the graphs compute of frozen weights."""
-        found = [graph.folded() for graph in self._compiled_graphs if graph.folded is not None]
+        found = [graph.folded_weights() for graph in self._compiled_graphs if graph.folded_weights is not None]
         return [each for each in found if each is not None]
 
-    def tiered(self) -> list[TieredProgram]:
+    def tiered_programs(self) -> list[TieredProgram]:
         """Return the programs that have, or had, a second tier to come."""
-        found = [graph.tiered() for graph in self._compiled_graphs if graph.tiered is not None]
+        found = [graph.tiered_program() for graph in self._compiled_graphs if graph.tiered_program is not None]
         return [each for each in found if each is not None]
 
 

@@ -52,7 +52,7 @@ _numbers = itertools.count()
 
 
 class _OverrideDeclined(Exception):
-    """The module keeps its own forward, with the reason."""
+    """The module keeps its own forward; carries the reason."""
 
 
 class Site:
@@ -68,7 +68,7 @@ class Site:
 
 
 def layer_call(own: Any, *given: Any) -> Any:
-    """The end of a module's call on tensors: what its own forward gave."""
+    """Mark the end of a module's call on tensors: the results of its own forward."""
     return own
 
 
@@ -131,7 +131,7 @@ def _after(graph: Graph, last: Node | None) -> list[Node]:
 
 
 def _name_of(module: UnspecializedNNModuleVariable) -> str:
-    """The module's name in the model, where Dynamo knows it, and its class."""
+    """Return the module's name in the model, where Dynamo knows it, and its class."""
     kind, source = type(module.value).__name__, module.source
     if source is None:
         return kind
@@ -185,13 +185,13 @@ def _check_module(module: torch.nn.Module) -> None:
         raise _OverrideDeclined("it has hooks")
     if autocast_mode.is_enabled():
         raise _OverrideDeclined("it is called under torch.autocast")
-    held = ModuleTemplate(module).held()
+    held = ModuleTemplate(module).unregistered_tensors()
     if held:
         raise _OverrideDeclined(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
 
 
 def _attribute(tx: Any, module: Any, path: str) -> Any:
-    """What Dynamo finds, and guards, by a path of attributes."""
+    """Return the object that Dynamo finds, and guards, by a path of attributes."""
     found, get = module, VariableTracker.build(tx, getattr)
     for name in path.split("."):
         found = get.call_function(tx, [found, ConstantVariable.create(name)], {})
@@ -244,8 +244,8 @@ def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[tor
 
 
 def reads_of_self(code: types.CodeType) -> set[str] | None:
-    """The attributes that a method may read of its first argument, or of what it has; None where it gives it away, so
-    that others may read any."""
+    """Return the attributes that a method may read of its first argument, or of their values; None where it passes it
+    on, so that other functions may read any."""
     if not code.co_argcount or code.co_varnames[0] in code.co_cellvars:
         return None
     owner, calls = code.co_varnames[0], list(dis.get_instructions(code))
@@ -288,7 +288,8 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
 
 
 def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
-    """A layer is given what the call is; what else its own forward reads would be a constant of the layer."""
+    """Check that its own forward reads nothing but the call's arguments: anything else would be a constant of the
+    layer."""
     own, given = set(inside), {id(fake) for fake in fakes}
     lengths = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
     for read in dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in own):
@@ -372,7 +373,7 @@ def _decide(site: Site, node: Node) -> LayerUse:
 
 
 class _LayerTracer:
-    """Records a layer's torch code, with a memory of its own."""
+    """A tracer of a layer's torch code, with a memory of its own."""
 
     def __init__(self, function: ModuleForward) -> None:
         self.function = function
@@ -410,7 +411,7 @@ def _meta(value: Any) -> tuple:
 
 
 def left_out(graph: Graph) -> set[Node]:
-    """The nodes of which nothing is left: of the own forwards of modules whose calls a layer takes."""
+    """Return the nodes to delete: those of the own forwards of modules whose calls a layer takes."""
     found: set[Node] = set()
     taken: set[int] = set()
     for node in reversed(graph.nodes):

@@ -148,7 +148,7 @@ def _acts(node: Node) -> bool:
 
 
 def _without_changed_shapes(graph: GraphModule) -> None:
-    """What changes a tensor's shape in place (squeeze_) gives another one of its memory, which is read from then on."""
+    """Replace in-place changes of a tensor's shape (squeeze_) by a new view, which later calls read."""
     for node in graph.graph.nodes:
         if torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             continue

@@ -19,7 +19,7 @@ from forge import clang
 from forge.compiler import autotune_store
 from forge.compiler.autotune_store import Timing
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
-from forge.executors.calls import Meta, Undescribed, call_of, with_strides
+from forge.executors.calls import Meta, NotReproducible, call_of, with_strides
 from forge.executors.executor import Declined, Executor, FusionExecutor, operators_of
 from forge.executors.fingerprint import here
 from forge.executors.torchex.core import torch_prims, torchex
@@ -49,8 +49,11 @@ _measuring = new_lock()
 
 
 class CompiledCall(NamedTuple):
-    """A compiled program of one call. forward: gives the outputs; with a backward (outputs, saved tensors, saved
-    numbers). backward: of one list, the saved values and a gradient of each output that is `usual`."""
+    """A compiled program of one call.
+
+    forward: returns the outputs; with a backward (outputs, saved tensors, saved numbers). backward: takes one list, of
+    the saved values and a gradient of each output that is `usual`.
+    """
 
     forward: Callable
     backward: Callable | None
@@ -63,7 +66,7 @@ Build = Callable[[Trace, Sequence[Executor], Selection], CompiledCall]
 
 @dataclass
 class Measurement:
-    """Calls that are alike, and what each candidate for them takes.
+    """The times of the candidates for calls that are alike.
 
     operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it. kept: the
     candidate that runs them. calls: how many they are. why_not: why nothing was measured, and the order decided.
@@ -98,7 +101,7 @@ def microseconds(seconds: float) -> str:
 
 
 class _NotMeasurable(Exception):
-    """A call of which nothing can be measured, with the reason."""
+    """A call that cannot be measured; carries the reason."""
 
 
 class _Option(NamedTuple):
@@ -192,7 +195,8 @@ class Measuring:
         return repr(parts), all(lasting for _, lasting in [*said, *fusers])
 
     def _measure(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> list[Timing]:
-        """The times; a candidate that fails is dropped. Raises _Unmeasured where memory runs out, or timing fails."""
+        """Return the times; a candidate that fails is dropped. Raises _NotMeasurable where memory runs out, or timing
+        fails."""
         progress.expect(1)
         runs: dict[str, Callable[[], Any]] = {}
         dropped: dict[str, str] = {}
@@ -216,7 +220,8 @@ class Measuring:
     def _run_of(
         self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list
     ) -> Callable[[], Any]:
-        """The candidate as it would run, once it has run right. Raises _Unmeasured where it does not."""
+        """Return the candidate as it would run, after one correct run. Raises _NotMeasurable where it is not
+        correct."""
         option = options[place]
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
         given = [ForcedFusion(each) if each is option.candidate else each for each in executors]
@@ -257,7 +262,7 @@ class _Program:
         self.trace = Trace("measured")
         try:
             call = call_of(bound.args, bound.kwargs)
-        except Undescribed as reason:
+        except NotReproducible as reason:
             raise _NotMeasurable(str(reason)) from reason
         self.metas: list[Meta] = []
         leaves, spec = torch_pytree.tree_flatten((bound.args, bound.kwargs))
@@ -302,7 +307,7 @@ class _Program:
         return [with_strides(random_values(meta), meta.strides) for meta in self.metas]
 
     def check(self, outputs: Any, gradients: Any) -> None:
-        """Raises _Unmeasured unless these are what the call promises, and gradients are what gradients are."""
+        """Raise _NotMeasurable unless outputs and gradients have the metadata that the call promises."""
         wanted = [proxy for proxy in self.trace.inputs if proxy.requires_grad]
         if gradients is not None:
             gradients = [each for each, proxy in zip(gradients, self.trace.inputs, strict=True) if proxy.requires_grad]
@@ -315,7 +320,7 @@ class _Program:
 
 
 class ForcedFusion(FusionExecutor):
-    """A fusion executor that makes a region of whatever it takes: alone, a call is worth none."""
+    """A fusion executor that makes a region of every call it takes, even of one alone."""
 
     def __init__(self, fuser: FusionExecutor) -> None:
         super().__init__(fuser.name)
@@ -367,7 +372,7 @@ def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]
 
 
 def _with_unique_names(options: list[_Option]) -> list[_Option]:
-    """With names that differ: two repositories may have kernels of one name."""
+    """Return the options with unique names: two repositories may have kernels of one name."""
     seen: dict[str, int] = {}
     for option in options:
         seen[option.name] = seen.get(option.name, 0) + 1
@@ -381,7 +386,7 @@ def _with_unique_names(options: list[_Option]) -> list[_Option]:
 
 
 def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
-    """Raises _Unmeasured where somebody else runs the call, with the reason."""
+    """Raise _NotMeasurable, with the reason, where another executor runs the call."""
     name = getattr(option.candidate, "name", None) or getattr(option.executor, "name", PARTS)
     if any(claim.executor == name for claim in claims):
         return
@@ -422,7 +427,7 @@ def _is_symbolic(bound: BoundSymbol) -> bool:
 
 
 def _identity(option: _Option) -> tuple[str, bool]:
-    """What decides how long a candidate takes, and whether another process would find the same."""
+    """Return what a candidate's time depends on, and whether another process would find the same."""
     executor, candidate = option.executor, option.candidate
     if executor is None:
         return PARTS, True

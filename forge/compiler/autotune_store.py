@@ -18,7 +18,7 @@ _log = logging.getLogger("forge.select")
 
 
 class Timing(NamedTuple):
-    """A candidate. seconds: of one call; None where it was dropped, for `reason`."""
+    """The time of one candidate. seconds: of one call; None where it was dropped, for `reason`."""
 
     name: str
     seconds: float | None
@@ -67,7 +67,7 @@ def _read(path: Path, about: str) -> list[Timing] | None:
 
 
 def _parse(body: bytes, about: str) -> list[Timing]:
-    """Raise Refused for anything but what was written for this."""
+    """Return the times of these bytes. Raises UntrustedFile for anything but what was written for this."""
     try:
         data = json.loads(body)
         timed = [Timing(str(name), seconds, reason) for name, seconds, reason in data["timed"]]

@@ -57,7 +57,7 @@ class BackwardCompiler:
 
     def compile_usual(self, context: Context) -> tuple[GeneratedFunction, Context]:
         """Return the backward of the usual outputs, lowered in `context` together with its forward, and its context."""
-        with context.report.timed("backward"):
+        with context.report.time_phase("backward"):
             return self._compile(self.usual, (), context, self._layouts)
 
     def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
@@ -72,7 +72,7 @@ class BackwardCompiler:
             function, own = self._compile(chosen, missing, context, self._layouts, batched=batched)
             return (function, own), context.regions
 
-        with paused_gc(), preserve_torch_state(), report.timed("backward"):
+        with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
             function, own = compile_until_stable(attempt)
         if not batched:
             report.backward_traces[:], report.backward_claims[:] = own.stages, own.claims
@@ -103,7 +103,7 @@ class BackwardCompiler:
 
     def _in_buckets(self, claimed: Trace) -> Trace:
         if self.buckets is None:
-            self.buckets = find_parts(claimed, self._bucket_bytes, self._derivative.reached)
+            self.buckets = find_parts(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
         return in_parts(claimed, self.buckets) if self.buckets else claimed
 
     def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
@@ -111,7 +111,7 @@ class BackwardCompiler:
         present, recorded, special, *missing = key
         derived, report = self._derivative, self._context.report
         trace, config = derived.trace, self._config.in_torch() if special else self._config
-        with paused_gc(), preserve_torch_state(), report.timed("backward"):
+        with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
             chosen = [output for i, output in enumerate(derived.outputs) if present[i]]
             seeds = seeds_of(trace, chosen, recorded)
             wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
@@ -142,7 +142,7 @@ class BackwardCompiler:
         """Return where a differentiable backward finds the inputs that it may read."""
         derived = self._derivative
         mutated = self._context.program.mutated
-        return _sources(derived.trace, self._parts, mutated, list(derived.flowing.values()), derived.reached)
+        return _sources(derived.trace, self._parts, mutated, list(derived.flowing.values()), derived.inputs_with_grad)
 
 
 def _bucket_bytes(context: Context) -> int | None:

@@ -216,7 +216,7 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
 
 
 def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
-    """Return what code that is made now cannot know of a call."""
+    """Return why a claimed call cannot be part of code generated now; None where it can."""
     if not all(each.known for each in ran):
         return "the strides of what it gives are not known"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
@@ -227,7 +227,7 @@ def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layo
 
 
 def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
-    """Return whose memory each tensor of a call's output is."""
+    """Return, for each tensor of a call's output, the argument whose memory it shares."""
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
 
@@ -245,7 +245,7 @@ def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
 
 
 def _decline(claimed: ClaimedCall, reason: str) -> None:
-    """The fusion executor that took a call leaves it to those that are asked after it."""
+    """Note why the fusion executor that claimed a call leaves it to the executors after it."""
     for made in claimed.claims:
         made.declined.append((claimed.fuser.name, reason))
 
@@ -351,7 +351,7 @@ class _ClaimPass:
     def _mark(
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
     ) -> None:
-        """A fusion executor takes the call; the `others` run it where no region does."""
+        """Claim the call for a fusion executor; the `others` run it where it is in no region."""
         fallback = _ClaimPass(operators_of(others), self.new, self.select)
         fallback.visit(bound, fallback.executors, declined, level)
         calls = [call for each in fallback.claimed for call in each.calls]

@@ -19,7 +19,7 @@ class Comparison(Protocol):
 
     def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None: ...
 
-    def around(self, function: Callable) -> Callable:
+    def wrap(self, function: Callable) -> Callable:
         """Return the generated function of `trace`, run after the reference."""
 
 

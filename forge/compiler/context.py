@@ -54,7 +54,7 @@ class Derivative:
         return list(self.joint.forward.output)
 
     @property
-    def reached(self) -> list[int]:
+    def inputs_with_grad(self) -> list[int]:
         """The positions of the inputs that have a gradient."""
         return [i for i, gradient in enumerate(self.backward.output) if gradient is not None]
 
@@ -86,7 +86,7 @@ class Context:
     claims: list[Claim] = field(default_factory=list)
     declined: dict[str, Reasons] = field(default_factory=dict)
     freezing: Freezing | None = None
-    folded: FoldedWeights | None = None
+    folded_weights: FoldedWeights | None = None
     optimized: Trace | None = None
     derivative: Derivative | None = None
     layouts: Layouts | None = None
@@ -96,7 +96,7 @@ class Context:
     bucket: Callable[[Trace], Trace] | None = None
     claimed: list[ClaimedCall] = field(default_factory=list)
     regions: list[FusedRegion] = field(default_factory=list)
-    around: Callable[[Callable], Callable] | None = None
+    wrap: Callable[[Callable], Callable] | None = None
     function: Callable | None = None
 
     def attempt(self, config: Config | None = None, *, times_passes: bool = True) -> "Context":

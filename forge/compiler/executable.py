@@ -36,13 +36,13 @@ class Executable(NamedTuple):
     call: Callable[..., Any]
     plan: CompiledPlan
     second_tier: SecondTier | None = None
-    tiered: TieredProgram | None = None
+    tiered_program: TieredProgram | None = None
 
     @property
-    def folded(self) -> FoldedWeights | None:
+    def folded_weights(self) -> FoldedWeights | None:
         """What was computed of frozen weights."""
-        return self.plan.folded
+        return self.plan.folded_weights
 
-    def wrapped(self, wrap: Callable[[Callable], Callable]) -> "Executable":
+    def wrap_call(self, wrap: Callable[[Callable], Callable]) -> "Executable":
         """Return the executable whose call is `wrap` of this one's."""
         return self._replace(call=wrap(self.call))

@@ -73,10 +73,12 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
 
 
 class FusionResult:
-    """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
-    them, `regions` what the region's call is named that runs one, both by the first name that the call makes. `fixed`
-    are the values of a region that are no tensors, by name. `fallbacks` are those of regions, by what their calls are
-    named. `used` are the regions."""
+    """A trace's calls with regions in them.
+
+    unfused: why a call that a fusion executor takes runs outside of regions, by the first name that the call makes.
+    regions: the name of the region that runs a call, by the same. fixed: the values of a region that are no tensors, by
+    name. fallbacks: the fallbacks of regions, by the names of their calls. used: the regions.
+    """
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class _Writer:
         return self.layouts.shown.get(name, (name, 0))[0]
 
     def single(self, node: Node) -> None:
-        """The call as it is."""
+        """Write the call as it is."""
         self.ready(node.reads)
         if node.view:
             self.unfused[node.makes[0]] = "a view is read outside of its regions"
@@ -180,15 +182,15 @@ class _Writer:
             self.layouts.settle(call)
 
     def ready(self, wanted: Iterable[str]) -> None:
-        """The views that stand for these names are made, where they are not yet."""
+        """Write the views that these names stand for, where they are not written yet."""
         for name in wanted:
             node = self.makers.get(name)
             if node is not None and node.view and name not in self.there and not self._write_as_strided(name, node):
                 self.single(node)
 
     def _write_as_strided(self, name: str, node: Node) -> bool:
-        """Return one call for a chain of views of memory whose strides are known, where nobody but this program sees
-        it."""
+        """Replace a chain of views by one as_strided call, where the memory's strides are known and no other code sees
+        it. Return whether it did."""
         base, offset = self.layouts.shown.get(name, (None, 0))
         if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
             return False
@@ -310,7 +312,8 @@ class _Writer:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
 
     def _region_input(self, fuser: FusionExecutor, name: str) -> Proxy:
-        """Return what a region is given: of the strides that its code is made for, in memory that holds the values."""
+        """Return the input of a region: with the strides that its code is compiled for, in memory that holds the
+        values."""
         proxy = self._proxy(name)
         if not isinstance(proxy, TensorProxy):
             return proxy

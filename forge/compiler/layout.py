@@ -58,8 +58,8 @@ class Layout(NamedTuple):
 
     @classmethod
     def from_meta(cls, proxy: TensorProxy) -> "Layout":
-        """Return what is promised of a value whose strides are not known: those that its meta function names, else that
-        it is contiguous."""
+        """Return the layout of a value whose strides are not known: the strides of its meta function, else contiguous
+        ones."""
         shape, strides = tuple(proxy.shape), proxy.strides
         if strides is None or has_expanded_dim(strides):
             strides = contiguous(shape)
@@ -70,7 +70,7 @@ UNKNOWN = object()  # stands for a value that is no tensor and is made when the 
 
 
 def _static_size(length: Dim) -> Dim:
-    """Return a symbolic length that can only be one number as that number."""
+    """Return a symbolic size that can only be one number as that number."""
     known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
     return length if known is None else known
 
@@ -248,8 +248,8 @@ def _is_static(x: torch.Tensor) -> bool:
 
 
 def _view_strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a view, those of dims of one element as torch's kernel has them: whether an image counts as
-    one whose channels lie beside each other is decided by them, too."""
+    """Return the strides of a view. Dims of one element get those of torch's kernel, since they, too, decide whether an
+    image counts as channels-last."""
     with disable_current_modes():
         return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
 
@@ -285,7 +285,7 @@ def _is_contiguous(x: torch.Tensor) -> bool:
 
 
 def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
-    """Return the strides of a pointwise result: its dims are in the order in which they lie in the operands.
+    """Return the strides of a pointwise result: its dims have the order in which they lie in the operands.
 
     Raises Undecided where the order differs from size to size.
 
@@ -437,7 +437,7 @@ class Layouts:
         return self.fake is not self._static
 
     def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
-        """An input; `like` names a value whose strides it is promised to have."""
+        """Add an input; `like` names a value whose strides it has."""
         if isinstance(proxy, NumberProxy):
             self.values[proxy.name] = proxy.value
             self._see([proxy.value])
@@ -457,7 +457,7 @@ class Layouts:
             self.values[name] = Layout.of(value)
 
     def promise(self, proxy: TensorProxy) -> None:
-        """The value is contiguous, which is seen to when the program runs."""
+        """Mark a value as contiguous, which a copy ensures when the program runs."""
         self.values[proxy.name] = Layout.from_meta(proxy)
         self.uncertain.add(proxy.name)
 
@@ -567,8 +567,8 @@ class Layouts:
 
 
 def _opposite_layout(layout: Layout) -> Layout:
-    """Return another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did
-    so."""
+    """Return another layout of a tensor, with its dims in the opposite order, or in order where they were so
+    already."""
     opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
     alike = key_of(opposite) == key_of(layout.strides)
     return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
@@ -652,7 +652,7 @@ def _has_channels_last(layout: Layout) -> bool:
 
 
 def pair_leaves(output: Any, result: Any) -> list[tuple[Any, Any]]:
-    """Return the leaves of a call's output with what stands there in its result: one proxy may stand for a tuple."""
+    """Return the leaves of a call's output with their values in its result: one proxy may stand for a tuple."""
     if isinstance(output, (tuple, list)):
         return [pair for one, other in zip(output, result, strict=True) for pair in pair_leaves(one, other)]
     return [(output, result)]
@@ -689,7 +689,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
 
 
 def _layouts_of(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
-    """Return the layouts of a claimed trace's values: those found while its regions were, or else found now."""
+    """Return the layouts of a claimed trace's values: `layouts` where it has them all, else computed anew."""
     if layouts is not None and layouts.values.keys() >= set(wanted):
         return layouts
     layouts = Layouts(trace.inputs)

@@ -135,7 +135,7 @@ def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
         if not (start <= each.takes < end and each.when(context)):
             continue
         if context.times_passes:
-            with context.report.timed(each.phase):
+            with context.report.time_phase(each.phase):
                 new = each.run(trace, context)
         else:
             new = each.run(trace, context)
@@ -208,7 +208,7 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
     forward = _generated_function(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
     if context.derivative is None:
         return (
-            CompiledPlan(forward, program.grad, _sets_mode(trace), folded=context.folded),
+            CompiledPlan(forward, program.grad, _sets_mode(trace), folded_weights=context.folded_weights),
             context,
             None,
         ), context.regions
@@ -262,7 +262,7 @@ def _compile_second_tier(
     trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable
 ) -> TierResult:
     config, report = context.config.second_tier(), context.report
-    with paused_gc(), preserve_torch_state(), autocast_mode.disabled(), report.timed("larger regions"):
+    with paused_gc(), preserve_torch_state(), autocast_mode.disabled(), report.time_phase("larger regions"):
         lower = partial(_lower_program, trace, context, config, times_passes=False)
         plan, lowered, backward = compile_until_stable(lower)
     training = first.training
@@ -284,7 +284,7 @@ def _compile_second_tier(
 
 
 def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable, Trace, CompileReport]:
-    """(what runs, the program, how it was compiled) of a differentiable backward."""
+    """Return (the function, the program, the report) of a differentiable backward."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report=report)
     plan, _ = _compile_trace(trace, context)

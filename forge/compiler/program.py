@@ -24,9 +24,9 @@ class StrictError(RuntimeError):
 
 
 class Unsupported(NotImplementedError):
-    """A program that forge cannot compile, with the reason; it runs in eager.
+    """A program that forge cannot compile and that runs in eager; carries the reason.
 
-    advice: what to write instead. source: where the call stands, of which its message has the line.
+    advice: what to write instead. source: where the call stands, which the message names.
     """
 
     def __init__(self, reason: str, advice: str = "take that call out of it") -> None:
@@ -39,14 +39,14 @@ class Unsupported(NotImplementedError):
         return f"{self.args[0]} ({line})" if line else str(self.args[0])
 
     def at(self, source: Source | None) -> None:
-        """It is of the call at `source`, if it is not known to be of one inside of that."""
+        """Set the source to the call at `source`, unless a call inside of that one is known."""
         self.source = self.source or source
 
 
 class EagerFallback(Exception):
-    """A call of the program that forge refuses as torch would, though Dynamo's fake tensors did not: `reason` is the
-    exception. The frame runs in eager, where torch raises its own, which the program may catch. Where Dynamo's graph is
-    not what the program says, `reason` is an Unsupported."""
+    """A frame must run in eager because of one call. `reason` is the exception that torch would raise for it though
+    Dynamo's fake tensors did not; in eager the program may catch it. Where Dynamo's graph is not what the program says,
+    `reason` is an Unsupported."""
 
     def __init__(self, reason: Exception, source: Source | None = None) -> None:
         line = source.line if source is not None else None
@@ -153,8 +153,8 @@ def _check_names(trace: Trace) -> None:
 
 
 class _OutputPlan:
-    """How one tensor of the result is made: from an input or a value, through a chain of views. written: what is
-    written to it then, for the sake of its history."""
+    """A plan of how one tensor of the result is made, from an input or a value through a chain of views. written:
+    values that are written to it afterwards, for the sake of its autograd history."""
 
     def __init__(self, handle: TensorProxy, finisher: _Finisher) -> None:
         ref = finisher.memory.ref(handle)
@@ -190,13 +190,13 @@ class _Epilogue:
         self.shown: dict[tuple, Proxy] = {}
 
     def set_grad(self, mode: bool) -> None:
-        """What follows runs with grad enabled, or not."""
+        """Write a call that enables or disables grad for the calls after it."""
         if mode != self.grad:
             prims.set_grad_enabled(mode)
             self.grad = mode
 
     def write(self, storage: Storage, value: TensorProxy) -> None:
-        """What a changed input is in the end."""
+        """Write the final value of a changed input."""
         self.set_grad(not storage.silently)
         (prims.copy_ if storage.versioned else prims.copy_data_)(storage.root, value)
 
@@ -293,7 +293,8 @@ def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tup
 
 
 def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:
-    """New names of values that the epilogue defines by a name that a transform of the trace has given to another."""
+    """Return new names of values that the epilogue defines by a name that a transform of the trace has given to
+    another."""
     made = {name for bound in joined.bound_symbols for name in bound.outputs}
     made.intersection_update(name for bound in epilogue.bound_symbols for name in bound.outputs)
     others: dict[str, Proxy] = {}

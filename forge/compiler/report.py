@@ -80,7 +80,7 @@ class CompileReport:
         self.uses_cuda_graphs = False
 
     @property
-    def edited(self) -> list[str]:
+    def edited_files(self) -> list[str]:
         """The files that run in place of what was generated (forge.jit(edit=folder))."""
         return [trace.stage for trace in (*self.traces, *self.backward_traces) if trace.text is not None]
 
@@ -111,7 +111,7 @@ class CompileReport:
         self.backward_claims[:] = backward_claims
 
     def shorten(self) -> None:
-        """Of a large program, keep the last stages alone, and of each call the calls that it stands for."""
+        """Drop all stages of a large program but the last, and the decompositions of its calls."""
         every = [*self.traces, *self.backward_traces]
         if sum(len(trace.bound_symbols) for trace in every) > MAX_CALLS and os.environ.get(ALL_STAGES) != "1":
             self.shortened = True
@@ -119,7 +119,7 @@ class CompileReport:
                 stages[:] = map(_without_decompositions, stages[-1:])
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def time_phase(self, phase: str) -> Iterator[None]:
         """Add the time that passes inside to `seconds[phase]`."""
         start = time.perf_counter()
         try:

@@ -72,7 +72,8 @@ def randomly_strided(x: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def fill_uninitialized(x: torch.Tensor) -> torch.Tensor:
-    """Fill memory that was never written with NaN, the lowest integer or True, and return the tensor."""
+    """Fill uninitialized memory with NaN, the lowest integer or True, and return the tensor, as
+    torch.utils.deterministic.fill_uninitialized_memory does."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return x.fill_(float("nan"))
     return x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min)

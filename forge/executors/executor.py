@@ -310,7 +310,7 @@ class OperatorExecutor(Executor):
         found = fingerprint_of(foreign)
         if not found.is_lasting:
             return decline(f"a function of executor {self.name} is known to this process only")
-        names = [[each if isinstance(each, str) else _called(each) for each in row] for row in rows]
+        names = [[each if isinstance(each, str) else _qualified_name(each) for each in row] for row in rows]
         text = repr((found.digest, names))
         if not foreign:
             self._identity = size, text
@@ -336,7 +336,7 @@ def _is_foreign(function: Callable) -> bool:
     return owner_of_module(getattr(function, "__module__", None)) is None and name_in_torch(function) is None
 
 
-def _called(function: Any) -> str:
+def _qualified_name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 

@@ -171,14 +171,14 @@ class DifferentiableCall:
             @staticmethod
             def backward_with_graphs(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
                 """Return the gradients of the inputs where opaque calls have some."""
-                _, gradients = ForgeFunction.reached(ctx, present, given)
+                _, gradients = ForgeFunction.run_backward(ctx, present, given)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
                     ctx.remembered = ctx.copies = None
                 return gradients
 
             @staticmethod
-            def reached(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple[frozenset, tuple]:
+            def run_backward(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple[frozenset, tuple]:
                 """Return the gradients of the inputs, and which of those of opaque calls are None, as (place of the
                 graph, input): that is known only when they run, and most likely as it was before."""
                 found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
@@ -204,7 +204,7 @@ class DifferentiableCall:
                         raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
                 key: tuple = present, flowing, any(map(_is_special, given))
                 if any(map(_is_graph, ctx.numbers)):
-                    missing, _ = ForgeFunction.reached(ctx, present, [each.detach() for each in given])
+                    missing, _ = ForgeFunction.run_backward(ctx, present, [each.detach() for each in given])
                     key = (*key, missing) if missing else key
                 again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
                 read = {*again.drawn, *(sources.saved[i] for i in again.reads if i in sources.saved)}
@@ -336,7 +336,7 @@ def _with_own_views(
 
 
 def _detach_aliases(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the tensors to save, without references to outputs.
+    """Return the tensors to save, with aliases of outputs detached.
 
     A view of an output refers to it, and the output's history to the node that saves the view: a cycle that nothing
     frees. A detached view has the same memory and the same version, and no base. (torch keeps no cycle of an output
@@ -350,9 +350,9 @@ _UNPACKS_EACH = hasattr(SavedTensor, "unpack")
 
 
 def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
-    """Return the saved tensors. Where one was changed, only those at the places `read` need be right.
+    """Return the saved tensors. Where one was mutated, only those at the places `read` need be right.
 
-    Raises torch's error where one of those was changed.
+    Raises torch's error where one of those was mutated.
     """
     unchecked = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
     if unchecked and (read is None or not unchecked.isdisjoint(read)):

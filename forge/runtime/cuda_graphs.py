@@ -93,7 +93,7 @@ class Pool:
         return self._handle
 
     def add(self, recorded: "_Recording") -> None:
-        """A new recording in this memory."""
+        """Add a new recording in this memory."""
         self._recordings.append(weakref.ref(recorded))
 
     def is_free_for(self, recorded: "_Recording") -> bool:
@@ -112,7 +112,7 @@ _owners: "weakref.WeakValueDictionary[int, _Recording]" = weakref.WeakValueDicti
 
 
 class _Recording:
-    """One recording: where it reads its inputs, what it gives."""
+    """One recording: the addresses of its inputs, and its outputs."""
 
     def __init__(self, function: Callable, inputs: Sequence[Any], copied: frozenset[int], pool: Pool) -> None:
         self.signature = _signature(inputs, copied)

@@ -51,17 +51,17 @@ class _State(NamedTuple):
         return _look(weights) == self.seen and list(map(_BYTES, self.cells)) == self.bits
 
     def has_moved(self) -> bool:
-        """Return whether a weight is elsewhere by now: nobody will ask for this again."""
+        """Return whether a weight is gone or elsewhere in memory, so that this state is never used again."""
         found = [weight() for weight in self.weights]
         return any(x is None or x.data_ptr() != kept.data_ptr() for x, kept in zip(found, self.memory, strict=True))
 
 
 class FoldedWeights:
-    """What one program computes of weights, by `function`, from its inputs at the positions `reads`.
+    """The part of a program that depends on frozen weights alone, computed by `function` from the inputs at `reads`.
 
-    strides: those that the program takes the values to have. What was computed is kept for each set of weights that it
-    is called with (layers alike may share a program), until one of them changes or dies. `times` counts how often it
-    was computed; `in_training`: for the last time, of weights that have gradients, so that it was not kept.
+    strides: those that the program expects of the values. The values are cached for each set of weights (repeated
+    layers may share a program), until one of these changes or dies. `times` counts the computations; `in_training`:
+    whether the last one was of weights with gradients, and not cached.
     """
 
     def __init__(self, function: Callable, reads: Sequence[int], strides: Sequence[tuple[int, ...]]) -> None:
@@ -75,8 +75,8 @@ class FoldedWeights:
         with _folded_lock:
             _folded.add(self)
 
-    def around(self, call: Callable) -> Callable:
-        """`call`, whose last arguments are what is computed of the weights."""
+    def wrap(self, call: Callable) -> Callable:
+        """Return `call`, with the values of the weights as its last arguments."""
         reads, states, compute = self.reads, self._states, self._compute
 
         def call_with_constants(*inputs: Any) -> Any:
@@ -97,12 +97,12 @@ class FoldedWeights:
             self.drop(key)
 
     def drop_of(self, weights: frozenset[int]) -> None:
-        """What was computed of any of these weights, by their ids, is computed again when it is needed."""
+        """Drop the values that depend on any of these weights, by their ids; they are recomputed when needed."""
         for key in [each for each in list(self._states) if not weights.isdisjoint(each)]:
             self.drop(key)
 
     def drop(self, key: tuple[int, ...]) -> None:
-        """What was computed of these weights is computed again when it is needed."""
+        """Drop the values of these weights; they are recomputed when needed."""
         state = self._states.pop(key, None)
         for hook in () if state is None else state.hooks:
             hook.remove()
@@ -172,8 +172,8 @@ def _cell(x: torch.Tensor) -> Any:
 
 
 def _synchronize(values: Sequence[torch.Tensor]) -> bool:
-    """Wait until values on a GPU are there for every stream. Whether they may be kept: not while a CUDA graph, which
-    makes them when it is replayed, is captured."""
+    """Wait until values on a GPU are complete for every stream, and return whether they may be cached. While a CUDA
+    graph is captured they may not: its replay computes them."""
     if not any(x.is_cuda for x in values):
         return True
     if torch.cuda.is_current_stream_capturing():
@@ -204,7 +204,8 @@ def _drop_all(weights: Collection[int]) -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-    """A step has changed an optimizer's parameters, whether it counted that or not."""
+    """Drop values of an optimizer's parameters after a step, which changed them whether their versions say so or
+    not."""
     if _folded:
         _drop_all({id(x) for group in optimizer.param_groups for x in group["params"]})
 

@@ -77,7 +77,7 @@ class CompiledPlan(NamedTuple):
     sets_mode: bool
     training: TrainingPlan | None = None
     attends: bool = False
-    folded: FoldedWeights | None = None
+    folded_weights: FoldedWeights | None = None
 
 
 def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
@@ -88,7 +88,7 @@ def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
         if generated is not None and generated.trace is not None:
             expect(generated.function, generated.trace)
     call = plan.forward.function if training is None else _differentiable(plan.forward.function, plan, training)
-    call = call if plan.folded is None else plan.folded.around(call)
+    call = call if plan.folded_weights is None else plan.folded_weights.wrap(call)
     call = grad_mode.restored(call, plan.grad) if plan.sets_mode else call
     return as_chosen_now(call, otherwise) if plan.attends else call
 
@@ -119,8 +119,8 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
 def with_runtime_checks(
     call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False
 ) -> Callable:
-    """`call` as a front end runs it: without autocast. `eager` runs in its place where inputs that it changes
-    `overlap`, and where an assumption that it makes (assumes: there are some) does not hold."""
+    """Return `call` as a front end runs it, without autocast. `eager` runs instead where mutated inputs `overlap`, and
+    where an assumption of the program (assumes: it has some) does not hold."""
     call = autocast_mode.without(call)
     if assumes and eager is not None:
         call = _unless_violated(call, eager)

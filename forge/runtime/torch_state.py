@@ -29,7 +29,7 @@ from forge.torchlang import autocast_mode
 
 
 def dynamo_disable(function: Callable) -> Callable:
-    """Decorator: as `unconverted`, and a graph that calls the function breaks there."""
+    """Mark a function as `unconverted` does, and break a graph that calls it."""
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = f"forge.{function.__name__} runs between graphs"
     return unconverted(function)
@@ -37,9 +37,9 @@ def dynamo_disable(function: Callable) -> Callable:
 
 @contextmanager
 def preserve_torch_state() -> Iterator[None]:
-    """Compiling inside, and failing at it, changes nothing of torch's own state: modes of autograd, functorch's levels,
-    saved-tensor hooks, autocast, random numbers, the default dtype. Dispatch modes and saved-tensor hooks around it,
-    which are for what the program computes, see nothing of it."""
+    """Restore torch's own state after compiling, or failing to: modes of autograd, functorch's levels, saved-tensor
+    hooks, autocast, random numbers, the default dtype. Dispatch modes and saved-tensor hooks of the caller, which are
+    for the program's computations, do not see the compiler's."""
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
     apart = disable_current_modes(), _without_hooks()
@@ -140,7 +140,7 @@ class _Flag:
 
 
 class _ContextSetting:
-    """A setting that is made by entering a context manager."""
+    """A setting that a context manager sets."""
 
     def __init__(self, get: Callable[[], Any], at: Callable[[Any], Any]) -> None:
         self.get = get

@@ -61,7 +61,7 @@ def write(path: Path, head: bytes, body: bytes, size: int) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder for what is kept. Raises UntrustedFile or OSError."""
+    """Make a folder that only its owner can write to. Raises UntrustedFile or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_folder(path)
 
@@ -95,7 +95,8 @@ def _own_bytes(path: Path) -> bytes:
 
 
 def _open_if_trusted(path: Path) -> BinaryIO:
-    """Return an own file. Raises UntrustedFile for another's, or one that others may write to; OSError."""
+    """Open a file of the user's own. Raises UntrustedFile for another user's, or one that others may write to;
+    OSError."""
     file = open_itself(path)
     try:
         found = os.fstat(file.fileno())

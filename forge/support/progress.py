@@ -75,7 +75,7 @@ def _is_enabled() -> bool:
 
 @contextmanager
 def display() -> Iterator[None]:
-    """Around compile work."""
+    """Display progress while compiling."""
     _work.begin()
     try:
         yield

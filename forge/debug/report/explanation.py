@@ -103,12 +103,12 @@ class Explanation:
             self.unrecorded += unrecorded
             self.frozen += report.frozen
             self.unfrozen += report.unfrozen
-            self.edited += report.edited
+            self.edited += report.edited_files
             self.measured += report.measured
             self.layers += report.layers
             for stage, seconds in report.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        self.unfrozen += [IN_TRAINING for folded in record.folded() if folded.in_training]
+        self.unfrozen += [IN_TRAINING for folded in record.folded_weights() if folded.in_training]
         self._programs += [None] * len(record.eager)
 
     def _measure(self, number: int, report: CompileReport | None) -> None:
@@ -177,7 +177,7 @@ class Explanation:
         return [None if program is None else program() for program in self._programs]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from text.rendered(self)
+        yield from text.render(self)
 
     def __str__(self) -> str:
         return text.plain(self)

@@ -31,7 +31,7 @@ import torch
 from forge.compiler.unspecified_strides import fill_uninitialized
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline
-from forge.executors.inductorex.graphs import Described, rebuild
+from forge.executors.inductorex.graphs import PlainGraph, rebuild
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
 from forge.ir.interpreter import unconverted
 from forge.ir.printing import qualified_name, symbolic_expression
@@ -125,7 +125,7 @@ class CheckedRegion:
         namespace = {name: _resolve(where) for name, where in scope.items()}
         exec(compile(code, "<forge checked region>", "exec"), namespace)
         forward = partial(namespace["forward"], types.SimpleNamespace(**constants))
-        self._run = strides.around(partial(_call, forward))
+        self._run = strides.wrap(partial(_call, forward))
         defined = set().union(*(each.symbols() for each in inputs if isinstance(each, Promise)))
         defined.update(each for each in inputs if isinstance(each, str))
         for number, each in enumerate((*inputs, *outputs)):
@@ -254,7 +254,7 @@ class CheckedProgram:
 
     on_cpu = True
 
-    def __init__(self, graph: Described, strides: Strides) -> None:
+    def __init__(self, graph: PlainGraph, strides: Strides) -> None:
         self.function = check_region(*rebuild(pickle.loads(pickle.dumps(graph))), strides, whole=True)
 
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:

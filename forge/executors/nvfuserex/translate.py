@@ -110,7 +110,7 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
 
 
 def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
-    """The descriptor of one size is that of all sizes where the tensor is dense and no length may be 1."""
+    """Check that one descriptor holds for all sizes: the tensor is dense and no size may be 1."""
     wanted = dense_strides(proxy.shape, order)
     longer = all(isinstance(length, int) or known(length >= 2) for length in proxy.shape)
     pairs = zip(proxy.shape, proxy.strides, wanted, strict=True)

@@ -22,8 +22,8 @@ import torch
 
 from forge.executors.executor import Decision, decline
 from forge.executors.inductorex import processes
-from forge.executors.inductorex.graphs import Described
-from forge.executors.inductorex.saved import loaded
+from forge.executors.inductorex.artifacts import load_with_strides
+from forge.executors.inductorex.graphs import PlainGraph
 from forge.executors.inductorex.strides import Strides
 from forge.torch_internals.inductor.config import inductor_config
 
@@ -59,7 +59,7 @@ class Compilation:
     for any longer ends.
     """
 
-    def __init__(self, graph: Described, strides: Strides) -> None:
+    def __init__(self, graph: PlainGraph, strides: Strides) -> None:
         self._strides = strides
         self._job = _Job(pickle.dumps((graph, Settings.current())))
         self._function: Callable | None = None
@@ -92,7 +92,7 @@ class Compilation:
     def _load(self, artifact: bytes) -> None:
         try:
             with processes.no_fork:
-                self._function = loaded(artifact, self._strides)
+                self._function = load_with_strides(artifact, self._strides)
             self._state = True
         except Exception as error:
             _log.debug("a compiled graph cannot be loaded", exc_info=True)
