@@ -38,7 +38,7 @@ def refuse_unknown(caller: str, names: Iterable[str], known: Sequence[str]) -> N
 
 
 def default_check(check: str | None) -> str | None:
-    """Return the kind of check that is asked for: `check`, or else the environment's FORGE_CHECK, or None."""
+    """Return the kind of check to run: `check`, or else the environment's FORGE_CHECK, or None."""
     return os.environ.get(CHECK_VARIABLE) or None if check is None else check
 
 

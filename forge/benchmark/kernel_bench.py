@@ -44,7 +44,7 @@ Shapes = Sequence[tuple[int, ...]]  # of a call's tensors, in order
 
 @dataclass(frozen=True)
 class Bench:
-    """What one call takes, by each candidate.
+    """The times of one call, by candidate.
 
     kernel: its name. operation: what it implements. arguments: the tensors in words. bytes: what must be read and
     written. seconds: of one call. reasons: why a candidate was not timed; of the kernel, why nothing was.

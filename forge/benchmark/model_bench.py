@@ -1,4 +1,4 @@
-"""What a call of a model takes: in eager, by torch.compile and by forge, in turn in one process (forge bench)."""
+"""The time of a model's call: in eager, by torch.compile and by forge, in turn in one process (forge bench)."""
 
 import builtins
 import copy
@@ -142,7 +142,7 @@ class SystemTiming:
 
 
 def compare(case: Case, compared: Sequence[System], rounds: int) -> list[SystemTiming]:
-    """Return what each system takes. One that fails is told with its reason, and the others are timed."""
+    """Return the times of each system; one that fails carries its reason, and the others are timed."""
     runs: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
     reasons: dict[str, str] = {}

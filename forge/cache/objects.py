@@ -1,4 +1,4 @@
-"""What a program's text names, one object at a time: in words of JSON's kinds, and back.
+"""Serialization of the objects that a program's text names, one at a time, as JSON.
 
 A function is its qualified name, or the place that an executor of the program has it in; a tensor its bytes; a region
 what its executor dumps of it; an object of forge's own classes its attributes. Nothing is pickled.

@@ -237,7 +237,7 @@ def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
 
 
 class _Program:
-    """A program from disk. `whole` is the same one compiled here, once something is asked for that is not on disk."""
+    """A program from disk. `whole` is the same program compiled here, once something is needed that is not on disk."""
 
     def __init__(self, compile: Callable[[], tuple[Executable, CompileReport]]) -> None:
         self.compiled: tuple[Executable, CompileReport] | None = None
@@ -263,7 +263,7 @@ class _Program:
 
 
 class LoadedReport(CompileReport):
-    """The report of a program from disk: its stages are those of the program compiled here, if they are asked for."""
+    """The report of a program from disk: its stages, if they are read, are those of the program compiled here."""
 
     cached = True
     edited_files = ()  # such programs are not on disk

@@ -20,7 +20,7 @@ _noticed: set[str] = set()
 
 @dataclass
 class Entry:
-    """What is kept of a program: data of JSON's kinds, and bytes that it refers to by number."""
+    """The stored form of a program: JSON data, and blobs of bytes that it refers to by number."""
 
     data: dict[str, Any]
     blobs: list[bytes] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The direct front end: a function is called with proxies, and torch calls on them are recorded."""
+"""The direct front end: a function is called with proxies, and its torch calls are traced."""
 
 import inspect
 from collections.abc import Callable, Sequence

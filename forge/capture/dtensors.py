@@ -472,7 +472,7 @@ class _Trial:
                 yield {each: partial}
 
     def sizes_of(self, result: Any) -> list[Any] | None:
-        """Return the leaves with the local shape where a shape is asked for; None where none is."""
+        """Return the leaves with local shapes where a shape is read; None where none is."""
         numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, int)]
         if getattr(self.function, "__name__", "") not in ("view", "reshape") or len(numbers) != result.ndim:
             return None

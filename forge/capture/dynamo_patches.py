@@ -1,4 +1,4 @@
-"""What Dynamo does not see, or sees wrong, while it captures one of forge's frames."""
+"""Patches of Dynamo for what it misses, or gets wrong, while it captures one of forge's frames."""
 
 import inspect
 import linecache

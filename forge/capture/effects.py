@@ -1,4 +1,4 @@
-"""What a function that torchlang does not have does besides returning tensors, and how it becomes a pure one.
+"""The effects of functions that torchlang does not have, and their conversion to pure functions.
 
 It runs once on tensors without values, and the operators that it calls say what they change (forge/torchlang/trial.py).
 Where that cannot be, its schema or its name must tell.

@@ -1,4 +1,4 @@
-"""How a call enters Dynamo: torch.compile's own machinery, set up for correctness first and a short way in.
+"""The entry of a call into Dynamo: torch.compile's own machinery, set up for correctness first and low overhead second.
 
 Dynamo's settings hold for the whole process; forge's are in force only while it compiles one of forge's own frames:
 - hooks added to a module after it was compiled are guarded (`skip_nnmodule_hook_guards=False`);

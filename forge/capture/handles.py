@@ -29,7 +29,7 @@ class _Graph(NamedTuple):
 
 
 class JitHandle:
-    """What one jitted function runs: the report of each graph, in order; what runs in eager, and why.
+    """The handle of one jitted function: the report of each graph, in order; what runs in eager, and why.
 
     A graph is here for as long as Dynamo keeps it: what a failed guard, a deleted module or torch._dynamo.reset()
     dropped is gone, but for `latest`.

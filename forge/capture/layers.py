@@ -76,7 +76,7 @@ def layer_call(own: Any, *given: Any) -> Any:
 
 
 class _Capturing:
-    """The layers of the frame that Dynamo captures now (one at a time), and why modules kept their own forward."""
+    """The layers of the frame that Dynamo captures now (one at a time), and why modules keep their own forward."""
 
     executor: ModuleExecutor | None = None
     kept: dict[LayerUse, int]  # with the number of the call

@@ -1,4 +1,4 @@
-"""What every command shares: how it is declared, and what its help shows.
+"""The parts that all commands share: their declaration, and their help.
 
 Neither this nor a declaration imports torch or forge's compiler, so that help and completion answer at once.
 """
@@ -27,7 +27,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 class TargetError(ValueError):
-    """What a command line names cannot be loaded, or raised an error of its own."""
+    """A command line's target cannot be loaded, or raised an error of its own."""
 
 
 class Command(TyperCommand):

@@ -1,4 +1,4 @@
-"""What --help prints: usage, what the command does, its arguments and options under headings, and examples."""
+"""The text of --help: usage, description, arguments and options under headings, and examples."""
 
 import inspect
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a command line calls TARGET: a program with its inputs, from a module, a file, or a model's name."""
+"""The TARGET of a command line: a program with its inputs, from a module, a file, or a model's name."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""forge.jit(select="measured"): who runs a call is decided by what each candidate takes on tensors like the call's.
+"""forge.jit(select="measured"): the executor of a call is the fastest one on tensors like the call's.
 
 Candidates are the implementations that accept a call (of Hub kernels all that do), and the fusion executors that would
 take it. A call is measured where one of them is neither a fusion executor's nor torch's own: between those two, what a
@@ -105,7 +105,7 @@ class _NotMeasurable(Exception):
 
 
 class _Option(NamedTuple):
-    """One of those that would take a call. candidate: None for its parts."""
+    """One candidate for a call. candidate: None for the call's decomposition."""
 
     name: str
     executor: Executor | None
@@ -113,7 +113,7 @@ class _Option(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """Who excluded a call. fusers: why all fusion executors did, whichever stands in their place later."""
+    """The executors excluded from a call. fusers: why all fusion executors are, including those of later tiers."""
 
     excluded: Excluded
     fusers: str | None = None
@@ -125,8 +125,11 @@ class _Decision(NamedTuple):
 
 
 class Measuring:
-    """The selection of one program. build: compiles a program of one call. about: what of the options decides times.
-    found: is told what was measured. on_disk: whether times are kept for other processes."""
+    """The selection for one program.
+
+    build: compiles a program of one call. about: the options that times depend on. found: the list that measurements go
+    to. on_disk: whether times are stored for other processes.
+    """
 
     def __init__(self, build: Build, about: str, found: list[Measurement], *, on_disk: bool) -> None:
         self._found = found
@@ -137,7 +140,7 @@ class Measuring:
         self._alike: dict[str, Measurement] = {}
 
     def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
-        """Who excluded a call; decided when it is first asked for, which is before it is differentiated."""
+        """Return the executors excluded from a call; decided at the first query, which is before differentiation."""
         if bound.symbol.op is not None or not _has_kernels(bound, executors):
             return {}
         known = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
@@ -278,7 +281,7 @@ class _Program:
         wanted = [each.requires_grad for each in self.trace.inputs]
         self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_tag_names(bound.tags))
         if not self.metas or not self.trace.output:
-            raise _NotMeasurable("it takes or gives no tensor")
+            raise _NotMeasurable("it has no tensor among its inputs or outputs")
 
     def _input(self, leaf: Any, meta: Meta, known: dict[str, TensorProxy], active: Collection[str]) -> TensorProxy:
         if leaf.name not in known:
@@ -292,9 +295,9 @@ class _Program:
         try:
             output = self.symbol(*args, **kwargs)
         except Exception as error:  # a body that asks for what is around the call
-            raise _NotMeasurable(f"it cannot be made alone: {in_one_line(error)}") from error
+            raise _NotMeasurable(f"it cannot be compiled alone: {in_one_line(error)}") from error
         if [bound.symbol for bound in self.trace.bound_symbols] != [self.symbol]:
-            raise _NotMeasurable("it has nothing to do")
+            raise _NotMeasurable("it does nothing")
         return output
 
     @property
@@ -348,7 +351,7 @@ def _tag_names(tags: Collection[Tag]) -> list[str]:
 
 
 def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Whether somebody else than torch and the fusion executors may take a call."""
+    """Return whether an executor other than torch and the fusion executors may take a call."""
     others = [each for each in operators_of(executors) if each not in _torchs]
     return any(each.candidates(bound.symbol) for each in others)
 

@@ -1,4 +1,4 @@
-"""What candidates for a call were measured to take, kept in memory and on disk by what decides it."""
+"""Measured times of candidates, cached in memory and on disk."""
 
 import hashlib
 import json

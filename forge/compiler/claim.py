@@ -1,4 +1,4 @@
-"""The claim pass: every call of a trace is given to an executor, at the highest level first."""
+"""The claim pass: every call of a trace is assigned to an executor, at the highest level first."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -45,8 +45,8 @@ def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collecti
 
 
 class Claim:
-    """Who runs one call, and who declined it and why. It says which call that is and does not hold it: a program's
-    claims are kept as long as the program.
+    """The executor that runs one call, and the reasons of those that declined it. It refers to the call by name, not by
+    object: a program's claims live as long as the program.
 
     results: the metadata of `outputs`, in words. region: the call of the final trace that runs it with others.
     fallback: what runs it where that fails.
@@ -123,7 +123,7 @@ def claim(
     *,
     strict: bool = False,
 ) -> tuple[Trace, list[Claim]]:
-    """Return the trace with every call an executor's, and who claimed what.
+    """Return the trace with every call claimed by an executor, and the claims.
 
     Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
     to is claimed by the executors after it as well, and runs there where no region of it pays.
@@ -182,7 +182,7 @@ def fuse_claimed(
     *,
     strict: bool,
 ) -> tuple[Trace, list[Claim], list[FusedRegion]]:
-    """Return the claimed trace with its regions, who claimed what, and the regions."""
+    """Return the claimed trace with its regions, the claims, and the regions."""
     fuses = any(isinstance(each, FusionExecutor) for each in executors)
     if not fuses or (layouts is None and not any(each.fuser for each in claimed)):
         return trace, [made for each in claimed for made in each.claims], []
@@ -218,12 +218,12 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
 def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
     """Return why a claimed call cannot be part of code generated now; None where it can."""
     if not all(each.known for each in ran):
-        return "the strides of what it gives are not known"
+        return "the strides of its results are not known"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
-        return "what it reads is decided when the program runs"
+        return "it reads a value that is known only when the program runs"
     kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
-    return "what it keeps is made when the program runs" if kept else None
+    return "it saves a value that exists only when the program runs" if kept else None
 
 
 def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
@@ -304,7 +304,7 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
 
 
 class _ClaimPass:
-    """One walk over a trace: who runs each call."""
+    """One walk over a trace that assigns each call to an executor."""
 
     def __init__(self, executors: Sequence[Executor], new: Trace, select: Selection) -> None:
         self.executors = executors
@@ -360,7 +360,7 @@ class _ClaimPass:
 
 
 def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> FusionExecutor | None:
-    """Return the fusion executor that is asked before the one whose operator a call is."""
+    """Return the fusion executor that precedes the executor of a call's operator."""
     if executor not in executors:
         return None
     before = executors[: executors.index(executor)]
@@ -383,7 +383,7 @@ def fusible(
         raise
     if decision:
         return [bound]
-    declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))
+    declined.append((executor.name, getattr(decision, "reason", "it declined without a reason")))
     if isinstance(decision, Declined) and not decision.parts:
         return []
     parts: list[BoundSymbol] = []
@@ -438,13 +438,13 @@ def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> No
 
 def _no_executor_message(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
-    names = ", ".join(executor.name for executor in executors) or "nobody"
+    names = ", ".join(executor.name for executor in executors) or "no executor"
     advice = '; add "torch" to executors, which runs all that torch has' if torchex not in executors else ""
     return f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}{advice}"
 
 
 def _runner(bound: BoundSymbol) -> str:
-    """Return who runs a call that is no longer to be claimed."""
+    """Return the name of the executor of a call that is claimed already."""
     symbol = bound.symbol
     if symbol.executor is not None:
         return symbol.executor.name

@@ -1,4 +1,4 @@
-"""Config: what programs are compiled with. forge/api/options.py resolves it from what a user asked for."""
+"""Config: the resolved options of compilation. forge/api/options.py makes it from a user's options."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +25,7 @@ class Comparison(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What programs are compiled with, resolved: the same for all programs of a jitted function.
+    """The resolved options of compilation, the same for all programs of a jitted function.
 
     Attributes:
         executors: asked in this order.

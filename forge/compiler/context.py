@@ -61,7 +61,7 @@ class Derivative:
 
 @dataclass(kw_only=True)
 class Context:
-    """What passes know of a trace beside its calls, and what they leave for those after them.
+    """The state of one trace in the pipeline: what passes know beside its calls, and what they leave for later passes.
 
     Attributes:
         config, program, report: of the program that the trace belongs to.

@@ -38,7 +38,7 @@ def why_not(bound: BoundSymbol) -> str | None:
             return reason
     found = tensors([bound.args, bound.kwargs, bound.output])
     if not tensors(bound.output):
-        return "it gives no tensor"
+        return "it returns no tensor"
     for proxy in found:
         if proxy.device.type != recorder().device_type:
             return f"{proxy.name} is on {proxy.device}"

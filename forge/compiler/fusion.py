@@ -1,4 +1,4 @@
-"""Regions for fusion executors: what they said yes to is cut by level and made one call each.
+"""Regions for fusion executors: claimed calls are cut by level, and each region becomes one call.
 
 Identical regions (the layers of a model) are one artifact: a region's key is its calls with names by position, and the
 metadata of what it reads, strides included.
@@ -37,7 +37,7 @@ _log = logging.getLogger("forge.claim")
 
 
 class FusedRegion(NamedTuple):
-    """A region that a program calls: who compiled it, and the function."""
+    """A region that a program calls: its executor and its function."""
 
     fuser: FusionExecutor
     function: Callable
@@ -61,7 +61,7 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
             raise
         except Exception as error:
             _log.debug("%s failed at\n%s", fuser.name, region)
-            return decline(f"it failed at a region: {in_one_line(error)}", error=error)
+            return decline(f"fusing a region failed: {in_one_line(error)}", error=error)
 
     made = asked(fuse, region)
     check(
@@ -211,7 +211,7 @@ class _Writer:
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
         body, inputs = self._body(region)
         self.ready(inputs)
-        key, function = None, decline("it gives no tensor")
+        key, function = None, decline("it returns no tensor")
         if outputs:
             key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
@@ -345,10 +345,11 @@ class _Writer:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
         pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
-            here = f"a region of {len(region.nodes)} here does not pay"
-            return None, pays if isinstance(pays, Declined) else decline(here)
+            size = len(region.nodes)
+            slower = "one call is slower than the call" if size == 1 else f"{size} calls is slower than the calls"
+            return None, pays if isinstance(pays, Declined) else decline(f"not fused: a region of {slower}")
         if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
-            return None, decline("the strides of what it reads are not known here")
+            return None, decline("the strides of its inputs are not known")
         calls = self._without_fixed(node.bound for node in body)
         key = _key(calls, inputs, outputs, self.layouts)
         known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))

@@ -76,7 +76,7 @@ def _static_size(length: Dim) -> Dim:
 
 
 class Ran(NamedTuple):
-    """What one call gives.
+    """The result of running one call on layouts.
 
     outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
     memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements

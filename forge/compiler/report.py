@@ -20,7 +20,7 @@ SHORTENED = f"of stages of more than {MAX_CALLS} calls the last one alone is kep
 
 
 class LayerUse(NamedTuple):
-    """One call of a module for which a layer was asked for.
+    """One call of a module for which a layer was requested.
 
     how: "traced" or "one call", None where the module's own forward runs; then `reason` says why. layer: "" where the
     module's call does not fit it.
@@ -85,7 +85,7 @@ class CompileReport:
         return [trace.stage for trace in (*self.traces, *self.backward_traces) if trace.text is not None]
 
     def cuda_graphs(self) -> tuple[int, list[str]]:
-        """Return how many CUDA graphs run, and why calls are in none, where they were asked for."""
+        """Return how many CUDA graphs run, and why calls are in none, where CUDA graphs were requested."""
         if not self.uses_cuda_graphs:
             return 0, []
         last = [stages[-1] for stages in (self.traces, self.backward_traces) if stages]

@@ -1,4 +1,4 @@
-"""Calls that differ in all that nobody has promised, for forge.jit(check="regions").
+"""Calls with everything unspecified varied (strides, uninitialized memory), for forge.jit(check="regions").
 
 The strides of a value may be decided by the kernel that torch chooses when a program runs, and memory that was
 allocated holds what was there before. Chance gives what a program expects; code that relies on it is wrong elsewhere.

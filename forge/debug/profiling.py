@@ -219,7 +219,7 @@ class _Sizes(_InstrumentedTrace):
 
 
 class _Clock(_InstrumentedTrace):
-    """How long each call takes; what deletes values, or hands them on, counts to nobody."""
+    """The time of each call, without those that delete values or pass them on."""
 
     def __init__(self, trace: Trace, gpu: torch.device | None) -> None:
         self._gpu = gpu

@@ -20,7 +20,7 @@ class NotReproducible(ValueError):
 
 @dataclass(frozen=True)
 class Meta:
-    """What is known of a tensor before the program runs. strides: None where they are not known."""
+    """The metadata of a tensor before the program runs. strides: None where they are not known."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

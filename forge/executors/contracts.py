@@ -1,5 +1,5 @@
-"""What a function of a user's executor is held to: the arguments of a call when it is claimed, and the metadata of its
-results the first time that the program runs."""
+"""The contract of a user's executor: its function takes the arguments of a call, checked when it is claimed, and
+returns the metadata of its results, checked the first time that the program runs."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence

@@ -21,13 +21,13 @@ TENSORS = ("_parameters", "_buffers")
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """The place of a tensor, among those that a call is given."""
+    """A placeholder for a tensor, by its index among those that a call takes."""
 
     index: int
 
 
 class ModuleTemplate:
-    """What a module is without its tensors: its class, its other attributes, and the modules inside it.
+    """A module without its tensors: its class, its other attributes, and the modules inside it.
 
     names: the parameters and buffers in the order in which `build` takes them.
     """

@@ -66,9 +66,11 @@ class Backward(NamedTuple):
 
 
 class LazyBackward:
-    """What is compiled on first use, after Dynamo has taken its guards: `compile(key)`, for every size, or for one
-    where its sizes decide what it is. `numbers()` are the symbolic ones of the program's inputs, `ready` what is
-    compiled already."""
+    """A backward that is compiled on first use, after Dynamo has taken its guards.
+
+    compile(key): compiles it for every size, or for one where its sizes decide the result. numbers(): the symbolic
+    numbers of the program's inputs. ready: backwards that are compiled already.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class CudaRecorder:
         return torch.cuda.current_stream().cuda_stream
 
     def is_recording(self) -> bool:
-        """Return whether somebody records already."""
+        """Return whether another recording is under way."""
         return torch.cuda.is_current_stream_capturing()
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
@@ -97,7 +97,7 @@ class Pool:
         self._recordings.append(weakref.ref(recorded))
 
     def is_free_for(self, recorded: "_Recording") -> bool:
-        """Return whether nobody holds what it would write to."""
+        """Return whether no live tensor uses the memory that it would write to."""
         for each in reversed(self._recordings):
             found = each()
             if found is not None and found.is_held():
@@ -133,7 +133,7 @@ class _Recording:
         pool.add(self)
 
     def is_held(self) -> bool:
-        """Return whether somebody else holds memory of its results."""
+        """Return whether memory of its results is referenced from outside."""
         return any(_uses(storage) > uses for storage, uses in zip(self._storages, self._uses, strict=True))
 
     def reads(self, pointers: Sequence[int | None]) -> bool:

@@ -1,4 +1,4 @@
-"""What a frozen program computes of weights alone (forge.jit(freeze=True)): kept until one of them changes.
+"""Values that a frozen program computes of weights alone (forge.jit(freeze=True)), cached until a weight changes.
 
 A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
 changes in place. torch does not count everything. A step of a torch.optim optimizer, fused ones too, drops what was

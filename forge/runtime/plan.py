@@ -1,4 +1,4 @@
-"""What a compiled program's call is made of: generated functions and plain data, and how they are put together.
+"""The parts of a compiled program's call, generated functions and plain data, and their assembly.
 
 A program that was compiled in this process and one that was read from the disk (forge/cache) are put together alike.
 """

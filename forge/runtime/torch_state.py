@@ -1,5 +1,5 @@
-"""What torch keeps for the thread or for the process: left as it was found whatever fails; and Dynamo, kept away from
-what forge itself runs."""
+"""torch's state of the thread and of the process: preserved whatever fails. Decorators that keep Dynamo out of forge's
+own code."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress

@@ -15,7 +15,7 @@ DELAY = 2.0  # seconds before it shows
 
 
 class _Work:
-    """What is to be done and what is done, of all threads; the bar, once it shows."""
+    """The amount of work, and how much of it is done, of all threads; the bar, once it shows."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""How long functions take: each in turn in every round, so that what slows the machine down slows all of them."""
+"""The time of functions: each in turn in every round, so that what slows the machine down slows all of them."""
 
 import gc
 import statistics

@@ -186,8 +186,8 @@ class Explanation:
 
 
 def explain(target: Any = None, *, profile: bool = False) -> Explanation:
-    """Return what forge made of `target`: who runs each operation, who declined it and why, what is fused, what is
-    saved for the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
+    """Return a report of `target`: the executor of each operation, the reasons of those that declined it, what is fused
+    and what is saved for the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
 
     target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
     anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.

@@ -111,7 +111,7 @@ def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
         return decline("it reads a float or bool that differs from run to run, for which Inductor has no argument")
     proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
     if not tensors(bound.output):
-        return decline("it gives no tensor")
+        return decline("it returns no tensor")
     devices = {proxy.device for proxy in proxies}
     if len(devices) > 1:
         return decline(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
@@ -128,7 +128,7 @@ _kernels = CanFuseCache(lambda bound: _inductor().count_kernels(bound))
 
 class WholeProgram(InductorExecutor):
     """A program as one artifact, in which C++ calls all kernels, matrix products and attention included: for programs
-    whose calls cost more than what they compute. It takes longest to compile, so that it is asked by name only."""
+    whose overhead per call exceeds their compute. It takes longest to compile, so that it runs only if it is named."""
 
     whole = True
 
@@ -154,7 +154,7 @@ class _OutOfProcess(WholeProgram):
 
     def dump(self, function: Callable) -> bytes | Declined:
         if not function.on_cpu:  # a process would wait for it longer than for compiling the smaller regions
-            return decline("larger regions of a GPU are loaded slowly")
+            return decline("larger regions on a GPU load slowly")
         return super().dump(function.function)
 
     def ready(self) -> Decision:

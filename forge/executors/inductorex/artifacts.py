@@ -41,7 +41,7 @@ class ArtifactRecord:
     def dump(self) -> bytes | Declined:
         """As `dump`."""
         if self.source is None:
-            return decline("it is not known what Inductor made a region of")
+            return decline("the source of a region is not known")
         if self.reason is not None:
             return decline(self.reason)
         kernels = _kernels(self.scope)
@@ -77,7 +77,7 @@ def keep(function: Callable, graph: Any, strides: Strides) -> None:
 def dump(function: Callable) -> bytes | Declined:
     """Return what `load` makes the function of."""
     kept = _kept.get(function)
-    return decline("it is not known what Inductor made a region of") if kept is None else kept.dump()
+    return decline("the source of a region is not known") if kept is None else kept.dump()
 
 
 def dump_artifact(graph: Any) -> bytes | Declined:

@@ -221,7 +221,7 @@ def check_region(
     scope = {name: _name_of(value) for name, value in python.globals.items() if name in read}
     unnamed = ", ".join(name for name, known in scope.items() if known is None)
     if unnamed:
-        return decline(f"the region's graph reads {unnamed}, which is no name of a module's")
+        return decline(f"the region's graph reads {unnamed}, which is not a module-level name")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")}
     promised = [
         Promise.of(node.meta["val"], strides.results.get(position)) for position, node in enumerate(output.args[0])
@@ -274,7 +274,7 @@ def _call(forward: Callable, boxed: list[Any]) -> list[torch.Tensor]:
 
 
 def _poison_when_freed(value: torch.Tensor) -> None:
-    """Have a region's result overwritten when its memory is freed, so that nobody can go on reading it."""
+    """Overwrite a region's result when its memory is freed, so that no code can go on reading it."""
     storage = value.untyped_storage()
     weakref.finalize(value, _poison_freed, storage, value.dtype).atexit = False
 

@@ -118,7 +118,7 @@ def _fail(function: Callable | None, error: Exception) -> None:
 
 
 def has_failed() -> bool:
-    """Return whether Inductor could not compile something that this process asked for."""
+    """Return whether Inductor failed to compile a region of this process."""
     return _noticed.locked()
 
 

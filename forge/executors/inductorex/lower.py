@@ -193,22 +193,22 @@ def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> D
     """Return whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as
     a part of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # what attention keeps
-        return whole or decline("it reads what is no tensor")
+        return whole or decline("it reads a value that is not a tensor")
     results = list(tensors(bound.output))
     if results and all(map(_has_no_elements, results)):
         return decline("its results have no elements")
     operators = _operators(bound)
     if operators is None:
-        return decline("torch does not run it on tensors without values")
+        return decline("torch does not run it on fake tensors")
     for operator in operators:
         if operator.overloadpacket in _OF_ONE_DTYPE | _NORMS and _mixes_dtypes(bound, operator):
-            return decline(f"{operator} is known of one dtype alone", parts=False)
+            return decline(f"{operator} supports one dtype only", parts=False)
         if not (_is_function(operator) if whole else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
-            return decline(f"Inductor has loops for {operator} of known lengths alone")
+            return decline(f"Inductor has loops for {operator} of static sizes only")
         if operator.overloadpacket in _INEXACT and _is_on_cpu(bound):
             return decline(f"Inductor's C++ for {operator} is less exact than torch's kernel")
         if _is_on_cpu(bound) and _reduces_bytes(bound, operator.overloadpacket):
@@ -441,7 +441,7 @@ def compile_region_out_of_process(
             graph, given = _graph_of(region, layouts, rounds=rounds)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
-            return decline("its lengths are not known")
+            return decline("its sizes are not static")
         return start(describe(graph, inputs), _other_strides(graph, region, given))
     except CheckError:
         raise

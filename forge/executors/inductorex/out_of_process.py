@@ -32,7 +32,7 @@ _log = logging.getLogger("forge.inductor")
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides, in this process, how Inductor compiles a graph."""
+    """The settings of this process that Inductor's results depend on."""
 
     threads: int
     matmul_precision: str
@@ -40,13 +40,13 @@ class Settings:
 
     @classmethod
     def current(cls) -> "Settings":
-        """Return this process's."""
+        """Return the settings of this process."""
         return cls(
             torch.get_num_threads(), torch.get_float32_matmul_precision(), inductor_config.save_config_portable()
         )
 
     def apply(self) -> None:
-        """Make them this process's."""
+        """Apply the settings to this process."""
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision(self.matmul_precision)
         inductor_config.load_config(self.inductor)
@@ -126,7 +126,7 @@ class _Job:
     def result(self) -> bytes | Decision:
         """Return the artifact's bytes, Declined, or False while there is none yet."""
         if self.stopped or self.owner != os.getpid():
-            return decline("the process that compiles it is another one's, or was stopped")
+            return decline("its compile process belongs to another process, or was stopped")
         if self._process is None or self.is_running:
             return self.failed
         folder = Path(self._folder.name)

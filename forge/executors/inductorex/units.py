@@ -106,7 +106,7 @@ PyMODINIT_FUNC PyInit_kernel() {
 
 
 class _Kernel:
-    """A kernel that a generated module asked for. alone: gives it, built by itself."""
+    """A kernel of a generated module. alone: returns it, built by itself."""
 
     def __init__(self, argtypes: Sequence[str], source: str, alone: Callable[[], Callable]) -> None:
         told = json.dumps([list(argtypes), source, _settings()])

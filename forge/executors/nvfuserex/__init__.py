@@ -1,4 +1,4 @@
-"""nvFuser, NVIDIA's fuser of pointwise calls, reductions and views, as a fusion executor: asked by name, where
+"""nvFuser, NVIDIA's fuser of pointwise calls, reductions and views, as a fusion executor: opt-in by name, where
 `nvfuser_direct` loads.
 
 It takes what its table (elementwise.py, reduction.py, shape.py, creation.py) says in nvFuser's operators, prim by prim;

@@ -1,4 +1,4 @@
-"""What nvFuser is told of a region, as plain data: inputs, operators in order, outputs.
+"""A definition for nvFuser of a region, as plain data: inputs, operators in order, outputs.
 
 Regions that are alike but for lengths that are symbolic, or for the steps of strides that are not contiguous, have one
 definition. It is what is kept on disk, and what `define` says to the library.

@@ -1,4 +1,4 @@
-"""What moves elements, in nvFuser's operators."""
+"""Operations that move elements, in nvFuser's operators."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -81,7 +81,7 @@ def _slice_backward(
 
 def _replaces(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> Decision:
     fixed = all(isinstance(each, int) for each in (start, stop, x.shape[dim]))
-    return _steps_by_one(x, dim, start, stop, step) and (fixed or decline("what is replaced differs from run to run"))
+    return _steps_by_one(x, dim, start, stop, step) and (fixed or decline("the replaced index differs from run to run"))
 
 
 @rule(prims.slice_scatter, _replaces)
@@ -114,7 +114,7 @@ def _write_pad(writer: Writer, x: Any, dtype: torch.dtype, padding: Sequence[tup
 
 def _pads_only(x: TensorProxy, padding: Sequence[tuple[Dim, Dim]], value: Any) -> Decision:
     grows = x.ndim and all(isinstance(width, int) and width >= 0 for pair in padding for width in pair)
-    return bool(grows) or decline("nvFuser pads by widths that are known and not negative")
+    return bool(grows) or decline("nvFuser pads by static, non-negative widths")
 
 
 @rule(prims.pad, _pads_only)

@@ -1,4 +1,4 @@
-"""Which calls are said in nvFuser's operators, and a region of them as a definition."""
+"""The translation of a region to nvFuser's operators, and the decision which calls have one."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ MOST_DIMS = 8
 
 
 def takes(bound: BoundSymbol, device: str) -> Decision:
-    """Return whether all that a call is made of is said in nvFuser's operators, on tensors of a device of this type."""
+    """Return whether all parts of a call have nvFuser operators, on tensors of a device of this type."""
     rule = RULES.get(bound.symbol.id)
     if rule is None:
         return _parts_are_taken(bound, device)
@@ -68,7 +68,7 @@ def _is_described(proxy: TensorProxy) -> Decision:
 def _are_said(lengths: Iterable[Dim]) -> Decision:
     for length in lengths:
         if not can_say(length):
-            return decline(f"the length {length} is not said in nvFuser's operators")
+            return decline(f"the length {length} has no expression in nvFuser's operators")
     return True
 
 
@@ -80,7 +80,7 @@ def prims_of(bound: BoundSymbol) -> list[BoundSymbol]:
 
 
 def translate(region: Trace, library: Any, device: str) -> Definition:
-    """Return what nvFuser is told of a region. Raises Untranslatable with the reason."""
+    """Return nvFuser's definition of a region. Raises Untranslatable with the reason."""
     if not any(isinstance(proxy, TensorProxy) and proxy.device.type == device for proxy in region.inputs):
         raise Untranslatable(f"it reads no tensor on {device}")
     writer = Writer(region.inputs, lambda proxy: _describe(proxy, library, device))
