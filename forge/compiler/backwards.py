@@ -18,8 +18,8 @@ from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.dce import live_calls
 from forge.transforms.double import differentiable_backward
 from forge.transforms.grad import Joint, without_gradients
+from forge.transforms.gradient_buckets import bucketed, find_buckets
 from forge.transforms.lifetimes import read_places
-from forge.transforms.parts import find_parts, in_parts
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
@@ -103,8 +103,8 @@ class BackwardCompiler:
 
     def _in_buckets(self, claimed: Trace) -> Trace:
         if self.buckets is None:
-            self.buckets = find_parts(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
-        return in_parts(claimed, self.buckets) if self.buckets else claimed
+            self.buckets = find_buckets(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
+        return bucketed(claimed, self.buckets) if self.buckets else claimed
 
     def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
         """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""

@@ -10,7 +10,15 @@ from forge.compiler.fusion import FusedRegion, FusionResult, discard_failed, fus
 from forge.compiler.layout import Layout, Layouts, Ran
 from forge.compiler.regions import Node
 from forge.executors.contracts import call_in_words, check_arguments, check_metadata
-from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, is_own, operators_of
+from forge.executors.executor import (
+    Declined,
+    Executor,
+    FusionExecutor,
+    Implementation,
+    call_checker,
+    is_own,
+    operators_of,
+)
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, check, recording
 from forge.ir.printing import in_words
@@ -267,7 +275,7 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     chosen = choose(bound, executors, [])
     if chosen is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
-    return chosen[0] is torchex or chosen[1].yields
+    return chosen[0] is torchex or chosen[1].low_priority
 
 
 def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
@@ -315,7 +323,7 @@ class _ClaimPass:
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
         """Ask the executors for a call, and for its parts where none takes it."""
         declined = list(inherited)
-        if Tag.SINGLE in bound.tags:
+        if Tag.NO_FUSE in bound.tags:
             executors = operators_of(executors)
         if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
             fuser = _fuser_before(bound.symbol.executor, executors)
@@ -325,7 +333,7 @@ class _ClaimPass:
             else:
                 self._put(bound, [bound], made)
             return
-        excluded = _NONE_EXCLUDED if Tag.SINGLE in bound.tags else self.select(bound, executors)
+        excluded = _NONE_EXCLUDED if Tag.NO_FUSE in bound.tags else self.select(bound, executors)
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
                 parts = fusible(bound, executor, declined, excluded)
@@ -335,7 +343,7 @@ class _ClaimPass:
                     return
             elif (implementation := _accepting(bound, executor, declined, excluded)) is not None:
                 name = implementation.name or executor.name
-                calls = asked(_calls_of, bound, implementation, name, self.new)
+                calls = call_checker(_calls_of, bound, implementation, name, self.new)
                 if not isinstance(calls, Declined):
                     self._put(bound, calls, Claim.of(bound, name, declined, level))
                     return
@@ -374,10 +382,10 @@ def fusible(
     if executor in excluded:
         declined.append((executor.name, excluded[executor]))
         return []
-    if Tag.SINGLE in bound.all_tags:
+    if Tag.NO_FUSE in bound.all_tags:
         return []
     try:
-        decision = asked(executor.can_fuse, bound)
+        decision = call_checker(executor.can_fuse, bound)
     except Exception as error:
         _blame(error, executor.name, "can_fuse", bound)
         raise

@@ -12,7 +12,7 @@ _OUTSIDE = {
     Tag.OPAQUE: "it is an opaque call",
     Tag.EFFECT: "it has an effect",
     Tag.SYNCHRONIZING: "it reads values back to Python",
-    Tag.MAY_WRITE: "whether it writes to its argument is decided when it runs",
+    Tag.DONATES: "whether it writes to its argument is decided when it runs",
 }
 
 

@@ -15,7 +15,7 @@ from forge.compiler.layout import RESTRIDED, Layout, Layouts
 from forge.compiler.regions import Node, Region, find_regions
 from forge.compiler.unspecified_strides import with_unspecified
 from forge.executors.errors import CheckError, RegionError
-from forge.executors.executor import Declined, FusionExecutor, asked, decline
+from forge.executors.executor import Declined, FusionExecutor, call_checker, decline
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
 from forge.ir.checks import in_one_line, without_frames
@@ -23,7 +23,7 @@ from forge.ir.pytree import names, proxies
 from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
 from forge.ir.structure import key_of, settings
 from forge.ir.symbol import substitute
-from forge.ir.undecided import Undecided
+from forge.ir.unresolved import UnresolvedSymInt
 from forge.support import progress
 
 ARTIFACTS = 4096  # the regions of one executor that are kept
@@ -57,13 +57,13 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
     def fuse(region: Trace) -> Any:
         try:
             return fuser.fuse(region)
-        except (Undecided, CheckError):
+        except (UnresolvedSymInt, CheckError):
             raise
         except Exception as error:
             _log.debug("%s failed at\n%s", fuser.name, region)
             return decline(f"fusing a region failed: {in_one_line(error)}", error=error)
 
-    made = asked(fuse, region)
+    made = call_checker(fuse, region)
     check(
         callable(made) or isinstance(made, Declined),
         lambda: f"{fuser.name}: fuse returned {made!r}, but must return a function, or decline with the reason",
@@ -343,7 +343,7 @@ class _Writer:
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> tuple[tuple | None, Callable | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
-        pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
+        pays = call_checker(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
             size = len(region.nodes)
             slower = "one call is slower than the call" if size == 1 else f"{size} calls is slower than the calls"

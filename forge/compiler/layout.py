@@ -23,7 +23,7 @@ from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.strides import contiguous, has_expanded_dim, restrided, same
 from forge.ir.structure import key_of, settings
-from forge.ir.undecided import Undecided, decided, for_all_sizes
+from forge.ir.unresolved import UnresolvedSymInt, decided, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensorMode
@@ -138,7 +138,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.seen.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
-            raise Undecided(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
+            raise UnresolvedSymInt(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
         with symbolic_dispatch(not self.counts):
             result = func(*args, **(kwargs or {}))
         result = with_kernel_strides(func, args, result)
@@ -211,7 +211,7 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
         try:
             strides = _pointwise_strides(tuple(result.shape), _operands(func, args))
-        except Undecided:
+        except UnresolvedSymInt:
             return result
     elif func is aten.index.Tensor and _is_indexed_by_numbers(*args, result):
         strides = _in_order(tuple(result.shape), _strides_of_indexed(*args))
@@ -287,7 +287,7 @@ def _is_contiguous(x: torch.Tensor) -> bool:
 def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
     """Return the strides of a pointwise result: its dims have the order in which they lie in the operands.
 
-    Raises Undecided where the order differs from size to size.
+    Raises UnresolvedSymInt where the order differs from size to size.
 
     Source: TensorIteratorBase::reorder_dimensions and fast_set_up (aten/src/ATen/TensorIterator.cpp).
     """
@@ -330,7 +330,7 @@ def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None])
 def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
     """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides.
 
-    Raises Undecided where the order differs from size to size.
+    Raises UnresolvedSymInt where the order differs from size to size.
     """
 
     def slower(one: int, other: int) -> int:
@@ -362,16 +362,16 @@ def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tup
 
 
 def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
-    """Return whether a pad of or by symbolic lengths adds nothing: torch then clones what is left, in the order of
-    x's strides, and else lays out in x's memory format.
+    """Return whether a pad of or by symbolic sizes adds nothing: torch then clones what is left, in the order of x's
+    strides, and else lays it out in x's memory format.
 
-    Raises Undecided where that differs from size to size, and where the format follows strides of dims of one element,
-    which a view of symbolic lengths does not tell.
+    Raises UnresolvedSymInt where that differs from size to size, and where the format follows strides of dims of one
+    element, which a view of symbolic sizes does not tell.
     """
     if in_row_major_order(x) or (_is_static(x) and all(isinstance(pad, int) for pad in pads)):
         return False
     if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
-        raise Undecided("the memory format of a padded tensor follows strides that are not known")
+        raise UnresolvedSymInt("the memory format of a padded tensor follows strides that are not known")
     return not any(statically_known_true(pad > 0) for pad in pads) and all(decided(pad <= 0) for pad in pads)
 
 
@@ -509,9 +509,9 @@ class Layouts:
         try:
             ran = self._memo.get(key)
         except TypeError:  # an argument that is not hashable
-            return for_all_sizes(self._run, call)
+            return without_specialization(self._run, call)
         if ran is None:
-            ran = self._memo[key] = for_all_sizes(self._run, call)
+            ran = self._memo[key] = without_specialization(self._run, call)
         return ran
 
     def stand_in(self, leaf: Any) -> Any:

@@ -66,7 +66,7 @@ def patterns(trace: Trace, context: Context) -> Trace:
 
 def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
     """Compute a language model's head and its loss in chunks."""
-    return transforms.heads(trace, plain=partial(_runs_in_torch, context=context))
+    return transforms.fused_linear_cross_entropy(trace, plain=partial(_runs_in_torch, context=context))
 
 
 def fold_norms(trace: Trace, context: Context) -> Trace:

@@ -234,7 +234,7 @@ def _epilogue(
 ) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
     sources = {name: bound.source for bound in trace.bound_symbols for name in bound.outputs}
-    with recording(epilogue), epilogue.tagged({Tag.SINGLE}):
+    with recording(epilogue), epilogue.tagged({Tag.NO_FUSE}):
         writer = _Epilogue(grad, finisher.memory.inference)
         for number in numbers:
             epilogue.record(number)

@@ -15,7 +15,7 @@ from forge.compiler.layout import Layouts
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy
 from forge.ir.pytree import tree_map
 
-_UNCHANGED = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.VIEW, Tag.MAY_WRITE})
+_UNCHANGED = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.VIEW, Tag.DONATES})
 _random = random.Random(0)
 
 

@@ -29,7 +29,7 @@ from forge.transforms.dce import dce
 _WITHIN = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 1e-2}
 _COARSEST = 5e-2
 _CANCELLED = 1e-2
-_WRITES = frozenset({Tag.EFFECT, Tag.MAY_WRITE})
+_WRITES = frozenset({Tag.EFFECT, Tag.DONATES})
 
 
 class CheckedTrace:

@@ -13,7 +13,7 @@ from forge.ir.bounded import Bounded
 from forge.ir.interpreter import unconverted
 from forge.ir.locks import new_lock
 from forge.ir.printing import note_place, qualified_name
-from forge.ir.undecided import for_sizes
+from forge.ir.unresolved import specialize_sizes
 from forge.torch_internals.autograd import SavedTensor
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torch_internals.functorch import is_legacy_batchedtensor as is_batched
@@ -89,7 +89,7 @@ class LazyBackward:
         with self._lock:  # threads may meet here
             found = self.ready.get(key) or self._for_sizes.get((key, *sizes))
             if found is None:
-                with for_sizes(self._numbers(), sizes) as assumed:
+                with specialize_sizes(self._numbers(), sizes) as assumed:
                     found = self._compile(key)
                 table, place = (self._for_sizes, (key, *sizes)) if assumed.used else (self.ready, key)
                 table[place] = found
@@ -224,7 +224,7 @@ class DifferentiableCall:
         self.apply = _detaching(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
         self._function = ForgeFunction
 
-    def in_parts(self, parts: Sequence[Sequence[int]]) -> Callable:
+    def bucketed(self, parts: Sequence[Sequence[int]]) -> Callable:
         """`apply` with a node for each part of the gradients, of which the backwards are generators: autograd hands a
         part on, and calls its hooks, before the next one is computed.
 

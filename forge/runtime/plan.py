@@ -103,7 +103,7 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
         LazyBackward(lambda present: backwards.compile(present, batched=True).backward, backwards.numbers),
         LazyBackward(backwards.compile_differentiable, backwards.numbers),
     )
-    apply = region.in_parts(training.buckets) if training.buckets else region.apply
+    apply = region.bucketed(training.buckets) if training.buckets else region.apply
     if not plan.grad:
         apply = grad_mode.enabled(apply)
     if training.epilogue is None:

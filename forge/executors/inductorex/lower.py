@@ -31,7 +31,7 @@ from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, proxies, tensors, tree_map
 from forge.ir.strides import same
-from forge.ir.undecided import Undecided
+from forge.ir.unresolved import UnresolvedSymInt
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import OpOverload, disable_current_modes
 from forge.torch_internals.dynamo import TracingContext, tracing
@@ -246,7 +246,7 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
     try:
         with _exclusive():
             graph, _ = _graph_of(region, Layouts(region.inputs, shared=False), rounds=True)
-    except Undecided:
+    except UnresolvedSymInt:
         raise
     except Exception as error:
         return decline(f"it has no graph: {in_one_line(error)}")
@@ -400,7 +400,7 @@ def compile_region(
         with _exclusive():
             graph, given = _graph_of(region, layouts, rounds=rounds)
             return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region, given), whole=whole)
-    except (Undecided, CheckError):
+    except (UnresolvedSymInt, CheckError):
         raise
     except Exception as error:
         _log.debug("%s", region, exc_info=True)

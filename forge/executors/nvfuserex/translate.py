@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from forge.executors.executor import Decision, asked, decline
+from forge.executors.executor import Decision, call_checker, decline
 from forge.executors.nvfuserex.definition import DTYPES, Definition, Output, Ref, TensorInput
 from forge.executors.nvfuserex.rules import RULES
 from forge.executors.nvfuserex.writer import Untranslatable, Writer, can_say
@@ -26,7 +26,7 @@ def takes(bound: BoundSymbol, device: str) -> Decision:
     fits = _fits(bound, device)
     if not fits or rule.checker is None:
         return fits
-    return asked(rule.checker, *bound.args, **bound.kwargs)
+    return call_checker(rule.checker, *bound.args, **bound.kwargs)
 
 
 def _parts_are_taken(bound: BoundSymbol, device: str) -> Decision:
