@@ -21,7 +21,7 @@ import forge
 from bench.timing import show_table
 from forge.benchmark.model_bench import training_step
 from forge.support.timing import in_turn, ratio
-from forge.transforms import head
+from forge.transforms import linear_cross_entropy
 
 VOCABULARY = 32_000
 Model = Callable[..., Any]
@@ -81,9 +81,9 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
 def compare(title: str, model: nn.Module, inputs: dict[str, Any], device: str, args: argparse.Namespace) -> None:
     """One table: eager, forge with the head whole, forge with it in chunks."""
     runs: dict[str, Callable[[], Any]] = {"eager": training_step(model, model.parameters(), inputs)}
-    for name, limit in (("forge, whole", 1 << 60), ("forge, in chunks", head.BYTE_LIMIT)):
+    for name, limit in (("forge, whole", 1 << 60), ("forge, in chunks", linear_cross_entropy.BYTE_LIMIT)):
         runs[name] = training_step(forge.jit(model, executors=args.executors), model.parameters(), inputs)
-        with mock.patch.object(head, "BYTE_LIMIT", limit):
+        with mock.patch.object(linear_cross_entropy, "BYTE_LIMIT", limit):
             runs[name]()
     for parameter in model.parameters():
         parameter.grad = None

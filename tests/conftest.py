@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except Exception:
         pytest.exit(f"forge cannot be imported:\n{traceback.format_exc()}", returncode=pytest.ExitCode.USAGE_ERROR)
     claim.fuse_regions = _counted(claim.fuse_regions)
-    waits = importlib.import_module("forge.executors.inductorex.waits")
+    waits = importlib.import_module("forge.executors.inductorex.compile_wait")
     waits.notice = _recorded(waits.notice)
 
 
@@ -92,7 +92,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A region that fails in one test keeps no program of another from being written to disk, and no warning back."""
-    waits = importlib.import_module("forge.executors.inductorex.waits")
+    waits = importlib.import_module("forge.executors.inductorex.compile_wait")
     monkeypatch.setattr(waits, "_noticed", threading.Lock())
     monkeypatch.setattr(importlib.import_module("forge.compiler.fusion"), "_told", {})
 

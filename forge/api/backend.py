@@ -16,23 +16,23 @@ from forge.api.options import refuse_unknown, resolve_options
 from forge.cache import CacheEntry
 from forge.capture import dynamo
 from forge.capture.checks import assumptions_last
-from forge.capture.dtensors import localized
+from forge.capture.dtensors import to_local_graph
 from forge.capture.entry import must_be_one_graph
 from forge.capture.handles import JitHandle, handle_of_torch_compile
 from forge.capture.higher_order import runnable
 from forge.capture.inputs import note_inputs
 from forge.capture.layers import decide
-from forge.capture.python_dispatch import dispatched
+from forge.capture.python_dispatch import find_dispatched_value
 from forge.compiler import pipeline
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable
-from forge.compiler.program import Refused, StrictError, Unsupported
+from forge.compiler.program import EagerFallback, StrictError, Unsupported
 from forge.compiler.report import CompileReport
 from forge.debug.graph_check import against_eager
 from forge.executors.modules import ModuleExecutor
 from forge.ir.interpreter import paused_gc
 from forge.ir.source import Source, warn
-from forge.runtime.torch_state import restored
+from forge.runtime.torch_state import preserve_torch_state
 from forge.support import logs
 from forge.torch_internals.dynamo import BackendCompilerFailed, register_backend
 
@@ -56,9 +56,9 @@ class Backend:
         """
         handle = self._handle()
         try:
-            with paused_gc(), restored():
+            with paused_gc(), preserve_torch_state():
                 executable, report = _compile(graph, self._config, handle)
-        except (Unsupported, Refused) as error:
+        except (Unsupported, EagerFallback) as error:
             _raise_if_asked(error, self._config, handle)
             return _in_eager(graph, error, handle)
         except IndexError as error:  # Dynamo takes a bare one for the program's, and its frame would run in eager
@@ -68,9 +68,9 @@ class Backend:
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable:
-    """The backend of torch.compile(model, backend="forge", options={...}), which takes the options of resolve_options.
+    """Compile a graph for torch.compile(model, backend="forge", options={...}), with the options of resolve_options.
 
-    Raises TypeError for another option, and for one that should be a bool and is none.
+    Raises TypeError for an unknown option, and for a value that should be a bool and is not.
     """
     wanted = options.pop("options", None) or {}
     refuse_unknown("forge", (*options, *wanted), _OPTIONS)
@@ -79,7 +79,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
         config = resolve_options(**wanted)
         handle.numerics = config.numerics
         return Backend(config, handle)(graph, example_inputs)
-    except Refused as reason:  # the frame is torch.compile's: the graph raises when it runs
+    except EagerFallback as reason:  # the frame is torch.compile's: the graph raises when it runs
         return _in_eager(graph, reason, handle)
 
 
@@ -95,10 +95,10 @@ if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forg
 def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> Compilation:
     """Compile a graph of tensors, of DTensors by the tensors inside of them, or of subclasses by torch's functions."""
     note_inputs(graph)
-    local = localized(graph)
+    local = to_local_graph(graph)
     graph = graph if local is None else local.graph
     assumptions_last(graph)
-    subclass = dispatched(graph)
+    subclass = find_dispatched_value(graph)
     if subclass is not None:
         config = config.in_torch()
     layers = decide(graph, next((each for each in config.executors if isinstance(each, ModuleExecutor)), None))
@@ -110,7 +110,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
     _log(handle.name, report)
     if subclass is not None:
         _warn_of_subclass(*subclass, handle)
-    return executable if local is None else executable.wrapped(local.around), report
+    return executable if local is None else executable.wrap_call(local.wrap), report
 
 
 def _compile_anew(
@@ -129,9 +129,9 @@ def _compile_anew(
         _warn_of_gradients(report, handle)
     entry.write(executable, report, capture.program.mutated, capture.held)
     if config.comparison is not None:
-        executable = executable.wrapped(partial(against_eager, eager=eager, program=capture.program))
+        executable = executable.wrap_call(partial(against_eager, eager=eager, program=capture.program))
     if capture.held:
-        executable = executable.wrapped(partial(_holding, held=capture.held))
+        executable = executable.wrap_call(partial(_holding, held=capture.held))
     report.seconds = {"record": seconds, **report.seconds}
     return executable, report
 
@@ -141,9 +141,9 @@ def _holding(call: Callable, held: list[torch.Tensor]) -> Callable:
     return lambda *inputs: call(*inputs, *held)
 
 
-def _raise_if_asked(error: Unsupported | Refused, config: Config, handle: JitHandle) -> None:
+def _raise_if_asked(error: Unsupported | EagerFallback, config: Config, handle: JitHandle) -> None:
     """Raise what keeps a graph from being compiled, unless the graph itself may run in eager."""
-    reason = error.reason if isinstance(error, Refused) else error
+    reason = error.reason if isinstance(error, EagerFallback) else error
     if isinstance(reason, Unsupported):
         if must_be_one_graph():
             raise _refused_by_fullgraph(reason, handle) from None
@@ -156,7 +156,7 @@ def _raise_if_asked(error: Unsupported | Refused, config: Config, handle: JitHan
         raise error
 
 
-def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | Refused, handle: JitHandle) -> Callable:
+def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | EagerFallback, handle: JitHandle) -> Callable:
     warn(f"a graph runs in eager: {reason}", reason.source)
     run = runnable(graph)
 

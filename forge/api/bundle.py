@@ -19,16 +19,16 @@ from forge.ir import Trace, check
 
 
 def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
-    """Writes the kernels that a jitted function's programs run to a new folder, with their files, for this system: the
-    variants of repositories as they were verified, the sources of those that are compiled, and manifests that hold
-    nothing else. `forge.jit(model, kernels=[folder])` uses them elsewhere, with neither the Hub nor the cache, and
-    raises, naming the kernel, where one of them cannot be used.
+    """Write the kernels that a jitted function's programs run to a new folder, with their files, for this system: the
+    variants of repositories as they were verified, the sources of compiled kernels, and manifests that hold nothing
+    else. `forge.jit(model, kernels=[folder])` uses them on another machine, without the Hub or the cache. It raises,
+    naming the kernel, where one of them cannot be used.
 
-    Call the function first, and its backward, so that its programs are there.
-    Raises ValueError where no kernel runs, for a kernel that has no files because it was declared in Python, and for a
-    folder that is not empty; HubError for a kernel that asks for other kernels.
+    Call the function first, and its backward, so that its programs exist. Raises ValueError where no kernel runs, for a
+    kernel that has no files because it was declared in Python, and for a folder that is not empty; HubError for a
+    kernel that depends on other kernels.
     """
-    used = list({id(kernel): kernel for kernel in _used(jitted)}.values())
+    used = list({id(kernel): kernel for kernel in _used_kernels(jitted)}.values())
     check(
         bool(used), lambda: "forge.bundle: no kernel runs; call the jitted function first (forge.explain says why not)"
     )
@@ -57,7 +57,7 @@ def bundle(jitted: Any, folder: str | os.PathLike[str]) -> Path:
     return Path(folder)
 
 
-def _used(jitted: Any) -> Iterator[Kernel]:
+def _used_kernels(jitted: Any) -> Iterator[Kernel]:
     for report in handle_of(jitted).reports:
         for stages in (report.traces, report.backward_traces):
             yield from _kernels_of(stages[-1]) if stages else ()
@@ -78,7 +78,7 @@ def _unique(names: Iterable[str]) -> Iterator[str]:
 
 
 def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
-    """What came from one manifest, and its files by their paths in the bundle."""
+    """Return the part of one manifest, and its files by their paths in the bundle."""
     path = Path(kernels[0].entry.mark.file)
     content = kernels[0].origin.content
     verified = next((each.verified for each in hub.loaded() if each.verified.content == content), None)
@@ -86,12 +86,12 @@ def _part(name: str, kernels: list[Kernel]) -> tuple[Part, dict[str, bytes]]:
     needed = tuple((kernel.operation, kernel.name) for kernel in kernels)
     manifest = MANIFEST if verified is not None or files else path.name
     dropped = "build" if verified is not None else None  # the sources of a variant stay where they are
-    held = {manifest: _pruned(path, kernels, dropped), **files}
+    held = {manifest: _prune_manifest(path, kernels, dropped), **files}
     return Part(f"{name}/{manifest}", verified is not None, needed), {f"{name}/{file}": held[file] for file in held}
 
 
 def _variant(verified: hub.Verified) -> dict[str, bytes]:
-    """A repository's files, as they were verified."""
+    """Return a repository's files, as they were verified."""
     place = verified.resolved.place()
     if verified.depends:
         asked = ", ".join(each.resolved.source for each in verified.depends)
@@ -101,28 +101,28 @@ def _variant(verified: hub.Verified) -> dict[str, bytes]:
     return {f"build/{verified.resolved.variant}/{path}": content for path, content in held.items()}
 
 
-def _pruned(path: Path, kernels: list[Kernel], dropped: str | None) -> bytes:
-    """Return the manifest with these kernels alone, and without the key that is dropped."""
+def _prune_manifest(path: Path, kernels: list[Kernel], dropped: str | None) -> bytes:
+    """Return the manifest with these kernels alone, and without the key `dropped`."""
     places = {(kernel.entry.mark.line, kernel.entry.mark.column) for kernel in kernels}
     root = read_document(path).root
     if root.is_list:  # ExecuTorch's functions.yaml
-        pruned = _pruned_ops(root, places)
+        pruned = _prune_ops(root, places)
     else:
         items = {key: node for key, node in root.value.items() if key != dropped}
-        pruned = {key: _pruned_ops(node, places) if key == "ops" else node.plain() for key, node in items.items()}
+        pruned = {key: _prune_ops(node, places) if key == "ops" else node.plain() for key, node in items.items()}
     return library("yaml").safe_dump(pruned, sort_keys=False, width=1 << 20).encode()
 
 
-def _pruned_ops(ops: Node, places: set[tuple[int, int]]) -> list[Any]:
+def _prune_ops(ops: Node, places: set[tuple[int, int]]) -> list[Any]:
     pruned = []
     for op in ops.value:
-        chosen = {key: _chosen(op.value[key], places) for key in ("kernels", "dispatch") if key in op.value}
+        chosen = {key: _select(op.value[key], places) for key in ("kernels", "dispatch") if key in op.value}
         if any(chosen.values()):
             pruned.append({**op.plain(), **chosen})
     return pruned
 
 
-def _chosen(node: Node, places: set[tuple[int, int]]) -> list[Any] | dict[str, Any]:
+def _select(node: Node, places: set[tuple[int, int]]) -> list[Any] | dict[str, Any]:
     """Return the kernels at these places, in a list of them or by dispatch key."""
     if node.is_mapping:
         marks = node.keys.items()

@@ -25,12 +25,12 @@ from forge.ir.bounded import Bounded
 from forge.ir.state import state
 from forge.ir.structure import structure
 from forge.runtime.plan import overlap
-from forge.runtime.torch_state import modes, restored, uncaptured
+from forge.runtime.torch_state import dynamo_disable, modes, preserve_torch_state
 from forge.torch_internals.pytree import torch_pytree
 from forge.torchlang import autocast_mode
 
 
-@uncaptured
+@dynamo_disable
 def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
     """Return the trace of one call of `function`: its torch calls as torchlang symbols, with their decompositions.
 
@@ -69,15 +69,15 @@ _programs = Programs(256)
 
 
 def _compile(program: Program, config: Config) -> Compilation:
-    with restored():
+    with preserve_torch_state():
         return pipeline.compile(program, config)
 
 
 def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
     """Return what the function returns, computed by its compiled program. The tensors that it closes over are
     constants."""
-    with restored():
-        recorded = direct.Recorded(function, args, kwargs)
+    with preserve_torch_state():
+        recorded = direct.TracedCall(function, args, kwargs)
     mutated = recorded.program.mutated
     if mutated and overlap(recorded.inputs, mutated):
         return function(*args, **kwargs)
@@ -110,7 +110,7 @@ class Direct:
         key = (spec, torch.is_grad_enabled(), autocast_mode.state(), *[_metadata(leaf) for leaf in leaves])
         compiled = self.compiled.get(key)
         if compiled is None:
-            with restored():
+            with preserve_torch_state():
                 compiled = _compile(direct.record(self.function, args, kwargs), self.config)
             self.compiled[key] = compiled
         return compiled
@@ -126,27 +126,27 @@ def _metadata(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
-@uncaptured
+@dynamo_disable
 def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """(outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
+    """Return (outputs, pullback): pullback(*cotangents) gives the gradient of each primal, as torch.func.vjp.
 
-    With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux).
-    Raises TypeError when a primal is no floating point tensor.
+    With `has_aux`, function returns (outputs, aux) and vjp returns (outputs, pullback, aux). Raises TypeError when a
+    primal is not a floating point tensor.
     """
     leaves, spec = torch_pytree.tree_flatten(primals)
     for i, leaf in enumerate(leaves):
         check(
             isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()),
-            lambda i=i, leaf=leaf: f"forge.vjp: primal {i} is {_shown(leaf)}, but must be a floating point tensor",
+            lambda i=i, leaf=leaf: f"forge.vjp: primal {i} is {_describe(leaf)}, but must be a floating point tensor",
             TypeError,
         )
-    again = _recorded(leaves)
+    again = _records_grad(leaves)
     inputs = [_input(leaf, again) for leaf in leaves]
     with torch.enable_grad():
         result = _call(function, torch_pytree.tree_unflatten(inputs, spec), {})
     outputs, *aux = result if has_aux else (result,)
 
-    @uncaptured
+    @dynamo_disable
     def pullback(*cotangents: Any) -> Any:
         given = [(o, c) for o, c in zip(_tensors(outputs), _tensors(cotangents), strict=True) if o.requires_grad]
         if not given:
@@ -158,16 +158,16 @@ def vjp(function: Callable, *primals: Any, has_aux: bool = False) -> tuple:
                 inputs,
                 weights,
                 retain_graph=True,
-                create_graph=again or _recorded(weights),
+                create_graph=again or _records_grad(weights),
                 allow_unused=True,
                 materialize_grads=True,
             )
         return torch_pytree.tree_unflatten(list(gradients), spec)
 
-    return (outputs, pullback, *aux) if again else (_detached(outputs), pullback, *_detached(aux))
+    return (outputs, pullback, *aux) if again else (_detach(outputs), pullback, *_detach(aux))
 
 
-@uncaptured
+@dynamo_disable
 def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
     """Return a function that returns (value, gradients) of a scalar-valued `function`.
 
@@ -181,14 +181,14 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
         check(
             isinstance(value, (torch.Tensor, TensorProxy)) and value.ndim == 0,
             lambda: (
-                f"forge.grad: {function} returned {_shown(value)}, but must return a 0-d tensor; "
+                f"forge.grad: {function} returned {_describe(value)}, but must return a 0-d tensor; "
                 "use forge.vjp for other outputs"
             ),
             RuntimeError,
         )
         return value
 
-    @uncaptured
+    @dynamo_disable
     @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         for position in positions:
@@ -201,7 +201,7 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
             return result, found[0] if isinstance(argnums, int) else tuple(found)
         chosen = [args[position] for position in positions]
         leaves, spec = torch_pytree.tree_flatten(chosen)
-        again = _recorded(leaves)
+        again = _records_grad(leaves)
         inputs = [_input(leaf, again) for leaf in leaves]
         given = list(args)
         for position, value in zip(positions, torch_pytree.tree_unflatten(inputs, spec), strict=True):
@@ -217,14 +217,14 @@ def value_and_grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_
             gradients = tuple(map(torch.zeros_like, inputs))
         found = torch_pytree.tree_unflatten(list(gradients), spec)
         if not again:
-            value, aux = value.detach(), _detached(aux)
+            value, aux = value.detach(), _detach(aux)
         shown = (value, *aux) if has_aux else value
         return shown, found[0] if isinstance(argnums, int) else tuple(found)
 
     return run
 
 
-@uncaptured
+@dynamo_disable
 def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool = False) -> Callable:
     """Return a function that returns the gradient of a scalar-valued `function`; with `has_aux`, (gradient, aux).
 
@@ -232,7 +232,7 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
     """
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
-    @uncaptured
+    @dynamo_disable
     @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         value, gradients = both(*args, **kwargs)
@@ -241,7 +241,7 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
     return run
 
 
-def _recorded(leaves: Sequence[Any]) -> bool:
+def _records_grad(leaves: Sequence[Any]) -> bool:
     """Return whether torch's autograd records what is done with these, so that gradients are differentiated again."""
     return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
@@ -251,7 +251,7 @@ def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
     return leaf.view_as(leaf) if again and leaf.requires_grad else leaf.detach().requires_grad_()
 
 
-def _detached(tree: Any) -> Any:
+def _detach(tree: Any) -> Any:
     return torch_pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
@@ -259,7 +259,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in torch_pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {value.dtype} tensor of shape {list(value.shape)}"
     return repr(value)

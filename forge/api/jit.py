@@ -17,7 +17,7 @@ import torch
 
 from forge.api.backend import Backend
 from forge.api.options import refuse_unknown, resolve_options
-from forge.api.unused_options import Named, idle_options, look_at_module
+from forge.api.unused_options import UnusedOptions, idle_options, look_at_module
 from forge.capture.entry import enter
 from forge.capture.handles import JitHandle, handle_of, name_of
 from forge.compiler.report import SHORTENED
@@ -27,12 +27,12 @@ from forge.ir import Trace
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
 from forge.runtime.module import jitted_module
-from forge.runtime.torch_state import uncaptured
+from forge.runtime.torch_state import dynamo_disable
 from forge.torch_internals.dynamo import disable, reset_code
 from forge.transforms.users import Transform
 
 
-@uncaptured
+@dynamo_disable
 def jit(
     target: Callable | torch.nn.Module = ...,
     *,
@@ -156,7 +156,7 @@ def jit(
     handle.history.strict = config.strict
     idle = idle_options(kernels, layers, allow_imports)
     if kernels_named is not None or layers_named is not None or idle:
-        handle.history.returned = Named(handle, kernels_named, layers_named, idle).tell
+        handle.history.on_return = UnusedOptions(handle, kernels_named, layers_named, idle).warn_of_unused
     if layers_named is not None and isinstance(target, torch.nn.Module):
         look_at_module(layers_named, target)
     compiled = enter(
@@ -256,7 +256,7 @@ def refold(jitted: Any) -> None:
 
     Raises TypeError for what was not made by forge.jit.
     """
-    for folded in handle_of(jitted, "forge.refold").folded():
+    for folded in handle_of(jitted, "forge.refold").folded_weights():
         folded.forget()
 
 
@@ -268,7 +268,7 @@ def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
     by forge.jit.
     """
     until = time.monotonic() + (math.inf if timeout is None else timeout)
-    waiting = handle_of(jitted, "forge.finish_compiling").tiered()
+    waiting = handle_of(jitted, "forge.finish_compiling").tiered_programs()
     while waiting := [tiered for tiered in waiting if not tiered.promote()]:
         if time.monotonic() >= until:
             return False

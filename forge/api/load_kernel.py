@@ -35,7 +35,8 @@ class LoadedKernel:
             return self._symbol(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The operator on real tensors. Raises NotImplementedError with each kernel's reasons where none takes them."""
+        """Call the operator on real tensors. Raises NotImplementedError with each kernel's reason where none takes
+        them."""
         executable, report = self._direct.compile(args, kwargs)
         if {claim.executor for claim in report.claims}.isdisjoint(self.kernels):
             reasons = {name: self._reasons(name, report, args, kwargs) for name in self.kernels}
@@ -64,15 +65,14 @@ def load_kernel(
     kernels: Sequence[Source] | None = None,
     allow_imports: Sequence[str] = (),
 ) -> LoadedKernel:
-    """The kernels of an operator, to be called directly with the operator's own arguments.
+    """Return the kernels of an operator, which are called directly with the operator's own arguments.
 
-    op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; the
-    best that takes a call otherwise. force: neither constraints nor verification are asked, nor a class whether it is
-    available; what cannot be loaded is left out all the same. kernels: sources, as
-    forge.jit takes them; those of the process (forge.use_kernels) otherwise. allow_imports: modules that these may
-    import beyond those that the Hub's rules allow.
-    Raises ValueError for an operator or a name that there is not; KernelImportError with each reason where none of them
-    can be loaded by force.
+    op: a torch function, its name, or "pattern:name". name: one kernel of it, by its own name or "library.name"; by
+    default the best one that takes a call. force: skip constraints, verification and a class's own check of
+    availability; kernels that cannot be loaded are left out all the same. kernels: sources, as forge.jit takes them; by
+    default those of the process (forge.use_kernels). allow_imports: modules that these may import beyond those that the
+    Hub's rules allow. Raises ValueError for an unknown operator or name; KernelImportError with each reason where none
+    of them can be loaded by force.
     """
     known = list(hubex.kernels) if kernels is None else gather(kernels, allow_imports=allow_imports)
     wanted, found = of_operation(op, known)
@@ -82,10 +82,10 @@ def load_kernel(
         names = [kernel.entry.name for kernel in found]
         found = [kernel for kernel in found if name in (kernel.name, kernel.entry.name)]
         check(bool(found), lambda: f"forge.load_kernel: {wanted}: {unknown('kernel', name, names)}")
-    return LoadedKernel(wanted, _loaded(found) if force else found, force)
+    return LoadedKernel(wanted, _load_all(found) if force else found, force)
 
 
-def _loaded(kernels: list[Kernel]) -> list[Kernel]:
+def _load_all(kernels: list[Kernel]) -> list[Kernel]:
     reasons = {kernel.name: kernel.load() for kernel in kernels}
     found = [kernel for kernel in kernels if reasons[kernel.name] is None]
     listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

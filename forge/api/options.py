@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from forge.compiler.config import Config
-from forge.debug.eager_check import Checked
-from forge.debug.edited import edited
+from forge.debug.eager_check import CheckedTrace
+from forge.debug.edited import apply_edits
 from forge.executors.executor import Executor, FusionExecutor, resolve_executors, unknown
 from forge.ir import check as require
 from forge.ir.checks import check_flag, check_list
@@ -38,7 +38,7 @@ def refuse_unknown(caller: str, names: Iterable[str], known: Sequence[str]) -> N
 
 
 def default_check(check: str | None) -> str | None:
-    """Return the kind of check that is asked for: `check`, or else the environment's FORGE_CHECK, or None."""
+    """Return the kind of check to run: `check`, or else the environment's FORGE_CHECK, or None."""
     return os.environ.get(CHECK_VARIABLE) or None if check is None else check
 
 
@@ -100,8 +100,8 @@ def resolve_options(
         select=select,
         numerics=numerics,
         checks=check is not None,
-        comparison=Checked if check == "eager" else None,
-        codegen=None if edit is None else partial(edited, folder=edit),
+        comparison=CheckedTrace if check == "eager" else None,
+        codegen=None if edit is None else partial(apply_edits, folder=edit),
     )
 
 

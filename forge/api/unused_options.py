@@ -17,8 +17,8 @@ from forge.executors.hubex import HubExecutor, LayerExecutor
 from forge.ir.source import Source, warn
 
 
-class Named:
-    """The kernels and layers that a user named for the function of `handle`, and what of them was told.
+class UnusedOptions:
+    """Warnings about kernels and layers that a user named for the function of `handle` and that no graph uses.
 
     idle: options that have no effect, each with the reason.
     """
@@ -36,8 +36,8 @@ class Named:
         self._idle = idle
         self._told: set[str] = set()
 
-    def tell(self) -> None:
-        """Warns of what the graphs that were compiled so far do not use."""
+    def warn_of_unused(self) -> None:
+        """Warn of the named kernels, layers and options that no graph compiled so far uses."""
         handle = self._handle()
         if handle is None or not handle.reports:
             return
@@ -47,7 +47,7 @@ class Named:
             for library, problem, source in unused_kernels(self._kernels, handle.reports):
                 self._warn(library, f"{handle.name}: {problem}", source)
         for wanted in () if self._layers is None else self._layers.named:
-            problem = unmatched(wanted, self._layers.seen)
+            problem = unmatched_layer_message(wanted, self._layers.seen)
             if problem is not None:
                 self._warn(str(wanted), f"{handle.name}: {problem}")
         if self._layers is not None and self._layers.named:
@@ -77,8 +77,8 @@ def look_at_module(layers: LayerExecutor, module: torch.nn.Module) -> None:
         layers.see(type(each))
 
 
-def unmatched(wanted: str | type, seen: Sequence[str]) -> str | None:
-    """Say that no module is one that layers were named for."""
+def unmatched_layer_message(wanted: str | type, seen: Sequence[str]) -> str | None:
+    """Return a message where no module has the name or class that a layer was named for; None otherwise."""
     name = wanted if isinstance(wanted, str) else wanted.__name__
     if name in seen:
         return None
@@ -94,13 +94,13 @@ def unused_layers(programs: Sequence[CompileReport]) -> Iterator[LayerUse]:
 
 
 def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> Iterator[tuple[str, str, Source | None]]:
-    """(a name, what to say, where): kernels that a program does not use for want of a gradient, and libraries of which
-    none is used."""
+    """Yield (name, warning, source) of kernels that a program does not use because they have no gradient, and of
+    libraries of which no kernel is used."""
     claims = [[*program.claims, *program.backward_claims] for program in programs]
-    declined = [found for each in claims for found in _declined(kernels, each)]
+    declined = [found for each in claims for found in _declined_claims(kernels, each)]
     for each in claims:
         used_here = {claim.executor for claim in each}
-        for name, reason, claim in _declined(kernels, each):
+        for name, reason, claim in _declined_claims(kernels, each):
             if reason == NO_GRADIENT and name not in used_here:
                 yield name, f"kernel {name} is not used for {claim.operation}: {reason}", claim.source
     used = {claim.executor for each in claims for claim in each}
@@ -116,13 +116,13 @@ def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> I
         yield library, f"no kernel of {library} is used: {name} declined {claim.operation}: {reason}", claim.source
 
 
-def _declined(kernels: HubExecutor, claims: Sequence[Claim]) -> list[tuple[str, str, Claim]]:
+def _declined_claims(kernels: HubExecutor, claims: Sequence[Claim]) -> list[tuple[str, str, Claim]]:
     names = {kernel.name for kernel in kernels.kernels}
     return [(name, reason, claim) for claim in claims for name, reason in claim.declined if name in names]
 
 
 def _libraries(kernels: HubExecutor) -> dict[str, set[str]]:
-    """The names of the kernels by what they were named with."""
+    """Return the names of the kernels, grouped by the source that a user named."""
     found: dict[str, set[str]] = {}
     for kernel in kernels.kernels:
         found.setdefault(kernel.entry.library or kernel.name, set()).add(kernel.name)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from forge import clang
 from forge.api.functional import Direct
-from forge.compiler.autotune import Forced, microseconds
+from forge.compiler.autotune import ForcedFusion, microseconds
 from forge.executors.calls import Call, Meta, call_of
 from forge.executors.executor import Executor
 from forge.executors.hubex import HubExecutor, Kernel, Verifier
@@ -44,7 +44,7 @@ Shapes = Sequence[tuple[int, ...]]  # of a call's tensors, in order
 
 @dataclass(frozen=True)
 class Bench:
-    """What one call takes, by each candidate.
+    """The times of one call, by candidate.
 
     kernel: its name. operation: what it implements. arguments: the tensors in words. bytes: what must be read and
     written. seconds: of one call. reasons: why a candidate was not timed; of the kernel, why nothing was.
@@ -153,11 +153,11 @@ def _of_kernel(
         yield replace(told, reasons={kernel.name: reason})
         return
     samples = _Samples(kernel, device, dtype)
-    for call in [samples.of(each) for each in shapes] or samples.sized():
-        yield _timed(told, kernel, samples.values(call), device)
+    for call in [samples.of(each) for each in shapes] or samples.calls_of_sizes():
+        yield _time_candidates(told, kernel, samples.values(call), device)
 
 
-def _timed(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
+def _time_candidates(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
     """Return the candidates of one call, timed in turn."""
     program = _Program(kernel, call, told.backward)
     runs: dict[str, Callable[[], Any]] = {}
@@ -169,7 +169,7 @@ def _timed(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Ben
             size = size or program.bytes(run())
             runs[who] = run
         except Exception as error:  # of the candidate's own code: the others are timed all the same
-            reasons[who] = str(error) if isinstance(error, _NotTaken) else in_one_line(error)
+            reasons[who] = str(error) if isinstance(error, _ExecutorDeclined) else in_one_line(error)
     tensors = program.tensors
     return replace(
         told,
@@ -181,8 +181,8 @@ def _timed(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Ben
     )
 
 
-class _NotTaken(Exception):
-    """A call that who was meant does not run, with the reason."""
+class _ExecutorDeclined(Exception):
+    """The requested executor declined the call; carries the reason."""
 
 
 class _Program:
@@ -199,22 +199,23 @@ class _Program:
         """By name, what makes a function of no arguments that runs it."""
         own = HubExecutor("kernels", None, faster=False)
         own.add([self.kernel])
-        made = {self.kernel.name: partial(self._compiled, [own, "torch"], self.kernel.name)}
+        made = {self.kernel.name: partial(self._compile, [own, "torch"], self.kernel.name)}
         eager = reference_of(self.kernel.target, self.kernel.pattern)
         if eager is not None:
             made[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
         if self.kernel.pattern is not None:
-            made[REFERENCE] = partial(self._compiled, ["torch"])
-        made[FUSER] = partial(self._compiled, [Forced(inductorex), "torch"], FUSER)
+            made[REFERENCE] = partial(self._compile, ["torch"])
+        made[FUSER] = partial(self._compile, [ForcedFusion(inductorex), "torch"], FUSER)
         return made
 
-    def _compiled(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
-        """Raise _NotTaken where it is not who was meant that runs the call, with the reason."""
+    def _compile(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
+        """Return a function that runs the call. Raises _ExecutorDeclined where the executor `taken_by` does not run
+        it."""
         with torch.set_grad_enabled(self.backward):
             executable, report = Direct(self._symbol_call, executors).compile(self.call.args, self.call.kwargs)
         if taken_by is not None and all(claim.executor != taken_by for claim in report.claims):
             reasons = [reason for claim in report.claims for who, reason in claim.declined if who == taken_by]
-            raise _NotTaken(reasons[0] if reasons else "it does not take the call")
+            raise _ExecutorDeclined(reasons[0] if reasons else "it does not take the call")
         return partial(self._run, partial(executable.call, *self.tensors))
 
     def _symbol_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,16 +263,16 @@ class _Samples:
         self._constraints = Constraints(kernel)
         cases = (each for each in samples.general_cases(kernel, device, dtype) if not each.note)
         usual = (call_of(case.args, case.kwargs).map(_dense) for case in cases)
-        found = [*self._allowed(generic.generic_calls(kernel, device, dtype))] or [*self._allowed(usual)]
+        found = [*self._valid_calls(generic.generic_calls(kernel, device, dtype))] or [*self._valid_calls(usual)]
         check(
             bool(found), lambda: f"{kernel.name}: no {dtype_name(dtype)} arguments on {device} were found that it takes"
         )
         self.start = max(found, key=lambda call: (len(call.metas[0].shape), _elements(call)))
 
-    def _allowed(self, calls: Iterable[Call]) -> Iterator[Call]:
+    def _valid_calls(self, calls: Iterable[Call]) -> Iterator[Call]:
         return (call for call in calls if call.metas and _elements(call) and not self._constraints.failing(call))
 
-    def sized(self) -> list[Call]:
+    def calls_of_sizes(self) -> list[Call]:
         """Return the call with lengths as large as the constraints allow, for each of SIZES."""
         found = {repr(call): call for call in map(self._grown, SIZES)}
         return list(found.values())
@@ -299,17 +300,19 @@ class _Samples:
             len(shapes) == len(metas),
             lambda: (
                 f"{self.kernel.name}: {counted(len(shapes), 'shape')} given, but it is called with "
-                f"{counted(len(metas), 'tensor')} ({names}), such as {_written(each.shape for each in metas)}"
+                f"{counted(len(metas), 'tensor')} ({names}), such as {_format_shapes(each.shape for each in metas)}"
             ),
         )
         wanted = iter(shapes)
-        pairs = [(old, new) for meta, shape in zip(metas, shapes, strict=True) for old, new in _aligned(meta, shape)]
+        pairs = [(old, new) for meta, shape in zip(metas, shapes, strict=True) for old, new in _zip_sizes(meta, shape)]
         call = self._samples.with_lengths(self.start, dict(pairs))
         call = call.map(lambda leaf: replace(leaf, shape=tuple(next(wanted))) if isinstance(leaf, Meta) else leaf)
         failing = sorted(str(getattr(each, "text", each)) for each in self._constraints.failing(call))
         check(
             not failing,
-            lambda: f"{self.kernel.name}: does not take {_written(each.shape for each in call.metas)}: {failing[0]}",
+            lambda: (
+                f"{self.kernel.name}: does not take {_format_shapes(each.shape for each in call.metas)}: {failing[0]}"
+            ),
         )
         return call
 
@@ -327,13 +330,13 @@ def _dense(leaf: Any) -> Any:
     return replace(leaf, strides=None) if isinstance(leaf, Meta) else leaf
 
 
-def _aligned(meta: Meta, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(its length, the new one) from the last dim on."""
+def _zip_sizes(meta: Meta, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield (current size, new size) of each dim, from the last one on."""
     return zip(reversed(meta.shape), reversed(tuple(shape)), strict=False)
 
 
-def _written(shapes: Any) -> str:
-    """'2x512,512'."""
+def _format_shapes(shapes: Any) -> str:
+    """Return shapes as text, such as '2x512,512'."""
     return ",".join("x".join(map(str, shape)) for shape in shapes)
 
 

@@ -1,4 +1,4 @@
-"""What a call of a model takes: in eager, by torch.compile and by forge, in turn in one process (forge bench)."""
+"""The time of a model's call: in eager, by torch.compile and by forge, in turn in one process (forge bench)."""
 
 import builtins
 import copy
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forge.api.jit import finish_compiling, jit
-from forge.debug.eager_check import copied
+from forge.debug.eager_check import copy_as_leaf
 from forge.ir.checks import in_one_line
 from forge.ir.printing import in_seconds, table
 from forge.support.timing import in_turn, ratio
@@ -43,10 +43,10 @@ def _call(*args: Any, **kwargs: Any) -> Any:
 
 
 def entry(function: Callable) -> Callable:
-    """`function` behind a code object with a name of its own.
+    """Return `function` behind a code object with a name of its own.
 
-    Dynamo keeps its cache, its limit of recompilations and what it learnt of changing sizes by code object and name:
-    without this, two models of one class, or two systems, would disturb each other.
+    Dynamo keeps its cache, its recompile limit and what it learnt of dynamic sizes by code object and name. Two models
+    of one class, or two systems, would otherwise disturb each other.
     """
     code = _call.__code__.replace(co_name=f"call_{next(_numbers)}")
     return types.FunctionType(code, {"__builtins__": builtins.__dict__, "__name__": __name__, "target": function})
@@ -116,7 +116,7 @@ class Case:
     def copy(self) -> "Case":
         """With a module and tensors of its own."""
         module = isinstance(self.target, torch.nn.Module)
-        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copied, (self.args, dict(self.kwargs)))
+        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, (self.args, dict(self.kwargs)))
         return Case(self.name, copy.deepcopy(self.target) if module else self.target, args, kwargs, self.training)
 
     def run(self, prepared: Callable) -> Callable[[], Any]:
@@ -131,7 +131,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Timed:
+class SystemTiming:
     """A system. seconds: of a call, in each round. first: seconds of the first call, which compiles. reason: why it
     was not timed."""
 
@@ -141,8 +141,8 @@ class Timed:
     reason: str | None = None
 
 
-def compare(case: Case, compared: Sequence[System], rounds: int) -> list[Timed]:
-    """Return what each system takes. One that fails is told with its reason, and the others are timed."""
+def compare(case: Case, compared: Sequence[System], rounds: int) -> list[SystemTiming]:
+    """Return the times of each system; one that fails carries its reason, and the others are timed."""
     runs: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -162,14 +162,14 @@ def compare(case: Case, compared: Sequence[System], rounds: int) -> list[Timed]:
             reasons[system.name] = in_one_line(error)
     seconds = in_turn(runs, rounds=rounds, batch_seconds=BATCH)
     return [
-        Timed(each.name, reason=reasons[each.name])
+        SystemTiming(each.name, reason=reasons[each.name])
         if each.name in reasons
-        else Timed(each.name, seconds[each.name], first[each.name])
+        else SystemTiming(each.name, seconds[each.name], first[each.name])
         for each in compared
     ]
 
 
-def as_json(timed: Sequence[Timed]) -> list[dict[str, Any]]:
+def as_json(timed: Sequence[SystemTiming]) -> list[dict[str, Any]]:
     """Plain data; `of_eager` and `of_torch_compile` are medians over rounds of the ratio of times."""
     return [
         {
@@ -185,7 +185,7 @@ def as_json(timed: Sequence[Timed]) -> list[dict[str, Any]]:
     ]
 
 
-def show(timed: Sequence[Timed]) -> str:
+def show(timed: Sequence[SystemTiming]) -> str:
     """Return a table of text."""
     others = [name for name in (EAGER, PEER) if any(each.system == name and each.seconds for each in timed)]
     rows = [("", "time", *(f"of {name}" for name in others), "first call")]
@@ -197,7 +197,7 @@ def show(timed: Sequence[Timed]) -> str:
     return "\n".join([*table(rows), *failed])
 
 
-def _of(each: Timed, timed: Sequence[Timed], name: str) -> float | None:
+def _of(each: SystemTiming, timed: Sequence[SystemTiming], name: str) -> float | None:
     """Return how many times as long as that system it takes."""
     other = next((other for other in timed if other.system == name), None)
     return ratio(each.seconds, other.seconds) if each.seconds and other is not None and other.seconds else None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forge.cache import store
-from forge.cache.graphs import Described, Uncacheable
+from forge.cache.graphs import GraphDescription, Uncacheable
 from forge.cache.guards import equal_lengths, guards_since, hold
 from forge.cache.keys import key_of
 from forge.cache.programs import dump, load
@@ -20,7 +20,7 @@ from forge.compiler.report import CompileReport
 from forge.executors.executor import Executor
 from forge.ir.interpreter import paused_gc
 from forge.runtime.plan import CompiledPlan
-from forge.runtime.torch_state import modes, restored, under
+from forge.runtime.torch_state import modes, preserve_torch_state, under
 from forge.support.owner_only_store import is_on
 
 
@@ -38,7 +38,7 @@ class CacheEntry:
         self._parameters = parameters
         start = time.perf_counter()
         try:
-            self._described = Described(graph)
+            self._described = GraphDescription(graph)
             self.key = key_of(self._described, config, parameters)
         except Uncacheable as reason:
             self.reason = str(reason)
@@ -130,7 +130,7 @@ class CacheEntry:
         graph, config, parameters, now = self._graph, self._config, self._parameters, modes()
 
         def compile() -> tuple[Executable, CompileReport]:
-            with paused_gc(), restored(), under(now):
+            with paused_gc(), preserve_torch_state(), under(now):
                 return pipeline.compile(dynamo.record(graph, parameters).program, config)
 
         return compile

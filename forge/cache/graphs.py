@@ -28,10 +28,12 @@ class Uncacheable(Exception):
     """A program that cannot be kept for another process, with the reason in words."""
 
 
-class Described:
-    """A graph in words. `lines` are sources of the nodes' calls, by number; `held` the tensors that the graph holds
-    itself, by number; `devices` those of all tensors; `symbols` its symbolic inputs,
-    `guards` how many guards on them there were."""
+class GraphDescription:
+    """A graph as words, from which its key in the cache is made.
+
+    lines: sources of the nodes' calls, by number. held: tensors that the graph holds itself, by number. devices: those
+    of all tensors. symbols: its symbolic inputs. guards: how many guards on these there were.
+    """
 
     def __init__(self, graph: GraphModule) -> None:
         self.words: list[str] = []
@@ -78,7 +80,7 @@ class Described:
             self._site(node.meta[SITE])
 
     def _site(self, site: Site) -> None:
-        """A module's call, and the layer that takes it."""
+        """Describe a module's call, and the layer that takes it."""
         if site.how == "one call":
             raise Uncacheable(f"layer {site.layer} is one call, which is of one process")
         found = site.override.fingerprint()
@@ -87,13 +89,13 @@ class Described:
         self.words.append(f"layer {site.how} {site.take is not None} {found.digest}")
 
     def _symbol(self, value: Any) -> None:
-        """An input that is a symbolic number."""
+        """Describe an input that is a symbolic number."""
         if not isinstance(value, torch.SymInt) or not value.node.expr.is_symbol:
             raise Uncacheable("one of its inputs is a symbolic number other than a length")
         self.symbols.append(value)
 
     def _number(self, value: Any) -> str:
-        """A symbolic number: an expression of inputs."""
+        """Return a symbolic number as an expression of inputs."""
         expression = value.node.expr
         if not expression.free_symbols <= {symbol.node.expr for symbol in self.symbols}:
             raise Uncacheable("a length of it depends on values")
@@ -113,10 +115,10 @@ class Described:
     def _function(self, function: Callable) -> str:
         known = self._names.get(id(function))
         if known is None:
-            known = self._names[id(function)] = self._named(function), function
+            known = self._names[id(function)] = self._function_name(function), function
         return known[0]
 
-    def _named(self, function: Any) -> str:
+    def _function_name(self, function: Any) -> str:
         if isinstance(function, HigherOrderOperator):
             return f"higher order {function.name()}"
         if property_name(function) is not None:

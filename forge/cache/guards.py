@@ -17,8 +17,8 @@ def count(symbols: Sequence[torch.SymInt]) -> int:
 
 
 def guards_since(symbols: Sequence[torch.SymInt], before: int) -> str | None:
-    """Return what is asked of a graph's symbolic inputs since there were so many guards, in words; None where nothing
-    is."""
+    """Return the guards added to a graph's symbolic inputs since there were so many, as text; None where there are
+    none."""
     if count(symbols) == before:
         return None
     env = symbols[0].node.shape_env

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from forge.cache.graphs import Described, Uncacheable
+from forge.cache.graphs import GraphDescription, Uncacheable
 from forge.compiler.config import Config
 from forge.executors.executor import Declined, Executor
 from forge.executors.fingerprint import fingerprint_of, here
@@ -15,8 +15,8 @@ from forge.runtime.torch_state import modes
 from forge.support.machine import device_name, processor
 
 
-def key_of(graph: Described, config: Config, parameters: Sequence[str]) -> str:
-    """Raises Uncacheable where something of it is known to this process only."""
+def key_of(graph: GraphDescription, config: Config, parameters: Sequence[str]) -> str:
+    """Return the key of a graph's program. Raises Uncacheable where part of it is known to this process only."""
     if config.cuda_graphs:
         raise Uncacheable("CUDA graphs are of one process")
     if config.freeze:
@@ -39,8 +39,8 @@ def _system() -> tuple[str, ...]:
     return (*here(), str(torch.version.cuda), *where)
 
 
-def _devices(graph: Described) -> list[str]:
-    """The devices of a graph's tensors."""
+def _devices(graph: GraphDescription) -> list[str]:
+    """Return the devices of a graph's tensors."""
     return [device_name(device) for device in sorted(graph.devices, key=str)]
 
 

@@ -1,4 +1,4 @@
-"""What a program's text names, one object at a time: in words of JSON's kinds, and back.
+"""Serialization of the objects that a program's text names, one at a time, as JSON.
 
 A function is its qualified name, or the place that an executor of the program has it in; a tensor its bytes; a region
 what its executor dumps of it; an object of forge's own classes its attributes. Nothing is pickled.
@@ -62,7 +62,8 @@ class Writer:
         }
 
     def describe(self, value: Any) -> list:
-        """Raises Uncacheable, with the reason, for what another process cannot have."""
+        """Return a value as plain data. Raises Uncacheable, with the reason, where another process cannot rebuild
+        it."""
         kind = type(value)
         if kind in _PLAIN:
             return ["plain", value]
@@ -104,7 +105,7 @@ class Writer:
         owner = qualified_name(type(value))
         if owner is not None and owner.startswith("forge."):
             return ["made", owner, *([name, self.describe(each)] for name, each in _attributes(value))]
-        raise Uncacheable(f"it calls {_shown(value)}, which another process cannot find by a name")
+        raise Uncacheable(f"it calls {_describe(value)}, which another process cannot find by a name")
 
     def _region(self, function: Callable, fuser: FusionExecutor) -> list:
         data = fuser.dump(function)
@@ -113,12 +114,12 @@ class Writer:
         return ["region", self.executors.index(fuser), self.entry.add(data)]
 
     def _fallback(self, fallback: Fallback) -> list:
-        """It is a blob of its own, which nobody parses unless it is to run."""
+        """Store the fallback as a blob of its own, which is parsed only if it runs."""
         code = json.dumps(self.code(fallback.code())).encode()
         return ["fallback", fallback.executor, fallback.strict, fallback.regions, self.entry.add(code)]
 
     def _tensor(self, tensor: torch.Tensor) -> list:
-        """A constant of the program, with its strides."""
+        """Store a constant of the program, with its strides."""
         plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
         if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             raise Uncacheable("a constant of it is no plain tensor")
@@ -152,7 +153,7 @@ class Reader:
         self._places: dict[int, dict[tuple, Any]] = {}
 
     def find(self, described: list) -> Any:
-        """Raises an error, of whatever kind, where it is not here."""
+        """Return the object. Raises an error of any kind where this process does not have it."""
         kind, *parts = described
         return _FINDERS[kind](self, *parts)
 
@@ -179,7 +180,7 @@ class Reader:
             self._places[number] = dict(self.executors[number].named_functions())
         return self._places[number][place]
 
-    def _made(self, owner: str, *attributes: list) -> Any:
+    def _construct(self, owner: str, *attributes: list) -> Any:
         cls = resolve(owner)
         made = cls.__new__(cls)
         for name, each in attributes:
@@ -212,14 +213,14 @@ _FINDERS: dict[str, Callable] = {
     "region": Reader._region,
     "fallback": Reader._fallback,
     "place": Reader._place,
-    "made": Reader._made,
+    "made": Reader._construct,
     "partial": Reader._partial,
     "tensor": Reader._tensor,
 }
 
 
 def resolve(name: str) -> Any:
-    """What has a qualified name. Raises ImportError or AttributeError where nothing has."""
+    """Return the object of a qualified name. Raises ImportError or AttributeError where there is none."""
     parts = name.split(".")
     cut = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in sys.modules), 0)
     if not cut:
@@ -253,6 +254,6 @@ def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     name = getattr(value, "__qualname__", None)
     return f"{name}" if name is not None else f"a {type(value).__qualname__}"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from forge.cache.graphs import Described
+from forge.cache.graphs import GraphDescription
 from forge.cache.objects import Reader, Writer
 from forge.cache.store import Entry
-from forge.compiler.autotune import Measured
+from forge.compiler.autotune import Measurement
 from forge.compiler.claim import Claim
 from forge.compiler.config import Config
 from forge.compiler.executable import Executable, SecondTier
@@ -29,7 +29,7 @@ from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
-from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, finished
+from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_runtime_checks
 from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
 from forge.transforms.split import Saved
 
@@ -43,7 +43,7 @@ def dump(
     mutated: list[int],
     held: list[int],
     executors: Sequence[Executor],
-    graph: Described,
+    graph: GraphDescription,
     *,
     has_second_tier: bool,
 ) -> Entry:
@@ -53,7 +53,7 @@ def dump(
     Raises Uncacheable for one that another process could not run.
     """
     entry = Entry({})
-    functions = dict(zip(_PARTS, _generated(plan), strict=True))
+    functions = dict(zip(_PARTS, _generated_functions(plan), strict=True))
     entry.data = {
         "functions": {
             part: _text_and_table(entry, each.trace, executors, graph)
@@ -78,12 +78,14 @@ def dump(
     return entry
 
 
-def _generated(plan: CompiledPlan) -> tuple[GeneratedFunction | None, ...]:
+def _generated_functions(plan: CompiledPlan) -> tuple[GeneratedFunction | None, ...]:
     training = plan.training
     return (plan.forward, training and training.backward, training and training.epilogue)
 
 
-def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor], graph: Described) -> dict[str, Any]:
+def _text_and_table(
+    entry: Entry, trace: Trace, executors: Sequence[Executor], graph: GraphDescription
+) -> dict[str, Any]:
     regions = {
         id(bound.symbol.op): bound.symbol.executor
         for bound in trace.bound_symbols
@@ -113,7 +115,7 @@ def _hash(split: Trace) -> str:
     return hashlib.sha256(repr((split.input_names, split.bound_symbols, saved)).encode()).hexdigest()
 
 
-def _claim_data(claim: Claim, graph: Described) -> list:
+def _claim_data(claim: Claim, graph: GraphDescription) -> list:
     line = graph.lines.get(claim.source)
     told = claim.operation, claim.outputs, claim.results, line
     return [*told, claim.executor, claim.declined, claim.level, claim.region]
@@ -122,7 +124,7 @@ def _claim_data(claim: Claim, graph: Described) -> list:
 def load(
     entry: Entry,
     config: Config,
-    graph: Described,
+    graph: GraphDescription,
     compile: Callable[[], tuple[Executable, CompileReport]],
     eager: Callable,
 ) -> tuple[Executable, CompileReport]:
@@ -154,13 +156,13 @@ def load(
         if is_wanted():
             tiered = TieredProgram(call, second_tier.compile)
             call = tiered.call
-    executable = Executable(finished(call, data["mutated"], eager), plan, second_tier, tiered)
+    executable = Executable(with_runtime_checks(call, data["mutated"], eager), plan, second_tier, tiered)
     tensors = list(graph.held.values())
     held = [tensors[number] for number in data["held"]]
     report.opaque_calls = data["opaque_calls"]
     report.saved = [Saved(*each, report.lines.get(line)) for *each, line in data["saved"]]
-    report.measured = [Measured(**each) for each in data["measured"]]
-    return executable.wrapped(lambda call: lambda *inputs: call(*inputs, *held)) if held else executable, report
+    report.measured = [Measurement(**each) for each in data["measured"]]
+    return executable.wrap_call(lambda call: lambda *inputs: call(*inputs, *held)) if held else executable, report
 
 
 def _function(reader: Reader, name: str, **code: Any) -> GeneratedFunction:
@@ -205,7 +207,7 @@ class _LoadedBackwards:
         self._split = split
 
     @property
-    def _compiled(self) -> Backwards:
+    def _backwards(self) -> Backwards:
         executable, _ = self._program.whole
         training = executable.plan.training
         if training is None or _hash(training.split) != self._split:
@@ -216,13 +218,13 @@ class _LoadedBackwards:
         return training.backwards
 
     def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
-        return self._compiled.compile(present, batched=batched)
+        return self._backwards.compile(present, batched=batched)
 
     def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
-        return self._compiled.compile_differentiable(key)
+        return self._backwards.compile_differentiable(key)
 
     def numbers(self) -> Sequence[Any]:
-        return self._compiled.numbers()
+        return self._backwards.numbers()
 
 
 def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
@@ -235,7 +237,7 @@ def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
 
 
 class _Program:
-    """A program from disk. `whole` is the same one compiled here, once something is asked for that is not on disk."""
+    """A program from disk. `whole` is the same program compiled here, once something is needed that is not on disk."""
 
     def __init__(self, compile: Callable[[], tuple[Executable, CompileReport]]) -> None:
         self.compiled: tuple[Executable, CompileReport] | None = None
@@ -261,12 +263,12 @@ class _Program:
 
 
 class LoadedReport(CompileReport):
-    """The report of a program from disk: its stages are those of the program compiled here, if they are asked for."""
+    """The report of a program from disk: its stages, if they are read, are those of the program compiled here."""
 
     cached = True
-    edited = ()  # such programs are not on disk
+    edited_files = ()  # such programs are not on disk
 
-    def __init__(self, entry: Entry, graph: Described, program: _Program) -> None:
+    def __init__(self, entry: Entry, graph: GraphDescription, program: _Program) -> None:
         self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
         self.lines = {number: line for line, number in graph.lines.items()}
         self._claims_on_disk = [entry.blobs[number] for number in entry.data["claims"]]

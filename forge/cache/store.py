@@ -20,7 +20,7 @@ _noticed: set[str] = set()
 
 @dataclass
 class Entry:
-    """What is kept of a program: data of JSON's kinds, and bytes that it refers to by number."""
+    """The stored form of a program: JSON data, and blobs of bytes that it refers to by number."""
 
     data: dict[str, Any]
     blobs: list[bytes] = field(default_factory=list)
@@ -48,7 +48,7 @@ def read(key: str) -> Entry | None:
         notice(f"programs in {path.parent} are ignored: {reason}")
         return None
     try:
-        return _parsed(owner_only_store.read(path, FORMAT), key)
+        return _parse(owner_only_store.read(path, FORMAT), key)
     except FileNotFoundError:
         return None
     except (UntrustedFile, OSError) as reason:
@@ -77,8 +77,8 @@ def _bytes_of(entry: Entry, key: str) -> bytes:
     return b"".join([f"{len(head)}\n".encode(), head, *entry.blobs])
 
 
-def _parsed(body: bytes, key: str) -> Entry:
-    """Raise UntrustedFile for anything but what `_bytes_of` gave for this key."""
+def _parse(body: bytes, key: str) -> Entry:
+    """Return the entry of these bytes. Raises UntrustedFile for anything but what `_bytes_of` gave for this key."""
     try:
         size, _, rest = body.partition(b"\n")
         head, place, blobs = json.loads(rest[: int(size)]), int(size), []

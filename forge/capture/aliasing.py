@@ -55,7 +55,7 @@ def _reconcile(
     if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
         given_back = output if any(output is handle for handle in same) else same[0]
         return prims.clone(given_back) if allocates else given_back
-    there = _shown(example, given if first is None else [first, *given])
+    there = _find_handle(example, given if first is None else [first, *given])
     shared = None if allocates else there
     known = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in given)
@@ -108,7 +108,7 @@ def _may_alias(overload: OpOverload) -> bool:
     return composite or any(each.alias_info is not None for each in overload._schema.returns)
 
 
-def _shown(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
+def _find_handle(example: torch.Tensor, given: Sequence[Pair]) -> Pair | None:
     """Return the first handle that has what a result of the call shows: of those that share its memory, two rows of one
     tensor say, the first that reaches as far."""
     sharing = [pair for pair in given if _place(pair[1]) == _place(example)]

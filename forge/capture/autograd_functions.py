@@ -97,7 +97,7 @@ class FunctionCall:
         self.shared: list[int | None] = []
 
     def body(self, *inputs: Any) -> tuple:
-        """(outputs, the new values of the inputs that it changes)."""
+        """Return (outputs, the new values of the inputs that it mutates)."""
         run = run_alone(self.forward, inputs, lambda made: made.outputs)
         self.made, self.written, self.shared = run.result, sorted(run.written), run.shared
         taken = {each.name for each in inputs if isinstance(each, TensorProxy)}
@@ -338,8 +338,8 @@ def _apply_or_record(function: type[torch.autograd.Function], *args: Any, **kwar
 
 
 def _begin_apply(self: BackwardCFunction) -> None:
-    """An apply in C makes its ctx first, of this class, and calls then, with gradients off, the Function's forward, and
-    its setup_context where it has one."""
+    """Note the ctx of an apply in C. It makes a ctx of this class first, and then calls, with gradients off, the
+    Function's forward, and its setup_context where it has one."""
     function: type[torch.autograd.Function] = type(self)._forward_cls
     has_context = function.setup_context is not torch.autograd.Function.setup_context
     differentiates = torch.is_grad_enabled()

@@ -196,7 +196,7 @@ def _constant(value: Any, values: Iterator) -> Any:
     upstream="torch/_dynamo/symbolic_convert.py, InstructionTranslatorBase._format_value",
 )
 def _format_value(self: InstructionTranslatorBase, spec: Any, flags: int) -> None:
-    """A value in an f-string: of a message, a number that is a symbol is read when the program runs."""
+    """Format a value in an f-string; a symbolic number stays a value that the program reads as it runs."""
     if not isinstance(self.stack[-1], SymNodeVariable):
         _format_value.original(self, spec, flags)
         return
@@ -263,9 +263,9 @@ def checks_of(graph: Graph) -> list[Node]:
     return own + list(graph.find_nodes(op="call_function", target=ASSUMES))
 
 
-class Asked:
-    """The numbers of a graph as it computes them. Dynamo's have what it has learnt of them since: that of `n == 4`,
-    where it assumes that, is True."""
+class GraphNumbers:
+    """The symbolic numbers of a graph as the graph computes them. Dynamo's own are specialized by later guards: `n ==
+    4` is True once Dynamo has assumed it."""
 
     def __init__(self) -> None:
         self._environment = ShapeEnv()

@@ -1,4 +1,4 @@
-"""The direct front end: a function is called with proxies, and torch calls on them are recorded."""
+"""The direct front end: a function is called with proxies, and its torch calls are traced."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
 
     Raises TypeError for a branch on a tensor's value; NotImplementedError naming a torch function without a symbol.
     """
-    trace = _started(name)
+    trace = _new_trace(name)
     grad = torch.is_grad_enabled()
     with recording(trace, torchlang.language), grad_mode.kept():
         result = _run(trace, function, args, kwargs)
         return finish(trace, result, grad=grad)
 
 
-class Recorded:
-    """One call of a function as a program that nothing else than its inputs decides.
+class TracedCall:
+    """One call of a function, traced into a program that depends on nothing but its inputs.
 
     `program` maps `inputs`, the tensors among the arguments and then those that the function closes over, to the
     tensors of its result; `result` puts them where they were in it.
     """
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
-        trace = _started("computation")
+        trace = _new_trace("computation")
         grad = torch.is_grad_enabled()
         tensors: list[TensorProxy] = []
 
@@ -64,7 +64,7 @@ class _Place:
         self.position = position
 
 
-def _started(name: str) -> Trace:
+def _new_trace(name: str) -> Trace:
     trace = Trace(name, stage="recorded")
     trace.follows_grad_mode = True
     return trace

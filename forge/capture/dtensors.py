@@ -32,16 +32,16 @@ else:
     DTensor = Partial = Replicate = Shard = ()
 
 
-class Localized(NamedTuple):
-    """A graph on local tensors. around(call): the call of DTensors that `call` is of local ones."""
+class LocalGraph(NamedTuple):
+    """A graph on local tensors. wrap(call): turns a call on local tensors into one on DTensors."""
 
     graph: GraphModule
-    around: Callable[[Callable], Callable]
+    wrap: Callable[[Callable], Callable]
 
 
-def localized(graph: GraphModule) -> Localized | None:
-    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for a placement that is not
-    known, and what draws random numbers or changes a DTensor in place."""
+def to_local_graph(graph: GraphModule) -> LocalGraph | None:
+    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for an unknown placement,
+    for random numbers, and for an in-place change of a DTensor."""
     if not any(map(_has_dtensor, graph.graph.nodes)):
         return None
     return _Writer(graph).write()
@@ -105,8 +105,8 @@ def _spec(value: Any) -> _Spec:
     return found
 
 
-def _inside(value: Any) -> Any:
-    """Return the fake local tensor of a fake DTensor; what is none, as it is."""
+def _local_fake(value: Any) -> Any:
+    """Return the fake local tensor of a fake DTensor; another value as it is."""
     if not isinstance(value, DTensor):
         return value
     local = value._local_tensor.detach()
@@ -124,7 +124,7 @@ class _Writer:
         self.outputs: dict[int, _Spec] = {}
         self.node: Node | None = None  # the one that is written anew
 
-    def write(self) -> Localized:
+    def write(self) -> LocalGraph:
         for node in self.old.graph.nodes:
             self.node = node
             try:
@@ -132,7 +132,7 @@ class _Writer:
             except Unsupported as reason:
                 reason.at(Source.of(node))
                 raise
-        return Localized(GraphModule(self.old, self.new), self.around)
+        return LocalGraph(GraphModule(self.old, self.new), self.wrap)
 
     def write_node(self, node: Node) -> Any:
         given = [value for each in node.all_input_nodes for value in torch_pytree.tree_leaves(_example(each))]
@@ -162,7 +162,7 @@ class _Writer:
             self.inputs.append(None)
             return None
         self.inputs.append(_spec(value) if isinstance(value, DTensor) else None)
-        return self.copy(node, _inside(value))
+        return self.copy(node, _local_fake(value))
 
     def output(self, node: Node) -> Any:
         (results,) = node.args
@@ -171,8 +171,8 @@ class _Writer:
                 self.outputs[i] = _spec(_example(each))
         return self.copy(node)
 
-    def around(self, call: Callable) -> Callable:
-        """`call` for DTensors."""
+    def wrap(self, call: Callable) -> Callable:
+        """Return a call on DTensors that runs `call` on their local tensors."""
         specs = [(i, spec) for i, spec in enumerate(self.inputs) if spec is not None]
         kept = [i for i in range(len(self.inputs)) if i not in self.left_out]
         outputs = list(self.outputs.items())
@@ -270,7 +270,7 @@ class _Writer:
         """Return a torch function: of the local tensors where that is the same, else opaque."""
         example = _example(node)
         if name == "getitem" and isinstance(_example(node.args[0]), (tuple, list)):
-            return self.copy(node, _inside(example))
+            return self.copy(node, _local_fake(example))
         if writes(node) or "out" in node.kwargs:
             raise Unsupported(f"{name} changes a DTensor in place")
         results = [leaf for leaf in torch_pytree.tree_leaves(example) if leaf is not None]
@@ -291,7 +291,7 @@ class _Writer:
             return self.opaque(node, function, node.args, node.kwargs)
         args, kwargs = prepared
         copied = self.new.create_node(node.op, node.target, args, kwargs, name=node.name)
-        copied.meta = {**node.meta, "example_value": torch_pytree.tree_map(_inside, example)}
+        copied.meta = {**node.meta, "example_value": torch_pytree.tree_map(_local_fake, example)}
         return copied
 
     def as_local(self, node: Node, trial: "_Trial", results: list[_Spec]) -> tuple[tuple, dict] | None:
@@ -307,7 +307,7 @@ class _Writer:
             return None
         partial = [dim for dim in range(mesh.ndim) if all(spec.places[dim] == "partial" for spec in results)]
         for divided in trial.divisions(given, partial):
-            sizes = trial.sizes_of(_inside(_example(node))) if len(results) == 1 else None
+            sizes = trial.sizes_of(_local_fake(_example(node))) if len(results) == 1 else None
             for replaced in filter(lambda each: each is not None, (trial.leaves, sizes)):
                 if trial.of_local(replaced, divided) == trial.of_dtensors:
                     return self.arguments(trial, replaced, given, results, divided)
@@ -343,7 +343,7 @@ class _Writer:
         results = [_spec(leaf) for leaf in torch_pytree.tree_leaves(_example(node))]
         called = OfDTensors(function, structure, specs, results)
         made = self.new.call_function(called, tuple(self.local(x) if isinstance(x, Node) else x for x in leaves))
-        made.meta = {**node.meta, "example_value": torch_pytree.tree_map(_inside, _example(node))}
+        made.meta = {**node.meta, "example_value": torch_pytree.tree_map(_local_fake, _example(node))}
         return made
 
 
@@ -435,7 +435,7 @@ class _Trial:
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
         self.function = function
         self.leaves, self.structure = torch_pytree.tree_flatten((args, kwargs))
-        self.of_dtensors = self._made([_example(x) if isinstance(x, Node) else x for x in self.leaves], {})
+        self.of_dtensors = self._propagate([_example(x) if isinstance(x, Node) else x for x in self.leaves], {})
 
     def of_local(self, leaves: Sequence[Any], divided: dict[Node, Sequence[int]]) -> Any:
         """Return what it makes of the local tensors of `leaves`, those in `divided` divided by the sizes of these
@@ -446,9 +446,9 @@ class _Trial:
             for i, x in enumerate(leaves)
             if isinstance(x, Node) and x in divided
         }
-        return self._made([x._local_tensor if isinstance(x, DTensor) else x for x in values], sizes)
+        return self._propagate([x._local_tensor if isinstance(x, DTensor) else x for x in values], sizes)
 
-    def _made(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
+    def _propagate(self, values: list[Any], sizes: dict[int, list[int]]) -> Any:
         inside = [x._local_tensor if isinstance(x, DTensor) else x for x in values]
         fake = next(x.fake_mode for x in inside if isinstance(x, torch.Tensor))
         with fake, torch.no_grad(), _Watching(inside) as seen:
@@ -472,7 +472,7 @@ class _Trial:
                 yield {each: partial}
 
     def sizes_of(self, result: Any) -> list[Any] | None:
-        """Return the leaves with the local shape where a shape is asked for; None where none is."""
+        """Return the leaves with local shapes where a shape is read; None where none is."""
         numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, int)]
         if getattr(self.function, "__name__", "") not in ("view", "reshape") or len(numbers) != result.ndim:
             return None

@@ -15,13 +15,13 @@ from forge import prims, torchlang
 from forge.capture import higher_order, inline_python, layers
 from forge.capture.aliasing import Pair, pairs, reconcile
 from forge.capture.autograd_functions import from_graphs, run_alone
-from forge.capture.checks import ASSUMES, Asked, Check, checks_of
+from forge.capture.checks import ASSUMES, Check, GraphNumbers, checks_of
 from forge.capture.effects import Effects, Functional, effects
 from forge.capture.fields import Constructing, Fields, is_constructor, plain
 from forge.capture.inputs import gains_history, weight_of
-from forge.capture.lowering import recorded
+from forge.capture.lowering import symbol_from_function
 from forge.compiler.layout import in_no_suggested_order, in_row_major_order
-from forge.compiler.program import Program, Refused, Unsupported, finish
+from forge.compiler.program import EagerFallback, Program, Unsupported, finish
 from forge.ir import (
     NUMBER_TYPES,
     BoundSymbol,
@@ -115,12 +115,12 @@ class _Interpreter:
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
         self.checks = checks_of(graph.graph)  # that are not recorded yet
-        self.asked = Asked()
+        self.asked = GraphNumbers()
         self.paths: dict[str, str] = {}  # of inputs that are parameters or buffers, in their modules
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """Ends the regions (of torch.autocast, of inference mode) that the graph leaves open, and restores the grad
+        """Close the regions (of torch.autocast, of inference mode) that the graph leaves open, and restore the grad
         mode."""
         with grad_mode.kept():
             try:
@@ -150,11 +150,11 @@ class _Interpreter:
                 raise
             except (RuntimeError, TypeError, ValueError, LookupError) as reason:
                 self.name_weights(reason)
-                raise Refused(reason, self.trace.source) from reason
+                raise EagerFallback(reason, self.trace.source) from reason
         raise AssertionError("a graph without an output")
 
     def name_weights(self, error: Exception) -> None:
-        """What the error says of inputs that are parameters or buffers, it says of their paths in the module."""
+        """Replace the names of inputs in the error by the paths in the module of their parameters or buffers."""
         if len(error.args) == 1 and isinstance(error.args[0], str):
             named = lambda found: self.paths.get(found[0], found[0])
             error.args = (_METADATA_OF.sub(named, error.args[0]),)
@@ -168,7 +168,7 @@ class _Interpreter:
         self.check_apart(changed, region.name, args)
         places = [i for i, leaf in enumerate(leaves((args, {}))) if any(leaf is each for each in changed)]
         try:
-            output = self.transformed(function, region.name, args, places)
+            output = self.call_transform(function, region.name, args, places)
         except Unsupported as reason:
             does = Effects(places, frozenset(), [])
             output = self.opaque(function, f"{region.name} ({reason})", args, {}, given, region.example, does)
@@ -177,12 +177,12 @@ class _Interpreter:
             self.env[node] = value
             self.note(node, value, node.meta["example_value"])
 
-    def transformed(self, function: Callable, name: str, args: tuple, changed: list[int]) -> tuple:
+    def call_transform(self, function: Callable, name: str, args: tuple, changed: list[int]) -> tuple:
         """Return the results of a function of torch's transforms that changes some of its arguments."""
         values, flat = self.trace.memory.read_all(args), list(leaves((args, {})))
         if not changed:
-            return recorded(function, name, self.inline_operators)(*values)
-        result, written = recorded(Functional(function, changed), name, self.inline_operators)(*values)
+            return symbol_from_function(function, name, self.inline_operators)(*values)
+        result, written = symbol_from_function(Functional(function, changed), name, self.inline_operators)(*values)
         for place, new in zip(changed, written, strict=True):
             torchlang.write(flat[place], new, self.trace.memory, name)
         return result
@@ -322,9 +322,9 @@ class _Interpreter:
         if target in _SIZED and tensors(args[1:]) and all(isinstance(length, int) for length in example.shape):
             args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
         if target in _STRIDED and tensors([args[1:], kwargs]):
-            args, kwargs = _strided(example, *args, **kwargs)
+            args, kwargs = _as_strided_arguments(example, *args, **kwargs)
         if target in _PADS and tensors([args[1:], kwargs]):
-            args, kwargs = self.counted(given, (args, kwargs))
+            args, kwargs = self.replace_item_numbers(given, (args, kwargs))
         called, target = target, torchlang.overload_of(target, args, kwargs)
         name = torchlang.function_name(called if torchlang.has_one_overload(called) else target)
         try:
@@ -419,7 +419,7 @@ class _Interpreter:
                 "compute on the mask (torch.where, x * mask) or take torch.nonzero_static: their lengths are known",
             )
 
-    def counted(self, given: list[Pair], arguments: Any) -> Any:
+    def replace_item_numbers(self, given: list[Pair], arguments: Any) -> Any:
         """Return the arguments with a number where an integer in a 0-d tensor was read as one."""
         numbers = {}
         for handle, fake in given:
@@ -603,7 +603,9 @@ _LENGTHS = frozenset(getattr(packet, overload) for packet in _LENGTHS for overlo
 _DATA = (torch.Tensor.data.__get__, get_data_attr)  # a tensor with a version of its own
 
 
-def _strided(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
+def _as_strided_arguments(
+    example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None
+) -> tuple:
     """Return the arguments of as_strided with the numbers that it was given as 0-d tensors."""
     return (input, tuple(example.shape), tuple(example.stride())), {"storage_offset": storage_offset}
 
@@ -699,7 +701,7 @@ def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
         ours, theirs = short_type(proxy), short_type(example)
         reason = f"{torchlang.function_name(node.target)} gives {theirs}, but forge's symbol {ours}"
         unsupported = Unsupported(reason, "correct the symbol's meta function or decomposition")
-        raise unsupported if proxy.dtype == example.dtype else Refused(unsupported, Source.of(node))
+        raise unsupported if proxy.dtype == example.dtype else EagerFallback(unsupported, Source.of(node))
     if CHECK_META:
         ours, theirs = (short_type(proxy), proxy.device), (short_type(example), example.device)
         assert ours == theirs, f"{node.format_node()}: forge says {ours}, Dynamo says {theirs}"
@@ -785,7 +787,7 @@ def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule,
         given = get_grad(out)
         run = run_alone(lambda g: interpreter.inline(hook, (g, *sizes)), (given,), lambda result: ())
         found = run.result[0] if isinstance(run.result, tuple) else run.result
-        put_grad(x, _changed(given, found))
+        put_grad(x, _hook_result(given, found))
         return out
 
     output = Symbol("register_hook", "torch.Tensor.register_hook", body=body, rule=rule)(memory.read(x), *sizes)
@@ -793,9 +795,9 @@ def _register_hook(interpreter: _Interpreter, x: TensorProxy, hook: GraphModule,
     return output
 
 
-def _changed(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
-    """Return what a hook makes of a gradient: None leaves it. Raises Unsupported for one that autograd does not
-    take."""
+def _hook_result(given: TensorProxy, found: TensorProxy | None) -> TensorProxy:
+    """Return a gradient after a hook: None leaves it as it is. Raises Unsupported for one that autograd does not
+    accept."""
     if found is None:
         return given
     alike = (found.ndim, found.dtype, found.device) == (given.ndim, given.dtype, given.device)

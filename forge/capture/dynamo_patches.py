@@ -1,4 +1,4 @@
-"""What Dynamo does not see, or sees wrong, while it captures one of forge's frames."""
+"""Patches of Dynamo for what it misses, or gets wrong, while it captures one of forge's frames."""
 
 import inspect
 import linecache
@@ -92,7 +92,7 @@ def _mark_dirty(self: FunctionCtx, *tensors: Any) -> None:
     upstream="torch/_dynamo/variables/misc.py, AutogradFunctionVariable.call_apply",
 )
 def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dict) -> Any:
-    """A Function's call. In a torch.func transform, Dynamo would differentiate its forward and forget its backward."""
+    """Call a Function. In a torch.func transform, Dynamo would differentiate its forward and ignore its backward."""
     if maybe_current_level() is not None:
         unimplemented(
             gb_type="torch.autograd.Function in a transform of torch.func",
@@ -122,8 +122,8 @@ def _call_apply(self: AutogradFunctionVariable, tx: Any, args: list, kwargs: dic
     upstream="torch/_dynamo/variables/higher_order_ops.py, AutogradFunctionApplyVariable",
 )
 def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
-    """What a backward gives is matched with the inputs of the forward. Dynamo would leave out what it has no input for,
-    and compare no shapes: a wrong backward runs in eager, where torch says so."""
+    """Match the gradients of a backward with the inputs of its forward. Dynamo would drop those that it has no input
+    for, and compare no shapes: a wrong backward runs in eager, where torch reports it."""
     *_, found, _, _, given = args
     inputs = [_example(each) for each in given]
     needs = [isinstance(each, torch.Tensor) and each.requires_grad for each in inputs]
@@ -141,7 +141,7 @@ def _rewire(self: AutogradFunctionApplyVariable, *args: Any) -> Any:
 
 
 def _example(variable: Any) -> Any:
-    """What Dynamo takes a variable for: a fake tensor, None, or anything else."""
+    """Return the value that Dynamo has for a variable: a fake tensor, None, or anything else."""
     if variable.is_tensor():
         return variable.as_proxy().node.meta["example_value"]
     return variable.as_python_constant() if variable.is_python_constant() else variable
@@ -167,8 +167,8 @@ _OF_VIEWS = frozenset("as_strided_ squeeze_ swapaxes_ swapdims_ t_ transpose_ un
     upstream="torch/_dynamo/variables/tensor.py, TensorVariable.call_method",
 )
 def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
-    """A method of a tensor. Dynamo would not see that one of these changes the tensor's shape: what the program made
-    itself is a view of it from now on; for another, which others may see, the graph breaks."""
+    """Call a method of a tensor. Dynamo would miss that some of them change the tensor's shape: a tensor that the
+    program made itself is a view of it from then on; for others, which outside code may see, the graph breaks."""
     if name not in _OF_VIEWS:
         return _call_method.original(self, tx, name, args, kwargs)
     if not _is_own(self, tx):
@@ -192,7 +192,8 @@ def _call_method(self: TensorVariable, tx: Any, name: str, args: list, kwargs: d
     upstream="torch/_dynamo/variables/tensor.py, TensorVariable.var_getattr",
 )
 def _getattr(self: TensorVariable, tx: Any, name: str) -> Any:
-    """An attribute of a tensor. Dynamo guards none of these, and forge has no versions of what a program made."""
+    """Read an attribute of a tensor. Dynamo guards none of these, and forge has no versions of tensors that a program
+    made."""
     if name in _UNGUARDED and (self.source is not None or name == "_version"):
         unimplemented(
             gb_type="what autograd knows of a tensor",
@@ -243,9 +244,9 @@ def _device(tx: Any) -> torch.device | None:
     upstream="torch/_dynamo/variables/torch.py, TorchInGraphFunctionVariable.call_function",
 )
 def _call_torch(self: TorchInGraphFunctionVariable, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A function of torch's. One of these holds for what follows, after the program too: it runs between two graphs.
-    Another looks at values: what stands for it does not. A check is one of when the program runs. Of a tensor of
-    numbers, Dynamo of torch 2.11 forgets torch's default device."""
+    """Call a function of torch. The graph breaks at one that sets a mode of the process, which holds beyond the
+    program. One that reads values has a substitute, and a check becomes a check of the program's run. For a tensor of
+    numbers, Dynamo of torch 2.11 ignores torch's default device."""
     if self.value in _SETTERS:
         unimplemented(
             gb_type="a setting of the process changes",
@@ -319,8 +320,8 @@ def _is_equal_symbol(item: Any, value: Any) -> bool:
     upstream="torch/_dynamo/variables/functions.py, UserMethodVariable.call_function",
 )
 def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any) -> Any:
-    """A method's call. Dynamo takes the methods of a class for constants: what is called here is guarded. For one whose
-    object the program made, it does not look where the closure is."""
+    """Call a method. Dynamo takes the methods of a class for constants: the one called here is guarded. Where the
+    program made its object, Dynamo does not look for the closure."""
     owner = self.im_self if _IS_COMPOSED else self.obj
     called = self.im_func if _IS_COMPOSED else self
     function = called.fn if isinstance(called, UserFunctionVariable) else None
@@ -344,7 +345,7 @@ def _call_function(self: UserMethodVariable, tx: Any, *args: Any, **options: Any
     upstream="torch/_dynamo/variables/nn_module.py, UnspecializedNNModuleVariable.call_function",
 )
 def _call_module(self: UnspecializedNNModuleVariable, tx: Any, *args: Any, **options: Any) -> Any:
-    """A module's call, which is one of its class's `forward`."""
+    """Call a module by its class's `forward`."""
     _guard_method(self, _forward_in, tx)
     return captured_call(self, tx, *args, **options, call=partial(_call_module.original, self, tx, *args, **options))
 
@@ -384,7 +385,8 @@ def _function_of(member: Any) -> Any:
 
 
 def _class_of(owner: Any) -> tuple[type, Source | None]:
-    """The class in which a method of `owner` is looked up, and where Dynamo finds it (None: the program made it)."""
+    """Return the class in which a method of `owner` is looked up, and where Dynamo finds it (None: the program made
+    it)."""
     if type(owner).__module__ == script_object.__name__:  # Dynamo's stand-in for a process group, say, and its class
         return object, None
     if isinstance(owner, UserDefinedClassVariable):  # a class method's
@@ -400,7 +402,8 @@ def _function_source(members: Source, name: str, member: Any) -> Source:
 
 
 def _same_method(members: Source, name: str, member: Any) -> Any:
-    """The method's code is the same; one with a closure or defaults, which make others of the same code, is itself."""
+    """Guard the method's code. One with a closure or defaults, which make others of the same code, is guarded by
+    identity."""
     source, function = _function_source(members, name, member), _function_of(member)
     varies = function.__closure__ or function.__defaults__ or function.__kwdefaults__
     return source.make_guard(GuardBuilder.FUNCTION_MATCH if varies else GuardBuilder.CLOSURE_MATCH)
@@ -428,7 +431,7 @@ _SOURCES = ("source",) if _IS_COMPOSED else ("source", "source_fn")
     since=(2, 15),
 )
 def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
-    """An error that torch raises of fake tensors is no error of the program's: the frame runs in eager."""
+    """Run the frame in eager where torch raises for fake tensors, which is not an error of the program."""
     if isinstance(raised, exc.FakeTensorObservedException):
         raise exc.TorchRuntimeError(str(raised), raised.real_stack)
     _handle.original(self, raised)
@@ -444,7 +447,7 @@ def _handle(self: InstructionTranslatorBase, raised: Exception) -> None:
 )
 @staticmethod
 def _inline(parent: Any, function: Any, args: list, kwargs: dict, *others: Any, **options: Any) -> Any:
-    """A call of a function of the program's with arguments that it does not take: the graph breaks."""
+    """Break the graph where a call of the program's function has arguments that it does not take."""
     try:
         return _inline.original(parent, function, args, kwargs, *others, **options)
     except exc.ObservedTypeError as raised:
@@ -473,8 +476,8 @@ WRONG_ARGUMENTS = "failed to bind arguments when attempting to inline"  # Dynamo
     upstream="torch/_dynamo/variables/misc.py, RandomVariable.call_method",
 )
 def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
-    """A method of a random.Random, whose state Dynamo does not guard: every call would draw the numbers of the first.
-    The graph breaks, unless the program made the generator."""
+    """Call a method of a random.Random, whose state Dynamo does not guard: every call would draw the numbers of the
+    first. The graph breaks, unless the program made the generator."""
     if self.source is not None:
         unimplemented(
             gb_type="a random.Random of the caller's",
@@ -496,8 +499,8 @@ def _draw(self: RandomVariable, tx: Any, name: str, args: list, kwargs: dict) ->
     upstream="torch/_dynamo/variables/misc.py, LoggingLoggerVariable.call_method",
 )
 def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: dict) -> Any:
-    """A method of a logging.Logger, at which Dynamo breaks the graph. With constants, which nothing changes until then,
-    it is called when the graph has run; all of them in their order."""
+    """Call a method of a logging.Logger, at which Dynamo breaks the graph. With constants as arguments, the calls run
+    in order after the graph."""
     method = getattr(type(self.value), name, None)
     is_loggers = name in _LOGGING and method is not None and method is getattr(logging.Logger, name, None)
     constant = not kwargs and all(isinstance(each, ConstantVariable) for each in args)
@@ -516,7 +519,8 @@ def _log(self: LoggingLoggerVariable, tx: Any, name: str, args: list, kwargs: di
     upstream="torch/_dynamo/utils.py, warn_once",
 )
 def _warn_once(message: str, *args: Any, **kwargs: Any) -> None:
-    """That Dynamo does not know a function ends a graph, of which forge.explain tells."""
+    """Suppress Dynamo's warning of a function that it does not know: it breaks the graph, and forge.explain reports
+    it."""
     if not message.startswith("Dynamo does not know how to trace"):
         _warn_once.original(message, *args, **kwargs)
 
@@ -526,11 +530,9 @@ _LOGGING = frozenset("critical debug error info log warn warning info_once warni
 
 
 @contextmanager
-def captured(layers: ModuleExecutor | None = None) -> Iterator[None]:
-    """Inside, Dynamo captures one of forge's frames.
-
-    The patches of the scope are in force; `layers` may replace the forward of modules.
-    """
+def capture_scope(layers: ModuleExecutor | None = None) -> Iterator[None]:
+    """Enter the patches under which Dynamo captures one of forge's frames; `layers` may replace the forward of
+    modules."""
     with ExitStack() as stack:
         stack.enter_context(replacing(layers))
         for each in patches_of(Scope.CAPTURE):

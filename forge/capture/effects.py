@@ -1,4 +1,4 @@
-"""What a function that torchlang does not have does besides returning tensors, and how it becomes a pure one.
+"""The effects of functions that torchlang does not have, and their conversion to pure functions.
 
 It runs once on tensors without values, and the operators that it calls say what they change (forge/torchlang/trial.py).
 Where that cannot be, its schema or its name must tell.
@@ -48,7 +48,7 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
         raise Unsupported(f"{name} may change its arguments in a way that forge cannot follow")
     if getattr(function, "communicates", False):
         return Effects([], frozenset({Tag.EFFECT}), [])
-    if isinstance(function, _OPERATORS) and _qualified(function).partition("::")[0] in _COLLECTIVES:
+    if isinstance(function, _OPERATORS) and _qualified_name(function).partition("::")[0] in _COLLECTIVES:
         return Effects(_by_schema(function, name, args, kwargs), frozenset({Tag.EFFECT}), [])
     tried = try_without_values(function, args, kwargs)
     if tried is None:
@@ -59,7 +59,7 @@ def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects
     return Effects(tried.changed, frozenset(tag for tag, holds in tags.items() if holds), tried.silently)
 
 
-def _qualified(operator: OpOverload | OpOverloadPacket) -> str:
+def _qualified_name(operator: OpOverload | OpOverloadPacket) -> str:
     return operator.name() if isinstance(operator, OpOverload) else operator._qualified_op_name
 
 

@@ -1,4 +1,4 @@
-"""How a call enters Dynamo: torch.compile's own machinery, set up for correctness first and a short way in.
+"""The entry of a call into Dynamo: torch.compile's own machinery, set up for correctness first and low overhead second.
 
 Dynamo's settings hold for the whole process; forge's are in force only while it compiles one of forge's own frames:
 - hooks added to a module after it was compiled are guarded (`skip_nnmodule_hook_guards=False`);
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from torch.autograd import forward_ad
 
-from forge.capture.dynamo_patches import WRONG_ARGUMENTS, WRONG_BACKWARD, captured
+from forge.capture.dynamo_patches import WRONG_ARGUMENTS, WRONG_BACKWARD, capture_scope
 from forge.capture.python_dispatch import count_modes, mode_around
-from forge.compiler.program import Refused, StrictError
+from forge.compiler.program import EagerFallback, StrictError
 from forge.executors.modules import ModuleExecutor
 from forge.ir.checks import in_one_line
 from forge.ir.interpreter import paused_gc, unconverted, with_room
@@ -106,7 +106,7 @@ _DYNAMIC = {
 }
 
 
-class _Failed(NamedTuple):
+class _CaptureFailure(NamedTuple):
     """A function that could not be captured. likely: whether torch, or the program, most likely raises in eager."""
 
     code: CodeType
@@ -116,19 +116,19 @@ class _Failed(NamedTuple):
 
 
 class History:
-    """Why Dynamo compiled more than one graph, or none: graph breaks and failed guards, in words; the last of them.
+    """The record of why Dynamo compiled more than one graph, or none: the latest graph breaks and failed guards.
 
-    name: of what was jitted. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
-    frame. graphs: how many were handed to forge. unsaid: that nothing was compiled may have to be told. limits: why
-    Dynamo compiles no more of a frame. skipped: which functions run in eager, but for what they call, and why. strict:
-    what forge would warn of is refused. entry: the code that calls what was jitted. hopeless: whether nothing of it can
-    be captured, so that calls need not try. returned: called after a call in which something was captured.
+    name: of the jitted function. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
+    frame. graphs: how many were handed to forge. pending: whether flush_warnings has work to do. limits: why Dynamo
+    compiles no more of a frame. skipped: functions that run in eager, except for what they call, and why. strict: raise
+    instead of warning. entry: the code of the jitted function. skip_capture: whether no part of it can be captured, so
+    that calls do not try. on_return: called after a call in which something was captured.
     """
 
     strict = False
     entry: CodeType | None = None
-    hopeless = False
-    returned: Callable[[], None] | None = None
+    skip_capture = False
+    on_return: Callable[[], None] | None = None
 
     def __init__(self, name: str, parameters: Sequence[str] = ()) -> None:
         self._name = name
@@ -138,21 +138,21 @@ class History:
         self.skipped: deque[str] = deque(maxlen=_KEPT)
         self.captured = False
         self.graphs = 0
-        self.unsaid = False
+        self.pending = False
         self._parameters = parameters
         self._failures: list[str] = []
         self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
-        self._refused: dict[str, Refused] = {}  # of the running call, by line
+        self._refused: dict[str, EagerFallback] = {}  # of the running call, by line
         self._modes: set[str] = set()  # under which calls ran in eager
-        self._failed: list[_Failed] = []  # of the running call
+        self._failed: list[_CaptureFailure] = []  # of the running call
         self._failures_of: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
         self._told: set[str] = set()
         self._unimplemented: Counter[str] = Counter()  # what Dynamo counted before the frame
 
     @contextmanager
     def frame(self) -> Iterator[None]:
-        """Inside, Dynamo captures a frame."""
-        self.captured = self.unsaid = True
+        """Enter the capture of a frame by Dynamo; count its graph breaks and failed guards at the end."""
+        self.captured = self.pending = True
         self._failures.clear()
         before, self._unimplemented = counters["graph_break"].copy(), counters["unimplemented"].copy()
         known = len(graph_break_reasons)
@@ -161,28 +161,28 @@ class History:
         finally:
             sources = {each.reason: _source_of(each.user_stack) for each in graph_break_reasons[known:]}
             for text in (counters["graph_break"] - before).elements():
-                self.broken(_reason(text), sources.get(text))
+                self.on_graph_break(_reason(text), sources.get(text))
             if self._failures:
                 latest, *earlier = self._failures
                 more = f" (nor {counted(len(earlier), 'earlier graph')} fitted)" if earlier else ""
                 self.recompiles.append(f"{latest}{more}")
                 logs.capture.log(logs.DETAIL, "%s: recompile: %s%s", self._name, latest, more)
 
-    def broken(self, reason: str, source: Source | None = None) -> None:
-        """A graph ends, or a frame runs in eager."""
+    def on_graph_break(self, reason: str, source: Source | None = None) -> None:
+        """Record that a graph ends, or that a frame runs in eager."""
         self.graph_breaks.append(reason)
         if source is not None:
             self._sources.setdefault(reason, source)
         logs.capture.log(logs.DETAIL, "%s: graph break: %s", self._name, reason)
 
-    def guard_failed(self, failure: Any) -> None:
-        """A graph is there for the frame and does not fit the call. Dynamo tells of the latest graph first."""
+    def on_guard_failure(self, failure: Any) -> None:
+        """Record that an existing graph of the frame does not fit the call. Dynamo reports the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
-        self._failures.append(_ARGUMENT.sub(self._named, _guard(reason.strip().splitlines()[0])))
+        self._failures.append(_ARGUMENT.sub(self._argument_name, _guard(reason.strip().splitlines()[0])))
 
-    def skips(self, code: CodeType) -> None:
-        """Dynamo makes no graphs of a function at which it had to break one; where that is in a loop, say. What the
-        function calls may have graphs of its own."""
+    def on_skip(self, code: CodeType) -> None:
+        """Record that Dynamo makes no graphs of a function, because it cannot resume a break there (in a loop, say).
+        Functions that it calls may have graphs of their own."""
         reasons = list(counters["unimplemented"] - self._unimplemented)
         line = Source(f'File "{code.co_filename}", line {code.co_firstlineno}').line
         generates = code.co_flags & inspect.CO_GENERATOR  # it would be a part of who reads it
@@ -199,9 +199,9 @@ class History:
         if self.strict:
             self._runs_in_eager(f"a function runs in eager: {skipped}", self._sources.get(skipped))
 
-    def limited(self, dynamic: bool | None) -> None:
-        """Dynamo has compiled a frame as often as its settings let it: calls that fit none of its graphs run in eager,
-        or are refused under strict. The first such frame is told, and warned of."""
+    def on_recompile_limit(self, dynamic: bool | None) -> None:
+        """Record that Dynamo has reached its recompile limit for a frame: calls that fit none of its graphs run in
+        eager, or raise under strict. Warn of the first such frame."""
         latest = next(iter(self._failures), None)
         self._failures.clear()  # nothing is compiled again
         if self.limits and not self.strict:
@@ -217,42 +217,43 @@ class History:
         )
         self._runs_in_eager(f"{self._name}: {self.limits[-1]}")
 
-    def refused(self, code: CodeType, refused: Refused) -> None:
-        """A frame runs in eager, where torch most likely raises: until that is known, nothing is told."""
+    def on_eager_fallback(self, code: CodeType, refused: EagerFallback) -> None:
+        """Record that a frame runs in eager, where torch most likely raises: no warning before the call has
+        returned."""
         line = refused.source.line if refused.source is not None else None
         self._refused.setdefault(line or str(refused), refused)
-        self.failed(code, str(refused), refused.source, likely=True)
+        self.on_capture_failure(code, str(refused), refused.source, likely=True)
 
-    def failed(self, code: CodeType, reason: str, source: Source | None, *, likely: bool) -> None:
-        """A frame runs in eager because it cannot be captured; whether it is `likely` to raise there. Raises
-        StrictError under strict where it is not."""
+    def on_capture_failure(self, code: CodeType, reason: str, source: Source | None, *, likely: bool) -> None:
+        """Record that a frame cannot be captured and runs in eager. likely: whether it most likely raises there. Raises
+        StrictError under strict where it does not."""
         if self.strict and not likely:
             self._runs_in_eager(f"a frame runs in eager: {reason}", source)
-        self._failed.append(_Failed(code, reason, source, likely))
+        self._failed.append(_CaptureFailure(code, reason, source, likely))
 
     def stays_in_eager(self, code: CodeType) -> bool:
-        """Whether capturing the function failed so often, in calls that returned, that it is not tried again."""
+        """Return whether capturing the function failed so often, in calls that returned, that it is not tried again."""
         return self._failures_of.get(code, 0) >= _FAILURES
 
-    def blame(self, error: Exception) -> None:
-        """Adds notes to an error that came out of the running call: where in a compiled program, and what forge says of
-        calls that it refused before."""
+    def annotate_error(self, error: Exception) -> None:
+        """Add notes to an error of the running call: its place in a compiled program, and the fallbacks to eager before
+        it."""
         note_place(error)
         for refused in self._refused.values():
             error.add_note(f"forge: a frame runs in eager: {refused}")
         self._refused.clear()
         self._failed.clear()
 
-    def tell(self) -> None:
-        """The running call has returned: warns of frames that ran in eager, and that nothing was compiled, if that is
-        so and was not said. Raises StrictError instead under strict."""
+    def flush_warnings(self) -> None:
+        """Warn, now that the running call has returned, of frames that ran in eager, and once if nothing was compiled.
+        Raises StrictError instead under strict."""
         told, failed = list(self._refused.values()), list(self._failed)
         self._refused.clear()
         self._failed.clear()
         for each in failed:
             self._failures_of[each.code] = self._failures_of.get(each.code, 0) + 1
         if self.entry is not None and not (self.strict or self.graphs):
-            self.hopeless = self.stays_in_eager(self.entry)
+            self.skip_capture = self.stays_in_eager(self.entry)
         for refused in told:
             self._warn(f"a frame runs in eager: {refused}", refused.source)
         reason = next((each[0] for each in (self.graph_breaks, self.skipped) if each), None)
@@ -263,12 +264,12 @@ class History:
         for each in failed:
             if not each.likely or self.stays_in_eager(each.code):
                 self._runs_in_eager(f"a frame runs in eager: {each.reason}", each.source)
-        if self.returned is not None:
-            self.returned()
-        self.unsaid = False  # what is refused stays refused
+        if self.on_return is not None:
+            self.on_return()
+        self.pending = False  # what is refused stays refused
 
-    def under(self, mode: str) -> None:
-        """A call runs in eager, since a dispatch mode of this class is active; the first one is told."""
+    def on_dispatch_mode(self, mode: str) -> None:
+        """Warn, once for each class of dispatch modes, that calls run in eager while such a mode is active."""
         if mode not in self._modes:
             self._modes.add(mode)
             self._runs_in_eager(f"{self._name} runs in eager: the dispatch mode {mode} is active")
@@ -281,18 +282,18 @@ class History:
         self._warn(what, source)
 
     def _warn(self, what: str, source: Source | None) -> None:
-        """Warns once."""
+        """Warn once."""
         if what not in self._told:
             self._told.add(what)
             warn(what, source)
 
-    def _named(self, argument: re.Match[str]) -> str:
+    def _argument_name(self, argument: re.Match[str]) -> str:
         position = int(argument[1])
         return self._parameters[position] if position < len(self._parameters) else argument[0].strip("'")
 
 
 def _reason(text: str) -> str:
-    """What Dynamo says of a graph break, in one line: what it is, and its explanation, or else its context."""
+    """Return Dynamo's reason of a graph break in one line: its title with its explanation, or else its context."""
     disabled = _DISABLED.search(text)
     if disabled:
         return disabled[1]
@@ -304,18 +305,18 @@ def _reason(text: str) -> str:
 
 
 def _source_of(stack: Iterable[Any]) -> Source:
-    """The place of frames as Dynamo has them."""
+    """Return the source of frames as Dynamo has them."""
     return Source.of_frames((frame.filename, frame.lineno) for frame in stack)
 
 
 def breaks_of_process() -> list[str]:
-    """Why Dynamo ended graphs, or made none, in this process, as far as it counts them."""
+    """Return why Dynamo ended graphs, or made none, in this process, as far as it counts them."""
     return list(map(_reason, counters["graph_break"]))
 
 
 def _guard(text: str) -> str:
-    """What Dynamo says of a failed guard, short: `module.n == 3 (model.py:12)`. Dynamo's own has the line of code, the
-    end of the path and a hint behind it."""
+    """Return a failed guard in short: `module.n == 3 (model.py:12)`. Dynamo's text adds the line of code, the end of
+    the path and a hint."""
     code, _, comment = text.partition("  # ")
     code = " ".join(code.split())
     code = code if len(code) <= _LONGEST else f"{code[: _LONGEST - 1]}…"
@@ -328,10 +329,12 @@ _IN_EAGER = ConvertFrameReturn(
 )
 
 
-class _Configured:
-    """Dynamo's frame callback under forge's settings; what it counts as graph breaks goes to `history`.
+class FrameCallback:
+    """Dynamo's frame callback under forge's settings; it reports graph breaks to `history`.
 
-    Dynamo compiles one frame at a time; the settings, which are the process's, and its counts are the frame's."""
+    Dynamo compiles one frame at a time. The settings, which are the process's, and Dynamo's counters are those of the
+    frame meanwhile.
+    """
 
     def __init__(
         self,
@@ -349,11 +352,11 @@ class _Configured:
         self._layers = layers
         self._dynamic = dynamic
         wanted = {**_SETTINGS, **_DYNAMIC[dynamic]}
-        self._settings = _there(config, wanted)
-        self._shapes = _there(shapes_config, _SHAPES)
+        self._settings = _available_settings(config, wanted)
+        self._shapes = _available_settings(shapes_config, _SHAPES)
 
-    def _now(self) -> dict[str, Any]:
-        """The settings for the modes around the running call."""
+    def _current_settings(self) -> dict[str, Any]:
+        """Return the settings for the modes around the running call."""
         return {**self._settings, "allow_rnn": False} if casts_recurrent_layers() else self._settings
 
     @with_room
@@ -361,23 +364,23 @@ class _Configured:
         code = frame[0].f_code
         if self._history.stays_in_eager(code):
             return _IN_EAGER
-        settings, shapes = config.patch(self._now()), shapes_config.patch(self._shapes)
+        settings, shapes = config.patch(self._current_settings()), shapes_config.patch(self._shapes)
         self._before()
         quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
-        noted = self._history.frame()
-        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, captured(self._layers), quietly, noted:
+        noted, patches = self._history.frame(), capture_scope(self._layers)
+        with compile_lock, paused_gc(), transforms_restored(), settings, shapes, patches, quietly, noted:
             try:
                 returned = self._torchdynamo_orig_backend(*frame)
                 if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
-                    self._history.limited(self._dynamic)
+                    self._history.on_recompile_limit(self._dynamic)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
-                    self._history.skips(code)
+                    self._history.on_skip(code)
                 return returned
             except BackendCompilerFailed as failure:
                 refused = failure.inner_exception
-                if self._fullgraph or not isinstance(refused, Refused):
+                if self._fullgraph or not isinstance(refused, EagerFallback):
                     raise
-                self._history.refused(code, refused)
+                self._history.on_eager_fallback(code, refused)
                 return self._in_eager(f"a call is refused: {in_one_line(refused.reason)}", refused.source)
             except (FailOnRecompileLimitHit, RecompileError, StrictError):
                 raise
@@ -386,23 +389,25 @@ class _Configured:
                 if not raises and (self._fullgraph or (self._history.strict and _raises_in_eager(failure))):
                     raise
                 reason, source = _in_words(failure), Source(str(failure))
-                self._history.failed(code, reason, source, likely=raises or _raises_in_eager(failure))
+                self._history.on_capture_failure(code, reason, source, likely=raises or _raises_in_eager(failure))
                 return self._in_eager(f"a call fails: {reason}", source)
 
     def _in_eager(self, reason: str, source: Source | None) -> ConvertFrameReturn:
-        """The frame runs in eager, where it raises what torch does, and the program may catch it."""
-        self._history.broken(reason, source)
+        """Return the decision that the frame runs in eager: it raises there what torch raises, and the program may
+        catch it."""
+        self._history.on_graph_break(reason, source)
         return _IN_EAGER
 
 
 def must_be_one_graph() -> bool:
-    """Whether the frame that Dynamo captures now was to be one graph: fullgraph=True, of forge.jit or torch.compile."""
+    """Return whether the frame that Dynamo captures must be one graph (fullgraph=True, of forge.jit or
+    torch.compile)."""
     captures = getattr(symbolic_convert.tls, "current_tx", None)
     return captures is not None and captures.one_graph
 
 
-def _there(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The settings of `wanted` that this torch has."""
+def _available_settings(of: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of `wanted` that this torch has."""
     return {name: value for name, value in wanted.items() if hasattr(of, name)}
 
 
@@ -416,16 +421,16 @@ def enter(
     history: History,
     layers: ModuleExecutor | None = None,
 ) -> Callable:
-    """`function` compiled by `backend`, a Dynamo backend; called the same way. `before` is called before each capture.
-    Calls of modules for which `layers` has some are marked.
+    """Return `function` compiled by `backend`, a Dynamo backend. `before` is called before each capture. Calls of
+    modules for which `layers` has an override are marked.
 
-    Calls take torch.compile's wrapper while a stance or a functorch transform is active, which it knows how to deal
-    with; else they set the frame callback and call. While hooks for all modules are registered, which Dynamo does not
-    guard, a tracer is active (torch.fx, torch.jit.trace) or torch differentiates in forward mode, calls run in eager.
-    An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
+    Calls take torch.compile's wrapper, which handles these, while a stance or a functorch transform is active; else
+    they set the frame callback and call. Calls run in eager while hooks for all modules are registered, which Dynamo
+    does not guard, while a tracer is active (torch.fx, torch.jit.trace), and while torch differentiates in forward
+    mode. An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
     """
-    context = optimize(backend, nopython=fullgraph, guard_fail_fn=history.guard_failed)
-    callback = context.callback = _Configured(context.callback, before, dynamic, history, fullgraph, layers)
+    context = optimize(backend, nopython=fullgraph, guard_fail_fn=history.on_guard_failure)
+    callback = context.callback = FrameCallback(context.callback, before, dynamic, history, fullgraph, layers)
     history.entry = function.__code__
     compiled = context(function)
     compiling, jit_tracing = maybe_current_level, is_tracing
@@ -435,12 +440,12 @@ def enter(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal plain
-        if history.hopeless or has_global_hooks() or forward_ad._current_level >= 0:
+        if history.skip_capture or has_global_hooks() or forward_ad._current_level >= 0:
             return function(*args, **kwargs)
         if tracing() or jit_tracing():  # its calls are part of what is traced
             return function(*args, **kwargs)
         if count_modes() and (mode := mode_around()) is not None:
-            history.under(mode)
+            history.on_dispatch_mode(mode)
             return function(*args, **kwargs)
         is_long = eval_frame._stance is not plain or compiling() is not None
         try:
@@ -456,10 +461,10 @@ def enter(
             raised = _as_raised(failure)
             raise raised from raised.__cause__ if isinstance(failure, BackendCompilerFailed) else None
         except Exception as failure:
-            history.blame(failure)
+            history.annotate_error(failure)
             raise
-        if history.unsaid:
-            history.tell()
+        if history.pending:
+            history.flush_warnings()
         if is_long and eval_frame._stance == eval_frame.DynamoStance():
             plain = eval_frame._stance
         return result
@@ -472,19 +477,19 @@ _DYNAMOS = (BackendCompilerFailed, TorchRuntimeError, Unsupported)
 
 
 def _as_raised(failure: Exception) -> Exception:
-    """What a call raises where Dynamo raised `failure`."""
+    """Return the exception that a call raises where Dynamo raised `failure`."""
     if not isinstance(failure, BackendCompilerFailed):
         return _as_torch_raises(failure)
     inner = failure.inner_exception
-    return inner.reason if isinstance(inner, Refused) else inner
+    return inner.reason if isinstance(inner, EagerFallback) else inner
 
 
 _OTHER_DEVICES = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())  # torch 2.12 and later have it
 
 
 def _as_torch_raises(failure: TorchRuntimeError | Unsupported) -> Exception:
-    """What torch, or Python, raised while Dynamo ran a call on fake tensors, with the user's line and the call as a
-    note, where there is such an error: Dynamo's own says it in twenty lines. A graph break is Dynamo's."""
+    """Return the error of torch or Python while Dynamo ran a call on fake tensors, with the user's line and the call as
+    notes; Dynamo's own needs twenty lines for it. A graph break stays Dynamo's."""
     cause = _cause(failure)
     is_break = isinstance(failure, Unsupported) and getattr(failure, "gb_type", None) not in _WRONG_CALLS
     if cause is None or is_break:
@@ -498,7 +503,7 @@ def _as_torch_raises(failure: TorchRuntimeError | Unsupported) -> Exception:
 
 
 def _cause(failure: Exception) -> Exception | None:
-    """What torch, or Python, raised while Dynamo ran a call on fake tensors."""
+    """Return the error of torch or Python while Dynamo ran a call on fake tensors."""
     cause: BaseException | None = failure
     while cause is not None and not isinstance(cause, _OTHER_DEVICES):
         if type(cause).__module__ == "builtins" and not str(cause).startswith(_RESTATED):
@@ -508,13 +513,14 @@ def _cause(failure: Exception) -> Exception | None:
 
 
 def _raises_in_eager(failure: Exception) -> bool:
-    """Whether a call that fails on fake tensors most likely fails on others: not for want of a fake alone."""
+    """Return whether a call that fails on fake tensors most likely fails on real ones, too: not only for want of a
+    fake."""
     cause = _cause(failure) if isinstance(failure, (TorchRuntimeError, Unsupported)) else None
     return cause is not None and _NO_FAKE not in str(cause)
 
 
 def _in_words(failure: Exception) -> str:
-    """Why Dynamo makes no graph of a frame, in one line: what torch or Python raised at which call."""
+    """Return why Dynamo makes no graph of a frame, in one line: the error of torch or Python, and the call."""
     cause, call = _cause(failure), _call_in_words(str(failure))
     said = in_one_line(failure if cause is None else cause)
     return f"{said.rstrip('.')}, {call}" if call is not None else said
@@ -526,8 +532,8 @@ def _place(failure: Exception) -> str | None:
 
 
 def _call_in_words(text: str) -> str | None:
-    """The call that Dynamo says failed: `in linear of tensors of shapes [2, 16], [4, 15]`, or of which function of the
-    user's the arguments are wrong."""
+    """Return the call that failed in Dynamo: `in linear of tensors of shapes [2, 16], [4, 15]`, or the user's function
+    whose arguments are wrong."""
     bound = _BOUND.search(text)
     if bound is not None:
         line = Source(f'File "{bound[2]}", line {bound[3]}').line

@@ -32,7 +32,7 @@ _state = _State()
 
 @contextmanager
 def absent() -> Iterator[None]:
-    """What these functions consist of is asked for: they are called on tensors without values, too."""
+    """Enter a context in which these functions are decomposed: they are called on fake tensors, too."""
     before, _state.absent = _state.absent, True
     try:
         yield

@@ -28,7 +28,7 @@ class Constructing:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _constructed(self.pattern, (args, kwargs))
+        args, kwargs = _construct(self.pattern, (args, kwargs))
         return self.function(*args, **kwargs)
 
 
@@ -51,10 +51,10 @@ def _pattern(value: Any) -> Any:
     return {key: _pattern(each) for key, each in value.items()} if isinstance(value, dict) else None
 
 
-def _constructed(pattern: Any, value: Any) -> Any:
+def _construct(pattern: Any, value: Any) -> Any:
     if isinstance(pattern, tuple):
         kind, fields = pattern
-        return kind(**_constructed(fields, value))
+        return kind(**_construct(fields, value))
     if isinstance(pattern, list):
-        return type(value)([_constructed(each, item) for each, item in zip(pattern, value, strict=True)])
-    return {key: _constructed(each, value[key]) for key, each in pattern.items()} if pattern is not None else value
+        return type(value)([_construct(each, item) for each, item in zip(pattern, value, strict=True)])
+    return {key: _construct(each, value[key]) for key, each in pattern.items()} if pattern is not None else value

@@ -12,7 +12,7 @@ from forge.capture.entry import History
 from forge.compiler.executable import Executable
 from forge.compiler.report import CompileReport
 from forge.ir import check
-from forge.runtime.frozen import Folded
+from forge.runtime.frozen import FoldedWeights
 from forge.runtime.tiering import TieredProgram
 from forge.torch_internals.dynamo import InstructionTranslator, WrapBackendDebug, innermost_backend, lookup_backend
 
@@ -24,12 +24,12 @@ class _Graph(NamedTuple):
     """One compiled graph: its report, and what refers to parts of its call, which its caller alone keeps alive."""
 
     report: CompileReport
-    folded: "weakref.ref[Folded] | None"
-    tiered: "weakref.ref[TieredProgram] | None"
+    folded_weights: "weakref.ref[FoldedWeights] | None"
+    tiered_program: "weakref.ref[TieredProgram] | None"
 
 
 class JitHandle:
-    """What one jitted function runs: the report of each graph, in order; what runs in eager, and why.
+    """The handle of one jitted function: the report of each graph, in order; what runs in eager, and why.
 
     A graph is here for as long as Dynamo keeps it: what a failed guard, a deleted module or torch._dynamo.reset()
     dropped is gone, but for `latest`.
@@ -56,7 +56,7 @@ class JitHandle:
 
     def add(self, executable: Executable, report: CompileReport) -> None:
         """Add a graph that was compiled; Dynamo calls `executable.call`."""
-        folded, tiered = executable.folded, executable.tiered
+        folded, tiered = executable.folded_weights, executable.tiered_program
         references = [None if each is None else weakref.ref(each) for each in (folded, tiered)]
         self._graphs[executable.call] = _Graph(report, *references)
         self.history.graphs += 1
@@ -68,27 +68,27 @@ class JitHandle:
         self.history.graphs += 1
 
     @property
-    def _compiled(self) -> list[_Graph]:
+    def _compiled_graphs(self) -> list[_Graph]:
         return [graph for graph in self._graphs.values() if isinstance(graph, _Graph)]
 
     @property
     def reports(self) -> list[CompileReport]:
         """The reports of the graphs that were compiled, in order."""
-        return [graph.report for graph in self._compiled]
+        return [graph.report for graph in self._compiled_graphs]
 
     @property
     def eager(self) -> list[str]:
         """Why graphs run in eager."""
         return [graph for graph in self._graphs.values() if isinstance(graph, str)]
 
-    def folded(self) -> list[Folded]:
+    def folded_weights(self) -> list[FoldedWeights]:
         """Return what the graphs compute of frozen weights."""
-        found = [graph.folded() for graph in self._compiled if graph.folded is not None]
+        found = [graph.folded_weights() for graph in self._compiled_graphs if graph.folded_weights is not None]
         return [each for each in found if each is not None]
 
-    def tiered(self) -> list[TieredProgram]:
+    def tiered_programs(self) -> list[TieredProgram]:
         """Return the programs that have, or had, a second tier to come."""
-        found = [graph.tiered() for graph in self._compiled if graph.tiered is not None]
+        found = [graph.tiered_program() for graph in self._compiled_graphs if graph.tiered_program is not None]
         return [each for each in found if each is not None]
 
 
@@ -115,7 +115,7 @@ def handle_of(jitted: Any, caller: str = "forge") -> JitHandle:
     """Return what a jitted function or module compiled so far. Raises TypeError, in the name of `caller`, for something
     else."""
     found = _own_handle(jitted)
-    check(found is not None, lambda: f"{caller}: {_described(jitted)} was not made by forge.jit", TypeError)
+    check(found is not None, lambda: f"{caller}: {_brief_repr(jitted)} was not made by forge.jit", TypeError)
     return found
 
 
@@ -123,7 +123,7 @@ def _own_handle(jitted: Any) -> JitHandle | None:
     return getattr(getattr(jitted, "_forge_compiled", jitted), "_forge_handle", None)
 
 
-def _described(given: Any) -> str:
+def _brief_repr(given: Any) -> str:
     """Return a value in few words: what a module holds takes pages."""
     return f"a {type(given).__name__}" if isinstance(given, torch.nn.Module) else repr(given)
 
@@ -143,13 +143,13 @@ def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
     known = [handle for handle in dict.fromkeys(found) if handle is not None]
     check(
         bool(known),
-        lambda: f"forge.explain: {_described(target)} was not made by forge.jit, and holds nothing that was",
+        lambda: f"forge.explain: {_brief_repr(target)} was not made by forge.jit, and holds nothing that was",
         TypeError,
     )
     return name_of(target), known
 
 
-def outside(target: Any) -> list[str]:
+def eager_modules(target: Any) -> list[str]:
     """Return what runs in eager around the jitted modules that a module holds: its other modules, those without a
     jitted one inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
     if not isinstance(target, torch.nn.Module) or _is_jitted(target):

@@ -100,7 +100,7 @@ def transform_region(graph: GraphModule, start: Node, following: Iterator[Node])
             continue
         region = _extract(graph, inside)
         if not any(_is_wrapped(leaf) for leaf in leaves(region.example)):
-            region.changed = _changed(region, inside)
+            region.changed = _mutated_inputs(region, inside)
             return region
     raise Unsupported("a torch.func transform, or a value of one, outlives the graph")
 
@@ -142,7 +142,7 @@ def _is_wrapped(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and is_functorch_wrapped_tensor(value)
 
 
-def _changed(region: Region, inside: list[Node]) -> list[int]:
+def _mutated_inputs(region: Region, inside: list[Node]) -> list[int]:
     written = _memory([_example((node.args[:1], node.kwargs.get("out"))) for node in inside if writes(node)])
     examples = [node.meta.get("example_value") for node in region.inputs]
     return [i for i, example in enumerate(examples) if not written.isdisjoint(_memory(example))]

@@ -51,8 +51,8 @@ SITE, INSIDE = "forge_layer_site", "forge_layers_inside"  # in the meta of nodes
 _numbers = itertools.count()
 
 
-class _Kept(Exception):
-    """The module keeps its own forward, with the reason."""
+class _OverrideDeclined(Exception):
+    """The module keeps its own forward; carries the reason."""
 
 
 class Site:
@@ -68,7 +68,7 @@ class Site:
 
 
 def layer_call(own: Any, *given: Any) -> Any:
-    """The end of a module's call on tensors: what its own forward gave."""
+    """Mark the end of a module's call on tensors: the results of its own forward."""
     return own
 
 
@@ -76,7 +76,7 @@ def layer_call(own: Any, *given: Any) -> Any:
 
 
 class _Capturing:
-    """The layers of the frame that Dynamo captures now (one at a time), and why modules kept their own forward."""
+    """The layers of the frame that Dynamo captures now (one at a time), and why modules keep their own forward."""
 
     executor: ModuleExecutor | None = None
     kept: dict[LayerUse, int]  # with the number of the call
@@ -112,8 +112,8 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
     result = call()
     name = _name_of(module)
     try:
-        return _marked(executor, module, tx, args, kwargs, result, _after(tx.output.current_tracer.graph, last))
-    except _Kept as kept:
+        return _mark_call(executor, module, tx, args, kwargs, result, _after(tx.output.current_tracer.graph, last))
+    except _OverrideDeclined as kept:
         reason = str(kept)
     except Exception as error:  # of what Dynamo cannot do with a module's attributes
         reason = in_one_line(error)
@@ -131,7 +131,7 @@ def _after(graph: Graph, last: Node | None) -> list[Node]:
 
 
 def _name_of(module: UnspecializedNNModuleVariable) -> str:
-    """The module's name in the model, where Dynamo knows it, and its class."""
+    """Return the module's name in the model, where Dynamo knows it, and its class."""
     kind, source = type(module.value).__name__, module.source
     if source is None:
         return kind
@@ -139,7 +139,7 @@ def _name_of(module: UnspecializedNNModuleVariable) -> str:
     return f"{path} ({kind})" if path else kind
 
 
-def _marked(
+def _mark_call(
     executor: ModuleExecutor,
     module: UnspecializedNNModuleVariable,
     tx: Any,
@@ -158,10 +158,10 @@ def _marked(
     training = torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
     device = next((fake.device for fake in fakes), None)
     if device is None:
-        raise _Kept("no tensor is given to it")
+        raise _OverrideDeclined("no tensor is given to it")
     layer = executor.find(value, device, training)
     if isinstance(layer, Declined):
-        raise _Kept(layer.reason)
+        raise _OverrideDeclined(layer.reason)
     _check_reads(tx, module, layer.kind)
     outputs = _outputs(result)
     _check_results(outputs, fakes, inside)
@@ -180,18 +180,18 @@ def _marked(
 
 def _check_module(module: torch.nn.Module) -> None:
     if "forward" in vars(module):
-        raise _Kept("the module's forward was replaced on the object")
+        raise _OverrideDeclined("the module's forward was replaced on the object")
     if any(getattr(each, hooks) for each in module.modules() for hooks in _HOOKS):
-        raise _Kept("it has hooks")
+        raise _OverrideDeclined("it has hooks")
     if autocast_mode.is_enabled():
-        raise _Kept("it is called under torch.autocast")
-    held = ModuleTemplate(module).held()
+        raise _OverrideDeclined("it is called under torch.autocast")
+    held = ModuleTemplate(module).unregistered_tensors()
     if held:
-        raise _Kept(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
+        raise _OverrideDeclined(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
 
 
 def _attribute(tx: Any, module: Any, path: str) -> Any:
-    """What Dynamo finds, and guards, by a path of attributes."""
+    """Return the object that Dynamo finds, and guards, by a path of attributes."""
     found, get = module, VariableTracker.build(tx, getattr)
     for name in path.split("."):
         found = get.call_function(tx, [found, ConstantVariable.create(name)], {})
@@ -201,7 +201,7 @@ def _attribute(tx: Any, module: Any, path: str) -> Any:
 
 def _fake(variable: Any) -> torch.Tensor:
     if not isinstance(variable, TensorVariable):
-        raise _Kept(f"it has a tensor that Dynamo sees as {type(variable).__name__}")
+        raise _OverrideDeclined(f"it has a tensor that Dynamo sees as {type(variable).__name__}")
     return variable.as_proxy().node.meta["example_value"]
 
 
@@ -210,20 +210,20 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     found: list[Any] = []
 
-    def described(variable: Any, name: str) -> Any:
+    def template_of(variable: Any, name: str) -> Any:
         variable = variable.realize() if hasattr(variable, "realize") else variable
         if isinstance(variable, TensorVariable):
             found.append(variable)
             return TensorSlot(len(found) - 1)
         if isinstance(variable, (TupleVariable, ListVariable)) and variable.python_type() in (tuple, list):
-            return variable.python_type()(described(each, name) for each in variable.items)
+            return variable.python_type()(template_of(each, name) for each in variable.items)
         if variable.is_python_constant() and isinstance(variable.as_python_constant(), _PLAIN):
             return variable.as_python_constant()
-        raise _Kept(f"its argument {name} is neither a tensor nor a constant")
+        raise _OverrideDeclined(f"its argument {name} is neither a tensor nor a constant")
 
     names = list(bound.signature.parameters)
-    positional = [described(each, names[min(i + 1, len(names) - 1)]) for i, each in enumerate(bound.args[1:])]
-    return (tuple(positional), {name: described(each, name) for name, each in bound.kwargs.items()}), found
+    positional = [template_of(each, names[min(i + 1, len(names) - 1)]) for i, each in enumerate(bound.args[1:])]
+    return (tuple(positional), {name: template_of(each, name) for name, each in bound.kwargs.items()}), found
 
 
 def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[torch.nn.Module]) -> None:
@@ -238,12 +238,14 @@ def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[tor
                 guard_scalar(found.sym_num)
             elif not found.is_python_constant():
                 kind = type(value).__name__
-                raise _Kept(f"the layer reads its attribute {name}, a {kind} that is no constant of the program")
+                raise _OverrideDeclined(
+                    f"the layer reads its attribute {name}, a {kind} that is no constant of the program"
+                )
 
 
 def reads_of_self(code: types.CodeType) -> set[str] | None:
-    """The attributes that a method may read of its first argument, or of what it has; None where it gives it away, so
-    that others may read any."""
+    """Return the attributes that a method may read of its first argument, or of their values; None where it passes it
+    on, so that other functions may read any."""
     if not code.co_argcount or code.co_varnames[0] in code.co_cellvars:
         return None
     owner, calls = code.co_varnames[0], list(dis.get_instructions(code))
@@ -260,7 +262,7 @@ def _outputs(result: Any) -> list[TensorVariable]:
     found = list(result.items) if isinstance(result, TupleVariable) else [result]
     found = [each.realize() if hasattr(each, "realize") else each for each in found]
     if not found or not all(isinstance(each, TensorVariable) for each in found):
-        raise _Kept("it returns something else than tensors")
+        raise _OverrideDeclined("it returns something else than tensors")
     return found
 
 
@@ -269,24 +271,25 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
     memory = {_memory(fake) for fake in fakes}
     found = [_memory(each) for each in results]
     if not memory.isdisjoint(found) or len(set(found)) < len(found):
-        raise _Kept("what it returns shares memory with what it is given")
+        raise _OverrideDeclined("what it returns shares memory with what it is given")
     if not all(each.is_contiguous() for each in results):
-        raise _Kept("what it returns is not contiguous")
+        raise _OverrideDeclined("what it returns is not contiguous")
     if any(name not in ("cpu", "cuda") for name in {each.device.type for each in results}):
-        raise _Kept("it runs on a device that forge has no verification for")
+        raise _OverrideDeclined("it runs on a device that forge has no verification for")
     if any(getattr(node.target, "__name__", "") in _KEEPING for node in inside):
-        raise _Kept("its own forward may change its statistics")
+        raise _OverrideDeclined("its own forward may change its statistics")
     own = set(inside)
     made = {_memory(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
     for node in inside:
         written = node.args[0] if writes(node) and node.args else None
         example = written.meta.get("example_value") if isinstance(written, Node) else None
         if _is_tensor(example) and (written not in own or _memory(example) in memory or _memory(example) not in made):
-            raise _Kept("it changes a tensor that others see")
+            raise _OverrideDeclined("it changes a tensor that others see")
 
 
 def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
-    """A layer is given what the call is; what else its own forward reads would be a constant of the layer."""
+    """Check that its own forward reads nothing but the call's arguments: anything else would be a constant of the
+    layer."""
     own, given = set(inside), {id(fake) for fake in fakes}
     lengths = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
     for read in dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in own):
@@ -298,7 +301,7 @@ def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
             numbers = [user.meta.get("example_value") for user in read.users if user in own]
         for number in numbers:
             if not isinstance(number, SYMBOLIC_TYPES):
-                raise _Kept("its own forward reads a value that is neither given to it nor a constant")
+                raise _OverrideDeclined("its own forward reads a value that is neither given to it nor a constant")
             if not {*map(str, free_symbols(number))} <= lengths:
                 guard_scalar(number)
 
@@ -348,14 +351,14 @@ def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse
         for node in reversed(part.graph.nodes):
             site = node.meta.get(SITE)
             if site is not None and taken.isdisjoint(node.meta.get(INSIDE, ())):
-                use = _decided(site, node)
+                use = _decide(site, node)
                 uses[use] = site.number
                 if use.how is not None:
                     taken.add(site.number)
     return sorted(uses, key=uses.__getitem__)
 
 
-def _decided(site: Site, node: Node) -> LayerUse:
+def _decide(site: Site, node: Node) -> LayerUse:
     given = [each.meta.get("example_value") for each in node.args[1:]]
     if not all(map(_is_tensor, given)):
         return LayerUse(site.module, site.layer, None, "the metadata of what it is given is not known")
@@ -363,14 +366,14 @@ def _decided(site: Site, node: Node) -> LayerUse:
     if not decision:
         return LayerUse(site.module, site.layer, None, decision.reason)
     if _is_traceable(site.override.function, given, node.meta["example_value"]):
-        site.how, site.take = "traced", _Traced(site.override.function)
+        site.how, site.take = "traced", _LayerTracer(site.override.function)
     else:
         site.how, site.take = "one call", site.override.symbol()
     return LayerUse(site.module, site.layer, site.how)
 
 
-class _Traced:
-    """Records a layer's torch code, with a memory of its own."""
+class _LayerTracer:
+    """A tracer of a layer's torch code, with a memory of its own."""
 
     def __init__(self, function: ModuleForward) -> None:
         self.function = function
@@ -392,7 +395,7 @@ def _is_traceable(function: ModuleForward, given: Sequence[torch.Tensor], exampl
     try:
         with recording(trace, torchlang.language):
             proxies = [trace.add_input(_proxy(trace, each)) for each in given]
-            made = tensors(_Traced(function)(*proxies))
+            made = tensors(_LayerTracer(function)(*proxies))
     except Exception:  # of the layer's own code, which meets no tensors here
         return False
     wanted = [leaf for leaf in leaves(example) if _is_tensor(leaf)]
@@ -408,7 +411,7 @@ def _meta(value: Any) -> tuple:
 
 
 def left_out(graph: Graph) -> set[Node]:
-    """The nodes of which nothing is left: of the own forwards of modules whose calls a layer takes."""
+    """Return the nodes to delete: those of the own forwards of modules whose calls a layer takes."""
     found: set[Node] = set()
     taken: set[int] = set()
     for node in reversed(graph.nodes):

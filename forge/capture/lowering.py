@@ -33,7 +33,7 @@ Inline = Callable[[GraphModule, tuple], Any]
 _COMPOSITE = (aten.native_layer_norm, aten.native_group_norm, aten._softmax, aten._log_softmax)
 
 
-def recorded(function: Callable, name: str, inline: Inline) -> Symbol:
+def symbol_from_function(function: Callable, name: str, inline: Inline) -> Symbol:
     """Return the symbol of a function of tensors and numbers that changes none of them; `inline` records a graph of
     operators.
 
@@ -48,7 +48,7 @@ def recorded(function: Callable, name: str, inline: Inline) -> Symbol:
         output = symbol(*args)
         wanted = [i for i, argument in enumerate(args) if needs_grad(argument)]
         incoming = [get_grad(each) for each in tensors(output) if differentiable(each)]
-        gradient = recorded(_Gradient(function, wanted, len(incoming)), f"gradient of {name}", inline)
+        gradient = symbol_from_function(_Gradient(function, wanted, len(incoming)), f"gradient of {name}", inline)
         try:
             gradients = gradient(*incoming, *args)
         except Unsupported:
@@ -148,7 +148,7 @@ def _acts(node: Node) -> bool:
 
 
 def _without_changed_shapes(graph: GraphModule) -> None:
-    """What changes a tensor's shape in place (squeeze_) gives another one of its memory, which is read from then on."""
+    """Replace in-place changes of a tensor's shape (squeeze_) by a new view, which later calls read."""
     for node in graph.graph.nodes:
         if torch.Tag.inplace_view not in getattr(node.target, "tags", ()):
             continue

@@ -18,10 +18,10 @@ from forge.transforms.split import free_names
 def value_and_gradients(
     function: Callable, args: Sequence[Any], kwargs: dict, positions: Sequence[int], scalar: Callable[[Any], Any]
 ) -> tuple[Any, list[Any]]:
-    """(what function(*args, **kwargs) returns, the gradients of the arguments at `positions`), recorded.
+    """Return (the result of function(*args, **kwargs), the gradients of the arguments at `positions`), traced.
 
-    scalar: the value to differentiate, of what the function returned. Raises NotImplementedError where the function
-    changes its arguments, or a call has no gradient rule.
+    scalar: the value to differentiate, of the function's result. Raises NotImplementedError where the function mutates
+    its arguments, or a call has no gradient rule.
     """
     outer = current_trace()
     trace = Trace("computation", stage="recorded")
@@ -68,7 +68,7 @@ def _stand_ins(tree: Any, outer: Trace, trace: Trace, given: dict[str, TensorPro
 
 
 def _join(outer: Trace, inner: Trace) -> None:
-    """What the inner trace has becomes the outer one's."""
+    """Add the names and constants of the inner trace to the outer one."""
     outer.names |= inner.names
     outer._counter = max(outer._counter, inner._counter)
     outer.constants.update(inner.constants)

@@ -35,7 +35,7 @@ def is_dispatched(x: Any) -> bool:
     return any(map(keys.has, _KEYS))
 
 
-def dispatched(graph: GraphModule) -> tuple[Node, str] | None:
+def find_dispatched_value(graph: GraphModule) -> tuple[Node, str] | None:
     """Return the first value of a Dynamo graph whose operators are more than its kernels, and what it is."""
     for node in graph.graph.nodes:
         is_one = is_dispatched if node.op == "placeholder" else is_traceable_wrapper_subclass

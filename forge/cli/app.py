@@ -1,4 +1,4 @@
-"""What every command shares: how it is declared, and what its help shows.
+"""The parts that all commands share: their declaration, and their help.
 
 Neither this nor a declaration imports torch or forge's compiler, so that help and completion answer at once.
 """
@@ -27,7 +27,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 class TargetError(ValueError):
-    """What a command line names cannot be loaded, or raised an error of its own."""
+    """A command line's target cannot be loaded, or raised an error of its own."""
 
 
 class Command(TyperCommand):
@@ -111,14 +111,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_usage_error(error: Exception) -> None:
     path = error.ctx.command_path if error.ctx is not None else "forge"
-    message = " ".join(_told(error).split()).rstrip(".")
+    message = " ".join(_error_message(error).split()).rstrip(".")
     if message:  # without arguments, a group has shown its help
         message = f"{message[0].lower()}{message[1:]}"
         print(f"{path}: {message} ({path} --help)", file=sys.stderr)
 
 
-def _told(error: Exception) -> str:
-    """Return what is wrong with a command line; of a value, in forge's words where typer would have pydantic's."""
+def _error_message(error: Exception) -> str:
+    """Return the problem of a command line; for a value, in forge's words where typer would have pydantic's."""
     if isinstance(error, typer.BadParameter) and hasattr(error.__cause__, "errors"):
         error.message = _wrong_value(error.__cause__.errors()[0])
     return error.format_message()
@@ -154,7 +154,7 @@ def command(path: str, *examples: str, panel: str | None = None) -> Callable[[Ca
 def _callback(function: Callable[..., int]) -> Callable[..., int]:
     """Return what typer calls: with every field of `function` as a parameter, and --debug."""
     signature = inspect.signature(function, eval_str=True)
-    parameters = [each for parameter in signature.parameters.values() for each in _expanded(parameter)]
+    parameters = [each for parameter in signature.parameters.values() for each in _expand(parameter)]
     keyword = inspect.Parameter.KEYWORD_ONLY
     context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
     debug = inspect.Parameter("debug", keyword, default=False, annotation=Debug)
@@ -175,7 +175,7 @@ def _callback(function: Callable[..., int]) -> Callable[..., int]:
     return callback
 
 
-def _expanded(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+def _expand(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if not dataclasses.is_dataclass(parameter.annotation):
         yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         return

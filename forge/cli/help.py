@@ -1,4 +1,4 @@
-"""What --help prints: usage, what the command does, its arguments and options under headings, and examples."""
+"""The text of --help: usage, description, arguments and options under headings, and examples."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def _parameters(parameters: Sequence[Any]) -> Rows:
             rows.setdefault("Arguments", []).append((Text(each.metavar, "bold cyan"), each.help))
         elif not each.hidden:
             heading = getattr(each, "rich_help_panel", None) or "Options"
-            rows.setdefault(heading, []).append((_name(each), _explained(each)))
+            rows.setdefault(heading, []).append((_name(each), _help_with_default(each)))
     return {heading: rows[heading] for heading in _ORDER if heading in rows}
 
 
@@ -77,8 +77,8 @@ def _name(option: Any) -> Text:
     return Text.assemble((", ".join([*short, *long]), "bold cyan"), (metavar, "yellow"))
 
 
-def _explained(option: Any) -> str:
-    """Return its help, with the default where there is one."""
+def _help_with_default(option: Any) -> str:
+    """Return an option's help, with its default where it has one."""
     default = option.default
     shown = not (option.is_flag or default is None or callable(default) or default == [])
     return f"{option.help} Default: {default}." if shown else option.help

@@ -107,7 +107,7 @@ def _tensor(match: re.Match[str], text: str, device: torch.device) -> torch.Tens
 
 
 def random_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, below: int = BELOW) -> torch.Tensor:
-    """Normally distributed numbers, integers from 0 to `below`, or booleans; the same ones on each device."""
+    """Return normally distributed numbers, integers from 0 to `below`, or booleans; the same ones on each device."""
     if dtype is torch.bool:
         made = torch.randint(2, shape)
     elif dtype.is_floating_point or dtype.is_complex:

@@ -1,4 +1,4 @@
-"""What a command line calls TARGET: a program with its inputs, from a module, a file, or a model's name."""
+"""The TARGET of a command line: a program with its inputs, from a module, a file, or a model's name."""
 
 import contextlib
 import importlib
@@ -28,8 +28,8 @@ _LIBRARIES = tuple(f"{Path(file).parents[up]}/" for file, up in ((torch.__file__
 
 
 @contextlib.contextmanager
-def blamed(what: str) -> Iterator[None]:
-    """Of code that is not forge's: an error names `what` and the user's line, and what it prints goes to stderr."""
+def attribute_errors(what: str) -> Iterator[None]:
+    """Run code that is not forge's: an error names `what` and the user's line, and printed text goes to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -77,14 +77,14 @@ def load(
     of the program's own inputs. Raises TargetError for what cannot be loaded, or takes other arguments.
     """
     args, kwargs = inputs or ((), {})
-    with blamed(target):
+    with attribute_errors(target):
         if ":" in target or target.endswith(".py"):
             program, own = _from_python(target, dict(settings))
             own = ((), {}) if inputs is not None else own
         else:
             program, named = small_models.make(target, dict(settings), training, kwargs)
             own = (), {} if args else named
-        own_args, own_kwargs = _moved(own, device, dtype)
+        own_args, own_kwargs = _move_to(own, device, dtype)
         args, kwargs = (*own_args, *args), {**own_kwargs, **kwargs}
         if isinstance(program, torch.nn.Module):
             program = program.to(device=device, dtype=dtype).train(training)
@@ -99,8 +99,8 @@ def _parameters(program: Callable) -> list[torch.nn.Parameter]:
     return [each for each in parameters if each.requires_grad]
 
 
-def _moved(inputs: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """On the device; what is floating-point in the dtype."""
+def _move_to(inputs: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Return the inputs on the device, with floating-point tensors in the dtype."""
 
     def move(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -118,7 +118,7 @@ def _requiring_grad(leaf: Any) -> Any:
 def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Inputs]:
     """Return a program and its own inputs."""
     place, _, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
-    module = _from_file(place) if place.endswith(".py") else _imported(target, place)
+    module = _from_file(place) if place.endswith(".py") else _import_module(target, place)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -129,14 +129,14 @@ def _from_python(target: str, settings: dict[str, Any]) -> tuple[Callable, Input
         found = getattr(found, part)
     if not callable(found):
         raise TargetError(f"{target}: is {found!r}, but must be a module, a function, or a function that makes one")
-    program, own = _made(target, found, settings)
+    program, own = _instantiate(target, found, settings)
     if own is None and callable(getattr(module, INPUTS, None)):
         own = getattr(module, INPUTS)()
     return program, _as_arguments(own)
 
 
-def _imported(target: str, name: str) -> ModuleType:
-    """Return a module; those of the current folder are found behind all that is installed."""
+def _import_module(target: str, name: str) -> ModuleType:
+    """Import a module; those of the current folder come after all installed ones."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{target}: {name!r} is no name of a module; a file's ends with .py")
     _search(Path.cwd())
@@ -165,9 +165,9 @@ def _search(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _made(target: str, found: Callable, settings: dict[str, Any]) -> tuple[Callable, Any]:
-    """Return what a class or a factory makes with the settings; a function that needs other arguments is the
-    program."""
+def _instantiate(target: str, found: Callable, settings: dict[str, Any]) -> tuple[Callable, Any]:
+    """Call a class or a factory with the settings, and return the result; a function that needs other arguments is the
+    program itself."""
     if isinstance(found, torch.nn.Module):
         if settings:
             raise TargetError(f"{target}: is made already, so that --set {next(iter(settings))} changes nothing")

@@ -1,4 +1,4 @@
-"""forge.jit(select="measured"): who runs a call is decided by what each candidate takes on tensors like the call's.
+"""forge.jit(select="measured"): the executor of a call is the fastest one on tensors like the call's.
 
 Candidates are the implementations that accept a call (of Hub kernels all that do), and the fusion executors that would
 take it. A call is measured where one of them is neither a fusion executor's nor torch's own: between those two, what a
@@ -17,9 +17,9 @@ import torch
 
 from forge import clang
 from forge.compiler import autotune_store
-from forge.compiler.autotune_store import Timed
+from forge.compiler.autotune_store import Timing
 from forge.compiler.claim import Candidate, Claim, Excluded, Selection, fusible
-from forge.executors.calls import Meta, Undescribed, call_of, with_strides
+from forge.executors.calls import Meta, NotReproducible, call_of, with_strides
 from forge.executors.executor import Declined, Executor, FusionExecutor, operators_of
 from forge.executors.fingerprint import here
 from forge.executors.torchex.core import torch_prims, torchex
@@ -48,9 +48,12 @@ _torchs = (torchex, torch_prims)
 _measuring = new_lock()
 
 
-class Alone(NamedTuple):
-    """A compiled program of one call. forward: gives the outputs; with a backward (outputs, saved tensors, saved
-    numbers). backward: of one list, the saved values and a gradient of each output that is `usual`."""
+class CompiledCall(NamedTuple):
+    """A compiled program of one call.
+
+    forward: returns the outputs; with a backward (outputs, saved tensors, saved numbers). backward: takes one list, of
+    the saved values and a gradient of each output that is `usual`.
+    """
 
     forward: Callable
     backward: Callable | None
@@ -58,12 +61,12 @@ class Alone(NamedTuple):
     claims: Sequence[Claim]
 
 
-Build = Callable[[Trace, Sequence[Executor], Selection], Alone]
+Build = Callable[[Trace, Sequence[Executor], Selection], CompiledCall]
 
 
 @dataclass
-class Measured:
-    """Calls that are alike, and what each candidate for them takes.
+class Measurement:
+    """The times of the candidates for calls that are alike.
 
     operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it. kept: the
     candidate that runs them. calls: how many they are. why_not: why nothing was measured, and the order decided.
@@ -72,22 +75,22 @@ class Measured:
     operation: str
     arguments: str
     gradients: bool
-    candidates: list[Timed]
+    candidates: list[Timing]
     kept: str
     calls: int = 1
     why_not: str | None = None
 
     def __post_init__(self) -> None:
-        self.candidates = [Timed(*each) for each in self.candidates]  # JSON has lists
+        self.candidates = [Timing(*each) for each in self.candidates]  # JSON has lists
 
     def __str__(self) -> str:
         count = f"{self.calls} calls of {self.operation}" if self.calls > 1 else self.operation
         what = f"{count}({self.arguments}){', forward and backward' if self.gradients else ''}"
         if self.why_not is not None:
             return f"{what}: {self.kept} by order, since {self.why_not}"
-        return f"{what}: {', '.join(map(self._told, self.candidates))}"
+        return f"{what}: {', '.join(map(self._describe, self.candidates))}"
 
-    def _told(self, timed: Timed) -> str:
+    def _describe(self, timed: Timing) -> str:
         took = timed.reason or (microseconds(timed.seconds) if timed.seconds is not None else "alone")
         return f"{timed.name} {took}{' (kept)' if timed.name == self.kept else ''}"
 
@@ -97,12 +100,12 @@ def microseconds(seconds: float) -> str:
     return f"{1e6 * seconds:.1f} µs"
 
 
-class _Unmeasured(Exception):
-    """A call of which nothing can be measured, with the reason."""
+class _NotMeasurable(Exception):
+    """A call that cannot be measured; carries the reason."""
 
 
 class _Option(NamedTuple):
-    """One of those that would take a call. candidate: None for its parts."""
+    """One candidate for a call. candidate: None for the call's decomposition."""
 
     name: str
     executor: Executor | None
@@ -110,7 +113,7 @@ class _Option(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """Who excluded a call. fusers: why all fusion executors did, whichever stands in their place later."""
+    """The executors excluded from a call. fusers: why all fusion executors are, including those of later tiers."""
 
     excluded: Excluded
     fusers: str | None = None
@@ -122,19 +125,22 @@ class _Decision(NamedTuple):
 
 
 class Measuring:
-    """The selection of one program. build: compiles a program of one call. about: what of the options decides times.
-    found: is told what was measured. on_disk: whether times are kept for other processes."""
+    """The selection for one program.
 
-    def __init__(self, build: Build, about: str, found: list[Measured], *, on_disk: bool) -> None:
+    build: compiles a program of one call. about: the options that times depend on. found: the list that measurements go
+    to. on_disk: whether times are stored for other processes.
+    """
+
+    def __init__(self, build: Build, about: str, found: list[Measurement], *, on_disk: bool) -> None:
         self._found = found
         self._build = build
         self._about = about
         self._on_disk = on_disk
         self._decided: dict[tuple, _Decision] = {}
-        self._alike: dict[str, Measured] = {}
+        self._alike: dict[str, Measurement] = {}
 
     def __call__(self, bound: BoundSymbol, executors: Sequence[Executor], active: Collection[str] = ()) -> Excluded:
-        """Who excluded a call; decided when it is first asked for, which is before it is differentiated."""
+        """Return the executors excluded from a call; decided at the first query, which is before differentiation."""
         if bound.symbol.op is not None or not _has_kernels(bound, executors):
             return {}
         known = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
@@ -148,27 +154,27 @@ class Measuring:
         if len(options) < 2:
             return _Decision({})
         try:
-            about, timed, arguments = self._timed(bound, executors, options, active)
-        except _Unmeasured as reason:
-            self._found.append(Measured(bound.symbol.id, "", bool(active), [], options[0].name, why_not=str(reason)))
+            about, timed, arguments = self._time_candidates(bound, executors, options, active)
+        except _NotMeasurable as reason:
+            self._found.append(Measurement(bound.symbol.id, "", bool(active), [], options[0].name, why_not=str(reason)))
             return _Decision({})
         kept = _fastest(timed)
         if about in self._alike:
             self._alike[about].calls += 1
         else:
-            told = Measured(bound.symbol.id, arguments, bool(active), timed, options[kept].name)
+            told = Measurement(bound.symbol.id, arguments, bool(active), timed, options[kept].name)
             self._alike[about] = told
             self._found.append(told)
         hint = f" at {arguments}" if _is_symbolic(bound) else ""
         reasons = [_reason(each, timed[kept], hint) for each in timed[:kept]]
         return _decision(options, kept, reasons)
 
-    def _timed(
+    def _time_candidates(
         self, bound: BoundSymbol, executors: Sequence[Executor], options: list[_Option], active: list[str]
-    ) -> tuple[str, list[Timed], str]:
+    ) -> tuple[str, list[Timing], str]:
         for tag in bound.all_tags:
             if tag in _UNMEASURED:
-                raise _Unmeasured(_UNMEASURED[tag])
+                raise _NotMeasurable(_UNMEASURED[tag])
         program = _Program(bound, active)
         about, lasting = self._key(program, executors, options)
         on_disk = self._on_disk and lasting
@@ -191,8 +197,9 @@ class Measuring:
         parts = (*here(), *where, *settings(), self._about, *program.words, said, fusers)
         return repr(parts), all(lasting for _, lasting in [*said, *fusers])
 
-    def _measure(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> list[Timed]:
-        """The times; a candidate that fails is dropped. Raises _Unmeasured where memory runs out, or timing fails."""
+    def _measure(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> list[Timing]:
+        """Return the times; a candidate that fails is dropped. Raises _NotMeasurable where memory runs out, or timing
+        fails."""
         progress.expect(1)
         runs: dict[str, Callable[[], Any]] = {}
         dropped: dict[str, str] = {}
@@ -205,21 +212,22 @@ class Measuring:
                     except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
                         raise
                     except Exception as error:  # of the candidate's own code
-                        dropped[option.name] = str(error) if isinstance(error, _Unmeasured) else in_one_line(error)
+                        dropped[option.name] = str(error) if isinstance(error, _NotMeasurable) else in_one_line(error)
                 seconds = timing.time_candidates(runs, inputs[0].device) if len(runs) > 1 else {}
         except Exception as error:
-            raise _Unmeasured(f"measuring failed: {in_one_line(error)}") from error
+            raise _NotMeasurable(f"measuring failed: {in_one_line(error)}") from error
         finally:
             progress.advance()
-        return [Timed(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
+        return [Timing(option.name, seconds.get(option.name), dropped.get(option.name)) for option in options]
 
     def _run_of(
         self, program: "_Program", executors: Sequence[Executor], options: list[_Option], place: int, inputs: list
     ) -> Callable[[], Any]:
-        """The candidate as it would run, once it has run right. Raises _Unmeasured where it does not."""
+        """Return the candidate as it would run, after one correct run. Raises _NotMeasurable where it is not
+        correct."""
         option = options[place]
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
-        given = [Forced(each) if each is option.candidate else each for each in executors]
+        given = [ForcedFusion(each) if each is option.candidate else each for each in executors]
         symbol = program.symbol
         alone = self._build(
             program.trace, given, lambda bound, executors, active=(): others if bound.symbol is symbol else {}
@@ -239,7 +247,9 @@ def _forward(forward: Callable, inputs: list[torch.Tensor]) -> Any:
     return forward(*inputs)
 
 
-def _forward_and_backward(alone: Alone, inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> tuple[Any, Any]:
+def _forward_and_backward(
+    alone: CompiledCall, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
+) -> tuple[Any, Any]:
     outputs, saved, numbers = alone.forward(*inputs)
     return outputs, alone.backward([*saved, *numbers, *gradients])
 
@@ -255,8 +265,8 @@ class _Program:
         self.trace = Trace("measured")
         try:
             call = call_of(bound.args, bound.kwargs)
-        except Undescribed as reason:
-            raise _Unmeasured(str(reason)) from reason
+        except NotReproducible as reason:
+            raise _NotMeasurable(str(reason)) from reason
         self.metas: list[Meta] = []
         leaves, spec = torch_pytree.tree_flatten((bound.args, bound.kwargs))
         described = torch_pytree.tree_leaves((call.args, call.kwargs))
@@ -269,9 +279,9 @@ class _Program:
         names = {each.name: place for place, each in enumerate(known.values())}
         places = [names[each.name] if isinstance(each, TensorProxy) else each for each in given]
         wanted = [each.requires_grad for each in self.trace.inputs]
-        self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_named(bound.tags))
+        self.words = (self.symbol.id, str(spec), repr(places), repr(self.metas), repr(wanted), *_tag_names(bound.tags))
         if not self.metas or not self.trace.output:
-            raise _Unmeasured("it takes or gives no tensor")
+            raise _NotMeasurable("it has no tensor among its inputs or outputs")
 
     def _input(self, leaf: Any, meta: Meta, known: dict[str, TensorProxy], active: Collection[str]) -> TensorProxy:
         if leaf.name not in known:
@@ -285,33 +295,35 @@ class _Program:
         try:
             output = self.symbol(*args, **kwargs)
         except Exception as error:  # a body that asks for what is around the call
-            raise _Unmeasured(f"it cannot be made alone: {in_one_line(error)}") from error
+            raise _NotMeasurable(f"it cannot be compiled alone: {in_one_line(error)}") from error
         if [bound.symbol for bound in self.trace.bound_symbols] != [self.symbol]:
-            raise _Unmeasured("it has nothing to do")
+            raise _NotMeasurable("it does nothing")
         return output
 
     @property
     def arguments(self) -> str:
         """'float32[2, 8], float32[8]'."""
-        return ", ".join(map(_shown, self.metas))
+        return ", ".join(map(_describe_tensor, self.metas))
 
     def inputs(self) -> list[torch.Tensor]:
         """Tensors like the call's: random floats, and zeros where they may be an index."""
         return [with_strides(random_values(meta), meta.strides) for meta in self.metas]
 
     def check(self, outputs: Any, gradients: Any) -> None:
-        """Raises _Unmeasured unless these are what the call promises, and gradients are what gradients are."""
+        """Raise _NotMeasurable unless outputs and gradients have the metadata that the call promises."""
         wanted = [proxy for proxy in self.trace.inputs if proxy.requires_grad]
         if gradients is not None:
             gradients = [each for each, proxy in zip(gradients, self.trace.inputs, strict=True) if proxy.requires_grad]
         for what, made, promised in (("result", outputs, self.trace.output), ("gradient", gradients or (), wanted)):
             for value, proxy in zip(made, promised, strict=what == "result"):
                 if value is not None and (value.shape, value.dtype) != (torch.Size(proxy.shape), proxy.dtype):
-                    raise _Unmeasured(f"its {what} is {_shown(value)}, but must be {_shown(proxy)}")
+                    raise _NotMeasurable(
+                        f"its {what} is {_describe_tensor(value)}, but must be {_describe_tensor(proxy)}"
+                    )
 
 
-class Forced(FusionExecutor):
-    """A fusion executor that makes a region of whatever it takes: alone, a call is worth none."""
+class ForcedFusion(FusionExecutor):
+    """A fusion executor that makes a region of every call it takes, even of one alone."""
 
     def __init__(self, fuser: FusionExecutor) -> None:
         super().__init__(fuser.name)
@@ -322,7 +334,7 @@ class Forced(FusionExecutor):
         return True
 
 
-def _shown(value: Any) -> str:
+def _describe_tensor(value: Any) -> str:
     return f"{dtype_name(value.dtype)}{list(value.shape)}"
 
 
@@ -334,12 +346,12 @@ def random_values(meta: Meta) -> torch.Tensor:
     return torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device)
 
 
-def _named(tags: Collection[Tag]) -> list[str]:
+def _tag_names(tags: Collection[Tag]) -> list[str]:
     return sorted(tag.name for tag in tags)
 
 
 def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Whether somebody else than torch and the fusion executors may take a call."""
+    """Return whether an executor other than torch and the fusion executors may take a call."""
     others = [each for each in operators_of(executors) if each not in _torchs]
     return any(each.candidates(bound.symbol) for each in others)
 
@@ -359,11 +371,11 @@ def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]
         return []
     if not owned and bound.subsymbols:
         found.append(_Option(PARTS, None, None))
-    return _numbered(found)
+    return _with_unique_names(found)
 
 
-def _numbered(options: list[_Option]) -> list[_Option]:
-    """With names that differ: two repositories may have kernels of one name."""
+def _with_unique_names(options: list[_Option]) -> list[_Option]:
+    """Return the options with unique names: two repositories may have kernels of one name."""
     seen: dict[str, int] = {}
     for option in options:
         seen[option.name] = seen.get(option.name, 0) + 1
@@ -377,24 +389,24 @@ def _numbered(options: list[_Option]) -> list[_Option]:
 
 
 def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
-    """Raises _Unmeasured where somebody else runs the call, with the reason."""
+    """Raise _NotMeasurable, with the reason, where another executor runs the call."""
     name = getattr(option.candidate, "name", None) or getattr(option.executor, "name", PARTS)
     if any(claim.executor == name for claim in claims):
         return
     for claim in claims:
         for who, reason in claim.declined:
             if who == name:
-                raise _Unmeasured(reason)
+                raise _NotMeasurable(reason)
 
 
-def _fastest(timed: list[Timed]) -> int:
+def _fastest(timed: list[Timing]) -> int:
     """Its place; where nothing was timed, that of the first that was not dropped."""
     if any(each.seconds is not None for each in timed):
         return min((each.seconds, place) for place, each in enumerate(timed) if each.seconds is not None)[1]
     return next((place for place, each in enumerate(timed) if each.reason is None), 0)
 
 
-def _reason(timed: Timed, kept: Timed, hint: str) -> str:
+def _reason(timed: Timing, kept: Timing, hint: str) -> str:
     if timed.seconds is None or kept.seconds is None:
         return f"measured{hint}: {timed.reason}"
     return f"measured{hint}: {microseconds(timed.seconds)} against {microseconds(kept.seconds)} of {kept.name}"
@@ -418,7 +430,7 @@ def _is_symbolic(bound: BoundSymbol) -> bool:
 
 
 def _identity(option: _Option) -> tuple[str, bool]:
-    """What decides how long a candidate takes, and whether another process would find the same."""
+    """Return what a candidate's time depends on, and whether another process would find the same."""
     executor, candidate = option.executor, option.candidate
     if executor is None:
         return PARTS, True

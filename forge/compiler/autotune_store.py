@@ -1,4 +1,4 @@
-"""What candidates for a call were measured to take, kept in memory and on disk by what decides it."""
+"""Measured times of candidates, cached in memory and on disk."""
 
 import hashlib
 import json
@@ -17,8 +17,8 @@ _noticed: set[str] = set()
 _log = logging.getLogger("forge.select")
 
 
-class Timed(NamedTuple):
-    """A candidate. seconds: of one call; None where it was dropped, for `reason`."""
+class Timing(NamedTuple):
+    """The time of one candidate. seconds: of one call; None where it was dropped, for `reason`."""
 
     name: str
     seconds: float | None
@@ -30,7 +30,7 @@ def folder() -> Path:
     return user_cache() / "times"
 
 
-def read(about: str, *, on_disk: bool) -> list[Timed] | None:
+def read(about: str, *, on_disk: bool) -> list[Timing] | None:
     """Return what was measured of candidates, in their order; None where nothing was. about: all that decides it."""
     found = _known.get(about)
     if found is None and on_disk:
@@ -40,7 +40,7 @@ def read(about: str, *, on_disk: bool) -> list[Timed] | None:
     return found
 
 
-def write(about: str, timed: list[Timed], *, on_disk: bool) -> None:
+def write(about: str, timed: list[Timing], *, on_disk: bool) -> None:
     """Keep what was measured; a place that cannot be written to costs a notice."""
     _known[about] = timed
     if not on_disk:
@@ -56,9 +56,9 @@ def _path(about: str) -> Path:
     return folder() / f"{hashlib.sha256(about.encode()).hexdigest()}.times"
 
 
-def _read(path: Path, about: str) -> list[Timed] | None:
+def _read(path: Path, about: str) -> list[Timing] | None:
     try:
-        return _parsed(owner_only_store.read(path, FORMAT), about)
+        return _parse(owner_only_store.read(path, FORMAT), about)
     except FileNotFoundError:
         return None
     except (owner_only_store.UntrustedFile, OSError) as reason:
@@ -66,11 +66,11 @@ def _read(path: Path, about: str) -> list[Timed] | None:
         return None
 
 
-def _parsed(body: bytes, about: str) -> list[Timed]:
-    """Raise Refused for anything but what was written for this."""
+def _parse(body: bytes, about: str) -> list[Timing]:
+    """Return the times of these bytes. Raises UntrustedFile for anything but what was written for this."""
     try:
         data = json.loads(body)
-        timed = [Timed(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
+        timed = [Timing(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
         known = data["about"]
     except (ValueError, KeyError, TypeError) as error:
         raise owner_only_store.UntrustedFile(f"it cannot be read: {error}") from error

@@ -13,13 +13,13 @@ from forge.ir.pytree import names
 from forge.runtime.autograd import DifferentiableBackward, Sources
 from forge.runtime.buckets import bucket_bytes
 from forge.runtime.plan import CompiledPlan, GeneratedFunction
-from forge.runtime.torch_state import restored
+from forge.runtime.torch_state import preserve_torch_state
 from forge.torchlang.opaque import keeps_graph, run_opaque_backward
 from forge.transforms.dce import live_calls
 from forge.transforms.double import differentiable_backward
 from forge.transforms.grad import Joint, without_gradients
+from forge.transforms.gradient_buckets import bucketed, find_buckets
 from forge.transforms.lifetimes import read_places
-from forge.transforms.parts import find_parts, in_parts
 from forge.transforms.split import Split, backward_of_saved, innermost, seeds_of
 
 Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
@@ -57,7 +57,7 @@ class BackwardCompiler:
 
     def compile_usual(self, context: Context) -> tuple[GeneratedFunction, Context]:
         """Return the backward of the usual outputs, lowered in `context` together with its forward, and its context."""
-        with context.report.timed("backward"):
+        with context.report.time_phase("backward"):
             return self._compile(self.usual, (), context, self._layouts)
 
     def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
@@ -72,7 +72,7 @@ class BackwardCompiler:
             function, own = self._compile(chosen, missing, context, self._layouts, batched=batched)
             return (function, own), context.regions
 
-        with paused_gc(), restored(), report.timed("backward"):
+        with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
             function, own = compile_until_stable(attempt)
         if not batched:
             report.backward_traces[:], report.backward_claims[:] = own.stages, own.claims
@@ -103,15 +103,15 @@ class BackwardCompiler:
 
     def _in_buckets(self, claimed: Trace) -> Trace:
         if self.buckets is None:
-            self.buckets = find_parts(claimed, self._bucket_bytes, self._derivative.reached)
-        return in_parts(claimed, self.buckets) if self.buckets else claimed
+            self.buckets = find_buckets(claimed, self._bucket_bytes, self._derivative.inputs_with_grad)
+        return bucketed(claimed, self.buckets) if self.buckets else claimed
 
     def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
         """Return the backward as a program of the inputs, compiled as one. key: as of forge.runtime.plan.Backwards."""
         present, recorded, special, *missing = key
         derived, report = self._derivative, self._context.report
         trace, config = derived.trace, self._config.in_torch() if special else self._config
-        with paused_gc(), restored(), report.timed("backward"):
+        with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
             chosen = [output for i, output in enumerate(derived.outputs) if present[i]]
             seeds = seeds_of(trace, chosen, recorded)
             wanted = [x.name for x in trace.inputs if isinstance(x, TensorProxy) and x.requires_grad]
@@ -142,7 +142,7 @@ class BackwardCompiler:
         """Return where a differentiable backward finds the inputs that it may read."""
         derived = self._derivative
         mutated = self._context.program.mutated
-        return _sources(derived.trace, self._parts, mutated, list(derived.flowing.values()), derived.reached)
+        return _sources(derived.trace, self._parts, mutated, list(derived.flowing.values()), derived.inputs_with_grad)
 
 
 def _bucket_bytes(context: Context) -> int | None:
@@ -157,13 +157,13 @@ def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -
         return joint
     graphs = {parts.saved_numbers[place].name: place for place, _ in missing[0]}
 
-    def unreached(bound: BoundSymbol) -> list[str]:
+    def unreached_results(bound: BoundSymbol) -> list[str]:
         if bound.symbol.op is not run_opaque_backward:
             return []
         place = graphs.get(bound.args[0].name)
         return [result.name for i, result in enumerate(bound.output) if (place, i) in missing[0]]
 
-    return without_gradients(joint, unreached)
+    return without_gradients(joint, unreached_results)
 
 
 def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str, list[int]]:

@@ -1,4 +1,4 @@
-"""The claim pass: every call of a trace is given to an executor, at the highest level first."""
+"""The claim pass: every call of a trace is assigned to an executor, at the highest level first."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -6,11 +6,19 @@ from typing import Protocol, TypeVar
 
 from forge import clang
 from forge.compiler.fallback import Fallback
-from forge.compiler.fusion import Fused, FusedRegion, discard_failed, fuse_regions
+from forge.compiler.fusion import FusedRegion, FusionResult, discard_failed, fuse_regions
 from forge.compiler.layout import Layout, Layouts, Ran
 from forge.compiler.regions import Node
 from forge.executors.contracts import call_in_words, check_arguments, check_metadata
-from forge.executors.executor import Declined, Executor, FusionExecutor, Implementation, asked, is_own, operators_of
+from forge.executors.executor import (
+    Declined,
+    Executor,
+    FusionExecutor,
+    Implementation,
+    call_checker,
+    is_own,
+    operators_of,
+)
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Tag, TensorProxy, Trace, check, recording
 from forge.ir.printing import in_words
@@ -45,8 +53,8 @@ def in_order(bound: BoundSymbol, executors: Sequence[Executor], active: Collecti
 
 
 class Claim:
-    """Who runs one call, and who declined it and why. It says which call that is and does not hold it: a program's
-    claims are kept as long as the program.
+    """The executor that runs one call, and the reasons of those that declined it. It refers to the call by name, not by
+    object: a program's claims live as long as the program.
 
     results: the metadata of `outputs`, in words. region: the call of the final trace that runs it with others.
     fallback: what runs it where that fails.
@@ -123,7 +131,7 @@ def claim(
     *,
     strict: bool = False,
 ) -> tuple[Trace, list[Claim]]:
-    """Return the trace with every call an executor's, and who claimed what.
+    """Return the trace with every call claimed by an executor, and the claims.
 
     Executors are asked in the order given, call by call, at the highest level first. What a fusion executor says yes
     to is claimed by the executors after it as well, and runs there where no region of it pays.
@@ -152,7 +160,7 @@ def compile_until_stable(attempt: Callable[[], tuple[T, list[FusedRegion]]]) -> 
     attempt: returns (result, its regions). Where a region cannot be called after all, it is declined from then on and
     the program is lowered again.
     """
-    with progress.shown():
+    with progress.display():
         while True:
             result, regions = attempt()
             if not discard_failed(regions):
@@ -182,7 +190,7 @@ def fuse_claimed(
     *,
     strict: bool,
 ) -> tuple[Trace, list[Claim], list[FusedRegion]]:
-    """Return the claimed trace with its regions, who claimed what, and the regions."""
+    """Return the claimed trace with its regions, the claims, and the regions."""
     fuses = any(isinstance(each, FusionExecutor) for each in executors)
     if not fuses or (layouts is None and not any(each.fuser for each in claimed)):
         return trace, [made for each in claimed for made in each.claims], []
@@ -203,7 +211,7 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
     known."""
     ran = [layouts.run(call) for call in claimed.calls]
     if claimed.fuser is not None and claimed.fuser.strided:
-        reason = _unforeseen(claimed, ran, layouts)
+        reason = _unknown_at_compile_time(claimed, ran, layouts)
         if reason is not None:
             _decline(claimed, reason)
             claimed.fuser = None
@@ -211,27 +219,27 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
         return [Node(call, [call], None) for call in claimed.calls]
     node = Node(claimed.bound, claimed.calls, claimed.fuser)
     pairs = zip(claimed.calls, ran, strict=True)
-    node.view = bool(claimed.calls) and all(None not in _shared(call, each) for call, each in pairs)
+    node.view = bool(claimed.calls) and all(None not in _output_aliases(call, each) for call, each in pairs)
     return [node]
 
 
-def _unforeseen(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
-    """Return what code that is made now cannot know of a call."""
+def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[Ran], layouts: Layouts) -> str | None:
+    """Return why a claimed call cannot be part of code generated now; None where it can."""
     if not all(each.known for each in ran):
-        return "the strides of what it gives are not known"
+        return "the strides of its results are not known"
     others = [each for each in proxies(claimed.bound.args) if not isinstance(each, (TensorProxy, NumberProxy))]
     if not all(proxy.name in layouts.fixed for proxy in others):
-        return "what it reads is decided when the program runs"
+        return "it reads a value that is known only when the program runs"
     kept = [value for each in ran for value in each.outputs if not isinstance(value, (Layout, *_FIXED))]
-    return "what it keeps is made when the program runs" if kept else None
+    return "it saves a value that exists only when the program runs" if kept else None
 
 
-def _shared(call: BoundSymbol, ran: Ran) -> list[int | None]:
-    """Return whose memory each tensor of a call's output is."""
+def _output_aliases(call: BoundSymbol, ran: Ran) -> list[int | None]:
+    """Return, for each tensor of a call's output, the argument whose memory it shares."""
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
 
-def _claims(claimed: ClaimedCall, fused: Fused) -> list[Claim]:
+def _claims(claimed: ClaimedCall, fused: FusionResult) -> list[Claim]:
     if claimed.fuser is None:
         return claimed.claims
     name = claimed.bound.outputs[0]
@@ -245,7 +253,7 @@ def _claims(claimed: ClaimedCall, fused: Fused) -> list[Claim]:
 
 
 def _decline(claimed: ClaimedCall, reason: str) -> None:
-    """The fusion executor that took a call leaves it to those that are asked after it."""
+    """Note why the fusion executor that claimed a call leaves it to the executors after it."""
     for made in claimed.claims:
         made.declined.append((claimed.fuser.name, reason))
 
@@ -267,7 +275,7 @@ def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
     chosen = choose(bound, executors, [])
     if chosen is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
-    return chosen[0] is torchex or chosen[1].yields
+    return chosen[0] is torchex or chosen[1].low_priority
 
 
 def strides_in_torch(trace: Trace) -> dict[str, tuple[Dim, ...]]:
@@ -304,7 +312,7 @@ def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select:
 
 
 class _ClaimPass:
-    """One walk over a trace: who runs each call."""
+    """One walk over a trace that assigns each call to an executor."""
 
     def __init__(self, executors: Sequence[Executor], new: Trace, select: Selection) -> None:
         self.executors = executors
@@ -315,7 +323,7 @@ class _ClaimPass:
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
         """Ask the executors for a call, and for its parts where none takes it."""
         declined = list(inherited)
-        if Tag.SINGLE in bound.tags:
+        if Tag.NO_FUSE in bound.tags:
             executors = operators_of(executors)
         if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
             fuser = _fuser_before(bound.symbol.executor, executors)
@@ -325,7 +333,7 @@ class _ClaimPass:
             else:
                 self._put(bound, [bound], made)
             return
-        excluded = _NONE_EXCLUDED if Tag.SINGLE in bound.tags else self.select(bound, executors)
+        excluded = _NONE_EXCLUDED if Tag.NO_FUSE in bound.tags else self.select(bound, executors)
         for position, executor in enumerate(executors):
             if isinstance(executor, FusionExecutor):
                 parts = fusible(bound, executor, declined, excluded)
@@ -335,13 +343,13 @@ class _ClaimPass:
                     return
             elif (implementation := _accepting(bound, executor, declined, excluded)) is not None:
                 name = implementation.name or executor.name
-                calls = asked(_calls_of, bound, implementation, name, self.new)
+                calls = call_checker(_calls_of, bound, implementation, name, self.new)
                 if not isinstance(calls, Declined):
                     self._put(bound, calls, Claim.of(bound, name, declined, level))
                     return
                 declined.append((name, calls.reason))
         if not bound.subsymbols:
-            raise NotImplementedError(_unclaimed(bound, self.executors, declined))
+            raise NotImplementedError(_no_executor_message(bound, self.executors, declined))
         for sub in live_calls(bound.subsymbols, bound.outputs):
             self.visit(sub, executors, declined, level + 1)
 
@@ -351,7 +359,7 @@ class _ClaimPass:
     def _mark(
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
     ) -> None:
-        """A fusion executor takes the call; the `others` run it where no region does."""
+        """Claim the call for a fusion executor; the `others` run it where it is in no region."""
         fallback = _ClaimPass(operators_of(others), self.new, self.select)
         fallback.visit(bound, fallback.executors, declined, level)
         calls = [call for each in fallback.claimed for call in each.calls]
@@ -360,7 +368,7 @@ class _ClaimPass:
 
 
 def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> FusionExecutor | None:
-    """Return the fusion executor that is asked before the one whose operator a call is."""
+    """Return the fusion executor that precedes the executor of a call's operator."""
     if executor not in executors:
         return None
     before = executors[: executors.index(executor)]
@@ -374,16 +382,16 @@ def fusible(
     if executor in excluded:
         declined.append((executor.name, excluded[executor]))
         return []
-    if Tag.SINGLE in bound.all_tags:
+    if Tag.NO_FUSE in bound.all_tags:
         return []
     try:
-        decision = asked(executor.can_fuse, bound)
+        decision = call_checker(executor.can_fuse, bound)
     except Exception as error:
         _blame(error, executor.name, "can_fuse", bound)
         raise
     if decision:
         return [bound]
-    declined.append((executor.name, getattr(decision, "reason", "it said no and gave no reason")))
+    declined.append((executor.name, getattr(decision, "reason", "it declined without a reason")))
     if isinstance(decision, Declined) and not decision.parts:
         return []
     parts: list[BoundSymbol] = []
@@ -436,15 +444,15 @@ def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> No
     error.add_note(f"raised by executor {executor}: its {what}, for {call_in_words(bound)}")
 
 
-def _unclaimed(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
+def _no_executor_message(bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons) -> str:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in declined) or "none of them has it"
-    names = ", ".join(executor.name for executor in executors) or "nobody"
+    names = ", ".join(executor.name for executor in executors) or "no executor"
     advice = '; add "torch" to executors, which runs all that torch has' if torchex not in executors else ""
     return f"no executor claims {bound.symbol.id}({', '.join(map(str, bound.args))}); asked {names}: {reasons}{advice}"
 
 
 def _runner(bound: BoundSymbol) -> str:
-    """Return who runs a call that is no longer to be claimed."""
+    """Return the name of the executor of a call that is claimed already."""
     symbol = bound.symbol
     if symbol.executor is not None:
         return symbol.executor.name

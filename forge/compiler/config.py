@@ -1,4 +1,4 @@
-"""Config: what programs are compiled with. forge/api/options.py resolves it from what a user asked for."""
+"""Config: the resolved options of compilation. forge/api/options.py makes it from a user's options."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -19,13 +19,13 @@ class Comparison(Protocol):
 
     def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None: ...
 
-    def around(self, function: Callable) -> Callable:
+    def wrap(self, function: Callable) -> Callable:
         """Return the generated function of `trace`, run after the reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What programs are compiled with, resolved: the same for all programs of a jitted function.
+    """The resolved options of compilation, the same for all programs of a jitted function.
 
     Attributes:
         executors: asked in this order.

@@ -12,7 +12,7 @@ from forge.compiler.layout import Layouts
 from forge.compiler.program import Program
 from forge.compiler.report import CompileReport
 from forge.ir import TensorProxy, Trace
-from forge.runtime.frozen import Folded
+from forge.runtime.frozen import FoldedWeights
 from forge.transforms import Freezing
 from forge.transforms.double import Given
 from forge.transforms.grad import Joint
@@ -54,14 +54,14 @@ class Derivative:
         return list(self.joint.forward.output)
 
     @property
-    def reached(self) -> list[int]:
+    def inputs_with_grad(self) -> list[int]:
         """The positions of the inputs that have a gradient."""
         return [i for i, gradient in enumerate(self.backward.output) if gradient is not None]
 
 
 @dataclass(kw_only=True)
 class Context:
-    """What passes know of a trace beside its calls, and what they leave for those after them.
+    """The state of one trace in the pipeline: what passes know beside its calls, and what they leave for later passes.
 
     Attributes:
         config, program, report: of the program that the trace belongs to.
@@ -86,7 +86,7 @@ class Context:
     claims: list[Claim] = field(default_factory=list)
     declined: dict[str, Reasons] = field(default_factory=dict)
     freezing: Freezing | None = None
-    folded: Folded | None = None
+    folded_weights: FoldedWeights | None = None
     optimized: Trace | None = None
     derivative: Derivative | None = None
     layouts: Layouts | None = None
@@ -96,7 +96,7 @@ class Context:
     bucket: Callable[[Trace], Trace] | None = None
     claimed: list[ClaimedCall] = field(default_factory=list)
     regions: list[FusedRegion] = field(default_factory=list)
-    around: Callable[[Callable], Callable] | None = None
+    wrap: Callable[[Callable], Callable] | None = None
     function: Callable | None = None
 
     def attempt(self, config: Config | None = None, *, times_passes: bool = True) -> "Context":

@@ -12,7 +12,7 @@ _OUTSIDE = {
     Tag.OPAQUE: "it is an opaque call",
     Tag.EFFECT: "it has an effect",
     Tag.SYNCHRONIZING: "it reads values back to Python",
-    Tag.MAY_WRITE: "whether it writes to its argument is decided when it runs",
+    Tag.DONATES: "whether it writes to its argument is decided when it runs",
 }
 
 
@@ -38,7 +38,7 @@ def why_not(bound: BoundSymbol) -> str | None:
             return reason
     found = tensors([bound.args, bound.kwargs, bound.output])
     if not tensors(bound.output):
-        return "it gives no tensor"
+        return "it returns no tensor"
     for proxy in found:
         if proxy.device.type != recorder().device_type:
             return f"{proxy.name} is on {proxy.device}"
@@ -73,7 +73,7 @@ class _Writer:
             for proxy in made
             if proxy.name in self.outputs or any(reader not in inside for reader in self.readers.get(proxy.name, ()))
         }
-        given = self._given(calls, {proxy.name for proxy in made})
+        given = self._inputs_of(calls, {proxy.name for proxy in made})
         results = tuple(wanted.values())
         name = f"graph{self.graphs}"
         body = self.trace.derive(f"of {name}", calls, name=name, inputs=given, output=results)
@@ -85,7 +85,7 @@ class _Writer:
         self.graphs += 1
         self.calls.append(BoundSymbol(symbol, tuple(given), {}, results, calls, source=calls[0].source))
 
-    def _given(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
+    def _inputs_of(self, calls: list[BoundSymbol], made: set[str]) -> list[Proxy]:
         read = dict.fromkeys(name for bound in calls for name in bound.reads(self.lengths) if name not in made)
         return [self._proxy(name) for name in read if name in self.proxies or name in self.trace.constants]
 

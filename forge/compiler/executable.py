@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from forge.executors.executor import Executor
-from forge.runtime.frozen import Folded
+from forge.runtime.frozen import FoldedWeights
 from forge.runtime.plan import CompiledPlan
 from forge.runtime.tiering import TieredProgram, TierResult
 
@@ -36,13 +36,13 @@ class Executable(NamedTuple):
     call: Callable[..., Any]
     plan: CompiledPlan
     second_tier: SecondTier | None = None
-    tiered: TieredProgram | None = None
+    tiered_program: TieredProgram | None = None
 
     @property
-    def folded(self) -> Folded | None:
+    def folded_weights(self) -> FoldedWeights | None:
         """What was computed of frozen weights."""
-        return self.plan.folded
+        return self.plan.folded_weights
 
-    def wrapped(self, wrap: Callable[[Callable], Callable]) -> "Executable":
+    def wrap_call(self, wrap: Callable[[Callable], Callable]) -> "Executable":
         """Return the executable whose call is `wrap` of this one's."""
         return self._replace(call=wrap(self.call))

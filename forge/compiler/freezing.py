@@ -11,7 +11,7 @@ from forge.executors.executor import Executor
 from forge.ir import Tag, TensorProxy, Trace
 from forge.ir.printing import counted
 from forge.ir.pytree import tensors
-from forge.runtime.frozen import Folded
+from forge.runtime.frozen import FoldedWeights
 from forge.transforms import Freezing, delete_last_used, hoist, hoist_weights
 
 
@@ -46,7 +46,7 @@ def fold_weights(
     executors: Sequence[Executor],
     run: Callable[[Trace], tuple[torch.Tensor, ...]],
     stages: list[Trace],
-) -> tuple[Trace, Folded | None]:
+) -> tuple[Trace, FoldedWeights | None]:
     """Return the trace, whose last inputs are what depends on weights alone, and what computes that with `executors`;
     `run` computes what depends on nothing."""
     parted = hoist_weights(trace, freezing.weights)
@@ -64,7 +64,7 @@ def fold_weights(
     new = trace.derive("weights folded", parted.rest, inputs=[*trace.inputs, *values])
     stages += [final, new]
     freezing.done.append(f"{counted(len(values), 'value')} of {counted(len(reads), 'weight')} computed ahead")
-    return new, Folded(final.python_callable(), reads, [proxy.strides for proxy in values])
+    return new, FoldedWeights(final.python_callable(), reads, [proxy.strides for proxy in values])
 
 
 def _with_strides(proxy: TensorProxy, strides: tuple[int, ...]) -> TensorProxy:

@@ -1,4 +1,4 @@
-"""Regions for fusion executors: what they said yes to is cut by level and made one call each.
+"""Regions for fusion executors: claimed calls are cut by level, and each region becomes one call.
 
 Identical regions (the layers of a model) are one artifact: a region's key is its calls with names by position, and the
 metadata of what it reads, strides included.
@@ -15,7 +15,7 @@ from forge.compiler.layout import RESTRIDED, Layout, Layouts
 from forge.compiler.regions import Node, Region, find_regions
 from forge.compiler.unspecified_strides import with_unspecified
 from forge.executors.errors import CheckError, RegionError
-from forge.executors.executor import Declined, FusionExecutor, asked, decline
+from forge.executors.executor import Declined, FusionExecutor, call_checker, decline
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, TensorProxy, Trace, check
 from forge.ir.bounded import Bounded
 from forge.ir.checks import in_one_line, without_frames
@@ -23,7 +23,7 @@ from forge.ir.pytree import names, proxies
 from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
 from forge.ir.structure import key_of, settings
 from forge.ir.symbol import substitute
-from forge.ir.undecided import Undecided
+from forge.ir.unresolved import UnresolvedSymInt
 from forge.support import progress
 
 ARTIFACTS = 4096  # the regions of one executor that are kept
@@ -37,7 +37,7 @@ _log = logging.getLogger("forge.claim")
 
 
 class FusedRegion(NamedTuple):
-    """A region that a program calls: who compiled it, and the function."""
+    """A region that a program calls: its executor and its function."""
 
     fuser: FusionExecutor
     function: Callable
@@ -57,13 +57,13 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
     def fuse(region: Trace) -> Any:
         try:
             return fuser.fuse(region)
-        except (Undecided, CheckError):
+        except (UnresolvedSymInt, CheckError):
             raise
         except Exception as error:
             _log.debug("%s failed at\n%s", fuser.name, region)
-            return decline(f"it failed at a region: {in_one_line(error)}", error=error)
+            return decline(f"fusing a region failed: {in_one_line(error)}", error=error)
 
-    made = asked(fuse, region)
+    made = call_checker(fuse, region)
     check(
         callable(made) or isinstance(made, Declined),
         lambda: f"{fuser.name}: fuse returned {made!r}, but must return a function, or decline with the reason",
@@ -72,11 +72,13 @@ def _fuse(fuser: FusionExecutor, region: Trace) -> Callable | Declined:
     return made
 
 
-class Fused:
-    """A trace's calls with regions in them. `unfused` says why a call that a fusion executor takes runs outside of
-    them, `regions` what the region's call is named that runs one, both by the first name that the call makes. `fixed`
-    are the values of a region that are no tensors, by name. `fallbacks` are those of regions, by what their calls are
-    named. `used` are the regions."""
+class FusionResult:
+    """A trace's calls with regions in them.
+
+    unfused: why a call that a fusion executor takes runs outside of regions, by the first name that the call makes.
+    regions: the name of the region that runs a call, by the same. fixed: the values of a region that are no tensors, by
+    name. fallbacks: the fallbacks of regions, by the names of their calls. used: the regions.
+    """
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ def _discard_failed(fuser: FusionExecutor, regions: Sequence[FusedRegion]) -> bo
     return True
 
 
-def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> Fused:
+def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> FusionResult:
     """Return the calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region
     that fails is an error."""
     writer = _Writer(trace, nodes, layouts, strict=strict)
@@ -126,7 +128,7 @@ def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, stric
     layouts.fixed.update(fixed)
     calls = [substitute(call, fixed) for call in writer.calls]
     fallbacks = {name: each for each in writer.fallbacks.values() if each is not None for name in each.regions}
-    return Fused(calls, writer.unfused, writer.regions, fixed, fallbacks, writer.used)
+    return FusionResult(calls, writer.unfused, writer.regions, fixed, fallbacks, writer.used)
 
 
 class _Writer:
@@ -167,7 +169,7 @@ class _Writer:
         return self.layouts.shown.get(name, (name, 0))[0]
 
     def single(self, node: Node) -> None:
-        """The call as it is."""
+        """Write the call as it is."""
         self.ready(node.reads)
         if node.view:
             self.unfused[node.makes[0]] = "a view is read outside of its regions"
@@ -180,15 +182,15 @@ class _Writer:
             self.layouts.settle(call)
 
     def ready(self, wanted: Iterable[str]) -> None:
-        """The views that stand for these names are made, where they are not yet."""
+        """Write the views that these names stand for, where they are not written yet."""
         for name in wanted:
             node = self.makers.get(name)
-            if node is not None and node.view and name not in self.there and not self._reinterpreted(name, node):
+            if node is not None and node.view and name not in self.there and not self._write_as_strided(name, node):
                 self.single(node)
 
-    def _reinterpreted(self, name: str, node: Node) -> bool:
-        """Return one call for a chain of views of memory whose strides are known, where nobody but this program sees
-        it."""
+    def _write_as_strided(self, name: str, node: Node) -> bool:
+        """Replace a chain of views by one as_strided call, where the memory's strides are known and no other code sees
+        it. Return whether it did."""
         base, offset = self.layouts.shown.get(name, (None, 0))
         if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
             return False
@@ -209,19 +211,19 @@ class _Writer:
         outputs = [name for name in escaping if isinstance(self.layouts.values[name], Layout)]
         body, inputs = self._body(region)
         self.ready(inputs)
-        key, function = None, decline("it gives no tensor")
+        key, function = None, decline("it returns no tensor")
         if outputs:
             key, function = self._artifact(region, body, inputs, outputs)
         if isinstance(function, Declined):
             if function.error is not None:
-                self._failed(region, function.error)
+                self._warn_of_failure(region, function.error)
             self.unfused.update((node.makes[0], function.reason) for node in region.nodes)
             for node in region.nodes:
                 self.single(node)
             return
         self.used.append(FusedRegion(region.fuser, function))
         name = self._name()
-        given = [self._given(region.fuser, each) for each in inputs]
+        given = [self._region_input(region.fuser, each) for each in inputs]
         made = tuple(self.proxies[each] for each in outputs)
         symbol = Symbol(
             name,
@@ -249,7 +251,7 @@ class _Writer:
         self.count += 1
         return f"fusion{self.count - 1}"
 
-    def _failed(self, region: Region, error: Exception) -> None:
+    def _warn_of_failure(self, region: Region, error: Exception) -> None:
         """Warn, once in a process for each reason, of a region that could not be compiled. Raises RegionError under
         `strict`."""
         sources = [node.bound.source for node in region.nodes]
@@ -309,8 +311,9 @@ class _Writer:
     def _reads(self, node: Node) -> list[str]:
         return [name for name in node.bound.reads(self.numbers) if name in self.proxies or name in self.trace.constants]
 
-    def _given(self, fuser: FusionExecutor, name: str) -> Proxy:
-        """Return what a region is given: of the strides that its code is made for, in memory that holds the values."""
+    def _region_input(self, fuser: FusionExecutor, name: str) -> Proxy:
+        """Return the input of a region: with the strides that its code is compiled for, in memory that holds the
+        values."""
         proxy = self._proxy(name)
         if not isinstance(proxy, TensorProxy):
             return proxy
@@ -340,12 +343,13 @@ class _Writer:
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> tuple[tuple | None, Callable | Declined]:
         """Return a key that identical regions have in common, where there is one, and what runs them."""
-        pays = asked(region.fuser.pays, [node.bound for node in region.nodes])
+        pays = call_checker(region.fuser.pays, [node.bound for node in region.nodes])
         if not pays:
-            here = f"a region of {len(region.nodes)} here does not pay"
-            return None, pays if isinstance(pays, Declined) else decline(here)
+            size = len(region.nodes)
+            slower = "one call is slower than the call" if size == 1 else f"{size} calls is slower than the calls"
+            return None, pays if isinstance(pays, Declined) else decline(f"not fused: a region of {slower}")
         if region.fuser.strided and not all(map(self._can_be_restrided, inputs)):
-            return None, decline("the strides of what it reads are not known here")
+            return None, decline("the strides of its inputs are not known")
         calls = self._without_fixed(node.bound for node in body)
         key = _key(calls, inputs, outputs, self.layouts)
         known = _artifacts.setdefault(region.fuser, Bounded(ARTIFACTS))

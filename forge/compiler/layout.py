@@ -23,7 +23,7 @@ from forge.ir.proxies import SYMBOLIC_TYPES, Dim
 from forge.ir.pytree import leaves, names, tensors, tree_map
 from forge.ir.strides import contiguous, has_expanded_dim, restrided, same
 from forge.ir.structure import key_of, settings
-from forge.ir.undecided import Undecided, decided, for_all_sizes
+from forge.ir.unresolved import UnresolvedSymInt, decided, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
 from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensorMode
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
         """Return a tensor's own."""
-        shape, strides = (tuple(map(_settled, each)) for each in (tensor.shape, tensor.stride()))
+        shape, strides = (tuple(map(_static_size, each)) for each in (tensor.shape, tensor.stride()))
         return cls(shape, strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
 
     @property
@@ -57,9 +57,9 @@ class Layout(NamedTuple):
         return not self.conjugated and not self.negated
 
     @classmethod
-    def promised(cls, proxy: TensorProxy) -> "Layout":
-        """Return what is promised of a value whose strides are not known: those that its meta function names, else that
-        it is contiguous."""
+    def from_meta(cls, proxy: TensorProxy) -> "Layout":
+        """Return the layout of a value whose strides are not known: the strides of its meta function, else contiguous
+        ones."""
         shape, strides = tuple(proxy.shape), proxy.strides
         if strides is None or has_expanded_dim(strides):
             strides = contiguous(shape)
@@ -69,14 +69,14 @@ class Layout(NamedTuple):
 UNKNOWN = object()  # stands for a value that is no tensor and is made when the program runs
 
 
-def _settled(length: Dim) -> Dim:
-    """Return a symbolic length that can only be one number as that number."""
+def _static_size(length: Dim) -> Dim:
+    """Return a symbolic size that can only be one number as that number."""
     known = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
     return length if known is None else known
 
 
 class Ran(NamedTuple):
-    """What one call gives.
+    """The result of running one call on layouts.
 
     outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
     memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
@@ -138,7 +138,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.seen.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
-            raise Undecided(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
+            raise UnresolvedSymInt(f"{func} makes integers of symbolic lengths")  # torch 2.11's matmul asks so
         with symbolic_dispatch(not self.counts):
             result = func(*args, **(kwargs or {}))
         result = with_kernel_strides(func, args, result)
@@ -193,7 +193,7 @@ _BATCH_NORMS = frozenset(
 def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
     """Return what an operator gave without values, with the strides that its kernel gives, where these are others."""
     if func is aten.view.default and 1 in result.shape and _is_static(args[0]) and _is_static(result):
-        strides = _viewed(args[0], result.shape)
+        strides = _view_strides(args[0], result.shape)
         if result.stride() == strides:
             return result
         return result.as_strided(result.shape, strides, result.storage_offset())
@@ -210,8 +210,8 @@ def with_kernel_strides(func: Any, args: tuple, result: Any) -> Any:
         strides = torch.mul(*args[:2]).stride()
     elif isinstance(result, torch.Tensor) and _is_iterated(func, args, result):
         try:
-            strides = _iterated(tuple(result.shape), _operands(func, args))
-        except Undecided:
+            strides = _pointwise_strides(tuple(result.shape), _operands(func, args))
+        except UnresolvedSymInt:
             return result
     elif func is aten.index.Tensor and _is_indexed_by_numbers(*args, result):
         strides = _in_order(tuple(result.shape), _strides_of_indexed(*args))
@@ -247,9 +247,9 @@ def _is_static(x: torch.Tensor) -> bool:
     return all(isinstance(each, int) for each in (*x.shape, *x.stride()))
 
 
-def _viewed(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a view, those of dims of one element as torch's kernel has them: whether an image counts as
-    one whose channels lie beside each other is decided by them, too."""
+def _view_strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a view. Dims of one element get those of torch's kernel, since they, too, decide whether an
+    image counts as channels-last."""
     with disable_current_modes():
         return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
 
@@ -284,10 +284,10 @@ def _is_contiguous(x: torch.Tensor) -> bool:
     return x.is_contiguous() if _is_static(x) else in_row_major_order(x)
 
 
-def _iterated(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
-    """Return the strides of a pointwise result: its dims are in the order in which they lie in the operands.
+def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
+    """Return the strides of a pointwise result: its dims have the order in which they lie in the operands.
 
-    Raises Undecided where the order differs from size to size.
+    Raises UnresolvedSymInt where the order differs from size to size.
 
     Source: TensorIteratorBase::reorder_dimensions and fast_set_up (aten/src/ATen/TensorIterator.cpp).
     """
@@ -330,7 +330,7 @@ def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None])
 def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
     """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides.
 
-    Raises Undecided where the order differs from size to size.
+    Raises UnresolvedSymInt where the order differs from size to size.
     """
 
     def slower(one: int, other: int) -> int:
@@ -362,16 +362,16 @@ def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tup
 
 
 def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
-    """Return whether a pad of or by symbolic lengths adds nothing: torch then clones what is left, in the order of
-    x's strides, and else lays out in x's memory format.
+    """Return whether a pad of or by symbolic sizes adds nothing: torch then clones what is left, in the order of x's
+    strides, and else lays it out in x's memory format.
 
-    Raises Undecided where that differs from size to size, and where the format follows strides of dims of one element,
-    which a view of symbolic lengths does not tell.
+    Raises UnresolvedSymInt where that differs from size to size, and where the format follows strides of dims of one
+    element, which a view of symbolic sizes does not tell.
     """
     if in_row_major_order(x) or (_is_static(x) and all(isinstance(pad, int) for pad in pads)):
         return False
     if x.ndim in (4, 5) and _has(tuple(x.shape), 1):
-        raise Undecided("the memory format of a padded tensor follows strides that are not known")
+        raise UnresolvedSymInt("the memory format of a padded tensor follows strides that are not known")
     return not any(statically_known_true(pad > 0) for pad in pads) and all(decided(pad <= 0) for pad in pads)
 
 
@@ -437,7 +437,7 @@ class Layouts:
         return self.fake is not self._static
 
     def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
-        """An input; `like` names a value whose strides it is promised to have."""
+        """Add an input; `like` names a value whose strides it has."""
         if isinstance(proxy, NumberProxy):
             self.values[proxy.name] = proxy.value
             self._see([proxy.value])
@@ -457,8 +457,8 @@ class Layouts:
             self.values[name] = Layout.of(value)
 
     def promise(self, proxy: TensorProxy) -> None:
-        """The value is contiguous, which is seen to when the program runs."""
-        self.values[proxy.name] = Layout.promised(proxy)
+        """Mark a value as contiguous, which a copy ensures when the program runs."""
+        self.values[proxy.name] = Layout.from_meta(proxy)
         self.uncertain.add(proxy.name)
 
     def run(self, call: BoundSymbol) -> Ran:
@@ -466,7 +466,7 @@ class Layouts:
         for proxy in tensors(call.output):
             self._see(proxy.shape)
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)
-        ran = self._known(call) if predictable else self._promised(call)
+        ran = self._run_with_memo(call) if predictable else self._run_by_meta(call)
         self.flops += ran.flops
         given = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
         outputs = zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, ran.chosen, strict=True)
@@ -493,25 +493,25 @@ class Layouts:
         """Return whether a call gives other strides where these of its arguments have others."""
         if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
             return False
-        ran, before = self._known(call), {name: self.values[name] for name in arguments}
-        for other in (_turned, _with_gaps, _with_channels_last):
+        ran, before = self._run_with_memo(call), {name: self.values[name] for name in arguments}
+        for other in (_opposite_layout, _with_gaps, _with_channels_last):
             self.values.update((name, other(layout)) for name, layout in before.items())
             try:
-                turned = self._known(call)
+                turned = self._run_with_memo(call)
             finally:
                 self.values.update(before)
             if not turned.known or key_of(ran.layouts) != key_of(turned.layouts):
                 return True
         return False
 
-    def _known(self, call: BoundSymbol) -> Ran:
+    def _run_with_memo(self, call: BoundSymbol) -> Ran:
         key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
         try:
             ran = self._memo.get(key)
         except TypeError:  # an argument that is not hashable
-            return for_all_sizes(self._run, call)
+            return without_specialization(self._run, call)
         if ran is None:
-            ran = self._memo[key] = for_all_sizes(self._run, call)
+            ran = self._memo[key] = without_specialization(self._run, call)
         return ran
 
     def stand_in(self, leaf: Any) -> Any:
@@ -555,20 +555,20 @@ class Layouts:
                     result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
                 return _ran(call, result, given, operators)
         except Exception:  # it needs values, or knows nothing of tensors without them
-            return self._promised(call)
+            return self._run_by_meta(call)
 
     def _values_unknown(self) -> AbstractContextManager:
         """Numbers that a call reads of tensors (an index without dims) are not looked for in what is traced next."""
         return self.fake.shape_env.ignore_fresh_unbacked_symbols()
 
-    def _promised(self, call: BoundSymbol) -> Ran:
-        outputs = [Layout.promised(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
+    def _run_by_meta(self, call: BoundSymbol) -> Ran:
+        outputs = [Layout.from_meta(leaf) if isinstance(leaf, TensorProxy) else UNKNOWN for leaf in leaves(call.output)]
         return Ran(tuple(outputs), (None,) * len(outputs), (0,) * len(outputs), (), False, (False,) * len(outputs))
 
 
-def _turned(layout: Layout) -> Layout:
-    """Return another layout of a tensor: its dims lie in memory in the opposite order, or in order where they did
-    so."""
+def _opposite_layout(layout: Layout) -> Layout:
+    """Return another layout of a tensor, with its dims in the opposite order, or in order where they were so
+    already."""
     opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
     alike = key_of(opposite) == key_of(layout.strides)
     return layout._replace(strides=contiguous(layout.shape) if alike else opposite)
@@ -577,7 +577,7 @@ def _turned(layout: Layout) -> Layout:
 def _with_gaps(layout: Layout) -> Layout:
     """Return the turned layout with gaps between the elements, so that a dim of one element, too, has a stride that
     tells. (Some functions give row-major order then, and follow what has no gaps.)"""
-    return layout._replace(strides=tuple(2 * step for step in _turned(layout).strides))
+    return layout._replace(strides=tuple(2 * step for step in _opposite_layout(layout).strides))
 
 
 def _with_channels_last(layout: Layout) -> Layout:
@@ -595,7 +595,7 @@ def _ran(call: BoundSymbol, result: Any, given: dict[str, Any], operators: _Oper
     outputs: list[Any] = []
     shares: list[int | None] = []
     offsets: list[Dim] = []
-    for leaf, value in paired(call.output, result):
+    for leaf, value in pair_leaves(call.output, result):
         if isinstance(value, torch.Tensor):
             place = memory.get(value.untyped_storage()._cdata)
             outputs.append(Layout.of(value))
@@ -651,10 +651,10 @@ def _has_channels_last(layout: Layout) -> bool:
     return step == 1 and channels > 1 and all(each >= channels for each in inner)
 
 
-def paired(output: Any, result: Any) -> list[tuple[Any, Any]]:
-    """Return the leaves of a call's output with what stands there in its result: one proxy may stand for a tuple."""
+def pair_leaves(output: Any, result: Any) -> list[tuple[Any, Any]]:
+    """Return the leaves of a call's output with their values in its result: one proxy may stand for a tuple."""
     if isinstance(output, (tuple, list)):
-        return [pair for one, other in zip(output, result, strict=True) for pair in paired(one, other)]
+        return [pair for one, other in zip(output, result, strict=True) for pair in pair_leaves(one, other)]
     return [(output, result)]
 
 
@@ -672,7 +672,7 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
     noted = [x for x in noted if given.issuperset(names(x.strides))]
     if not noted:
         return trace
-    found = _found(trace, [x.name for x in noted], layouts)
+    found = _layouts_of(trace, [x.name for x in noted], layouts)
     calls, made = [], {}
     for proxy in noted:
         there = found.values.get(proxy.name)
@@ -688,8 +688,8 @@ def with_strides(trace: Trace, wanted: Collection[str], layouts: Layouts | None)
     return trace.derive(trace.stage, [*trace.bound_symbols, *calls], output=output) if calls else trace
 
 
-def _found(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
-    """Return the layouts of a claimed trace's values: those found while its regions were, or else found now."""
+def _layouts_of(trace: Trace, wanted: list[str], layouts: Layouts | None) -> Layouts:
+    """Return the layouts of a claimed trace's values: `layouts` where it has them all, else computed anew."""
     if layouts is not None and layouts.values.keys() >= set(wanted):
         return layouts
     layouts = Layouts(trace.inputs)

@@ -66,7 +66,7 @@ def patterns(trace: Trace, context: Context) -> Trace:
 
 def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
     """Compute a language model's head and its loss in chunks."""
-    return transforms.heads(trace, plain=partial(_runs_in_torch, context=context))
+    return transforms.fused_linear_cross_entropy(trace, plain=partial(_runs_in_torch, context=context))
 
 
 def fold_norms(trace: Trace, context: Context) -> Trace:
@@ -95,7 +95,7 @@ def hoist(trace: Trace, context: Context) -> Trace:
 def fold_weights(trace: Trace, context: Context) -> Trace:
     """Make what depends on weights alone an input, which is computed when a weight changes."""
     executors, run = context.config.operator_executors, partial(_run_now, context=context)
-    trace, context.folded = freezing.fold_weights(trace, context.freezing, executors, run, context.stages)
+    trace, context.folded_weights = freezing.fold_weights(trace, context.freezing, executors, run, context.stages)
     return trace
 
 
@@ -203,7 +203,7 @@ def compare(trace: Trace, context: Context) -> Trace:
         return trace
     phase = "backward" if context.kind is Kind.BACKWARD else "forward"
     comparison = context.config.comparison(trace, context.claims, reference, phase)
-    context.around = comparison.around
+    context.wrap = comparison.wrap
     return comparison.trace
 
 
@@ -227,5 +227,5 @@ def codegen(trace: Trace, context: Context) -> Trace:
     """Print the trace as Python and compile it; a user may have edited the text (edit=)."""
     edited = context.config.codegen
     function, trace = (trace.python_callable(), trace) if edited is None else edited(trace)
-    context.function = function if context.around is None else context.around(function)
+    context.function = function if context.wrap is None else context.wrap(function)
     return trace

@@ -14,7 +14,7 @@ import torch
 
 from forge import prims
 from forge.compiler import passes
-from forge.compiler.autotune import Alone, Measuring
+from forge.compiler.autotune import CompiledCall, Measuring
 from forge.compiler.backwards import BackwardCompiler
 from forge.compiler.claim import Selection, compile_until_stable
 from forge.compiler.config import Config
@@ -28,9 +28,9 @@ from forge.executors.executor import Executor
 from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Trace
 from forge.ir.interpreter import paused_gc
-from forge.runtime.plan import CompiledPlan, GeneratedFunction, TrainingPlan, assemble, finished
+from forge.runtime.plan import CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_runtime_checks
 from forge.runtime.tiering import TieredProgram, TierResult, is_small, is_wanted
-from forge.runtime.torch_state import restored
+from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
@@ -135,7 +135,7 @@ def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
         if not (start <= each.takes < end and each.when(context)):
             continue
         if context.times_passes:
-            with context.report.timed(each.phase):
+            with context.report.time_phase(each.phase):
                 new = each.run(trace, context)
         else:
             new = each.run(trace, context)
@@ -167,7 +167,7 @@ def compile(program: Program, config: Config, *, eager: Callable | None = None) 
     config = _with_selection(config, report)
     context = Context(kind=Kind.PROGRAM, config=config, program=program, report=report)
     context.freezing = freezing_of(program) if config.freeze else None
-    with autocast_mode.disabled(), progress.shown():
+    with autocast_mode.disabled(), progress.display():
         plan, second_tier = _compile_trace(program.trace, context)
     if context.freezing is not None:
         report.frozen, report.unfrozen = context.freezing.done, context.freezing.left
@@ -176,7 +176,7 @@ def compile(program: Program, config: Config, *, eager: Callable | None = None) 
     if second_tier is not None and is_wanted():
         tiered = TieredProgram(call, second_tier.compile)
         call = tiered.call
-    call = finished(call, program.mutated, eager, assumes=_assumes(program))
+    call = with_runtime_checks(call, program.mutated, eager, assumes=_assumes(program))
     return Executable(call, plan, second_tier, tiered), report
 
 
@@ -205,10 +205,10 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
     """((its plan, the context that it was lowered in, that of its backward), the regions of both)."""
     context = context.attempt(config, times_passes=times_passes)
     program = context.program
-    forward = _generated(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
+    forward = _generated_function(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
     if context.derivative is None:
         return (
-            CompiledPlan(forward, program.grad, _sets_mode(trace), folded=context.folded),
+            CompiledPlan(forward, program.grad, _sets_mode(trace), folded_weights=context.folded_weights),
             context,
             None,
         ), context.regions
@@ -218,7 +218,7 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
     epilogue, sets_mode = None, False
     if derived.epilogue is not None:
         own_context = context.of_another(Kind.EPILOGUE)
-        epilogue = _generated(run_passes(derived.epilogue, own_context, Form.PROGRAM, Form.CODE), own_context)
+        epilogue = _generated_function(run_passes(derived.epilogue, own_context, Form.PROGRAM, Form.CODE), own_context)
         sets_mode = _sets_mode(derived.epilogue)
     training = TrainingPlan(
         backward,
@@ -234,10 +234,10 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
 
 
 def _lower_backward(trace: Trace, context: Context) -> GeneratedFunction:
-    return _generated(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
+    return _generated_function(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
 
 
-def _generated(final: Trace, context: Context) -> GeneratedFunction:
+def _generated_function(final: Trace, context: Context) -> GeneratedFunction:
     return GeneratedFunction(context.function, final)
 
 
@@ -262,7 +262,7 @@ def _compile_second_tier(
     trace: Trace, context: Context, first: CompiledPlan, tier: SecondTier, call: Callable
 ) -> TierResult:
     config, report = context.config.second_tier(), context.report
-    with paused_gc(), restored(), autocast_mode.disabled(), report.timed("larger regions"):
+    with paused_gc(), preserve_torch_state(), autocast_mode.disabled(), report.time_phase("larger regions"):
         lower = partial(_lower_program, trace, context, config, times_passes=False)
         plan, lowered, backward = compile_until_stable(lower)
     training = first.training
@@ -284,7 +284,7 @@ def _compile_second_tier(
 
 
 def _compile_double_backward(trace: Trace, config: Config) -> tuple[Callable, Trace, CompileReport]:
-    """(what runs, the program, how it was compiled) of a differentiable backward."""
+    """Return (the function, the program, the report) of a differentiable backward."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     context = Context(kind=Kind.DOUBLE_BACKWARD, config=config, program=program, report=report)
     plan, _ = _compile_trace(trace, context)
@@ -303,7 +303,7 @@ def _with_selection(config: Config, report: CompileReport) -> Config:
     return config.replace(selection=measuring, executors=executors)
 
 
-def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], selection: Selection) -> Alone:
+def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], selection: Selection) -> CompiledCall:
     """Return a program of one call, to be called now; a candidate that fails is dropped."""
     program, report = Program(trace, None, [], grad=True), CompileReport()
     config = config.for_single_call(executors, selection)
@@ -314,5 +314,5 @@ def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], 
         raise error.__cause__ from None
     forward, training = plan.forward.function, plan.training
     if training is None:
-        return Alone(forward, None, (), report.claims)
-    return Alone(forward, training.backward.function, training.usual, report.claims)
+        return CompiledCall(forward, None, (), report.claims)
+    return CompiledCall(forward, training.backward.function, training.usual, report.claims)

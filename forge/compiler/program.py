@@ -24,9 +24,9 @@ class StrictError(RuntimeError):
 
 
 class Unsupported(NotImplementedError):
-    """A program that forge cannot compile, with the reason; it runs in eager.
+    """A program that forge cannot compile and that runs in eager; carries the reason.
 
-    advice: what to write instead. source: where the call stands, of which its message has the line.
+    advice: what to write instead. source: where the call stands, which the message names.
     """
 
     def __init__(self, reason: str, advice: str = "take that call out of it") -> None:
@@ -39,14 +39,14 @@ class Unsupported(NotImplementedError):
         return f"{self.args[0]} ({line})" if line else str(self.args[0])
 
     def at(self, source: Source | None) -> None:
-        """It is of the call at `source`, if it is not known to be of one inside of that."""
+        """Set the source to the call at `source`, unless a call inside of that one is known."""
         self.source = self.source or source
 
 
-class Refused(Exception):
-    """A call of the program that forge refuses as torch would, though Dynamo's fake tensors did not: `reason` is the
-    exception. The frame runs in eager, where torch raises its own, which the program may catch. Where Dynamo's graph is
-    not what the program says, `reason` is an Unsupported."""
+class EagerFallback(Exception):
+    """A frame must run in eager because of one call. `reason` is the exception that torch would raise for it though
+    Dynamo's fake tensors did not; in eager the program may catch it. Where Dynamo's graph is not what the program says,
+    `reason` is an Unsupported."""
 
     def __init__(self, reason: Exception, source: Source | None = None) -> None:
         line = source.line if source is not None else None
@@ -126,8 +126,8 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
         inputs = {proxy.name: position for position, proxy in enumerate(trace.inputs)}
         written = [storage for storage in memory.written if storage.root.name in inputs]
         writes = [(storage, finisher.value(storage)) for storage in written]
-        plan = tree_map(lambda leaf: _Planned(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
-        numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _Planned)])
+        plan = tree_map(lambda leaf: _OutputPlan(leaf, finisher) if isinstance(leaf, TensorProxy) else leaf, result)
+        numbers = finisher.numbers([leaf for leaf in leaves(plan) if not isinstance(leaf, _OutputPlan)])
     trace.output = tuple(finisher.values)
     _check_names(trace)
     mutated = [inputs[storage.root.name] for storage in written]
@@ -135,7 +135,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
         not writes
         and torch.is_grad_enabled() == grad
         and isinstance(result, (tuple, list))
-        and all(isinstance(each, _Planned) and each.is_value for each in plan)
+        and all(isinstance(each, _OutputPlan) and each.is_value for each in plan)
     )
     if simple and [each.base.name for each in plan] == [value.name for value in finisher.values]:
         return Program(trace, None, mutated, grad=grad)
@@ -152,9 +152,9 @@ def _check_names(trace: Trace) -> None:
         known.update(bound.outputs)
 
 
-class _Planned:
-    """How one tensor of the result is made: from an input or a value, through a chain of views. written: what is
-    written to it then, for the sake of its history."""
+class _OutputPlan:
+    """A plan of how one tensor of the result is made, from an input or a value through a chain of views. written:
+    values that are written to it afterwards, for the sake of its autograd history."""
 
     def __init__(self, handle: TensorProxy, finisher: _Finisher) -> None:
         ref = finisher.memory.ref(handle)
@@ -190,35 +190,35 @@ class _Epilogue:
         self.shown: dict[tuple, Proxy] = {}
 
     def set_grad(self, mode: bool) -> None:
-        """What follows runs with grad enabled, or not."""
+        """Write a call that enables or disables grad for the calls after it."""
         if mode != self.grad:
             prims.set_grad_enabled(mode)
             self.grad = mode
 
     def write(self, storage: Storage, value: TensorProxy) -> None:
-        """What a changed input is in the end."""
+        """Write the final value of a changed input."""
         self.set_grad(not storage.silently)
         (prims.copy_ if storage.versioned else prims.copy_data_)(storage.root, value)
 
-    def show(self, planned: _Planned) -> Proxy:
+    def show(self, planned: _OutputPlan) -> Proxy:
         """Return a tensor of the result; views that several have in common are one."""
         shown: Proxy = planned.base
         key: tuple = (shown.name,)
         if planned.elsewhere:
-            shown = self.once((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
+            shown = self.get_or_make((*key, "elsewhere"), lambda: prims.as_inference(planned.base, not self.inference))
         for item in planned.items:
             current_trace().record(item)
         for step in planned.chain:
             key = (*key, id(step))
             if key not in self.shown:
                 self.set_grad(step.grad)
-            shown = self.once(key, lambda step=step, shown=shown: step.show(shown))
+            shown = self.get_or_make(key, lambda step=step, shown=shown: step.show(shown))
         if planned.written is not None:
             self.set_grad(True)
             prims.copy_(shown, planned.written)
         return shown
 
-    def once(self, key: tuple, make: Callable[[], Proxy]) -> Proxy:
+    def get_or_make(self, key: tuple, make: Callable[[], Proxy]) -> Proxy:
         if key not in self.shown:
             self.shown[key] = make()
         return self.shown[key]
@@ -234,7 +234,7 @@ def _epilogue(
 ) -> Trace:
     epilogue = trace.derive("epilogue", name="epilogue", inputs=[*trace.inputs, *finisher.values])
     sources = {name: bound.source for bound in trace.bound_symbols for name in bound.outputs}
-    with recording(epilogue), epilogue.tagged({Tag.SINGLE}):
+    with recording(epilogue), epilogue.tagged({Tag.NO_FUSE}):
         writer = _Epilogue(grad, finisher.memory.inference)
         for number in numbers:
             epilogue.record(number)
@@ -242,7 +242,7 @@ def _epilogue(
             epilogue.source = sources.get(value.name)
             writer.write(storage, value)
         epilogue.source = None
-        epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _Planned) else leaf, plan)
+        epilogue.output = tree_map(lambda leaf: writer.show(leaf) if isinstance(leaf, _OutputPlan) else leaf, plan)
         writer.set_grad(torch.is_grad_enabled())
     return epilogue
 
@@ -293,7 +293,8 @@ def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tup
 
 
 def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:
-    """New names of values that the epilogue defines by a name that a transform of the trace has given to another."""
+    """Return new names of values that the epilogue defines by a name that a transform of the trace has given to
+    another."""
     made = {name for bound in joined.bound_symbols for name in bound.outputs}
     made.intersection_update(name for bound in epilogue.bound_symbols for name in bound.outputs)
     others: dict[str, Proxy] = {}

@@ -71,7 +71,8 @@ def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | 
 
 
 def _read_lengths(nodes: Sequence[Node]) -> None:
-    """A call reads the numbers, made before it, of which its tensors' lengths are made: a region is given them."""
+    """Add to a call's inputs the numbers, made before it, that its tensors' sizes consist of: a region takes them as
+    inputs."""
     made: set[str] = set()
     for node in nodes:
         if made:

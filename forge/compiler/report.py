@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from forge.compiler.autotune import Measured
+from forge.compiler.autotune import Measurement
 from forge.compiler.claim import Claim
 from forge.compiler.cuda_graph_partition import why_not
 from forge.ir import Trace
@@ -20,7 +20,7 @@ SHORTENED = f"of stages of more than {MAX_CALLS} calls the last one alone is kep
 
 
 class LayerUse(NamedTuple):
-    """One call of a module for which a layer was asked for.
+    """One call of a module for which a layer was requested.
 
     how: "traced" or "one call", None where the module's own forward runs; then `reason` says why. layer: "" where the
     module's call does not fit it.
@@ -71,7 +71,7 @@ class CompileReport:
         self.saved: list[Saved] = []
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
-        self.measured: list[Measured] = []
+        self.measured: list[Measurement] = []
         self.layers: list[LayerUse] = []
         self.double_backwards: list[CompileReport] = []
         self.seconds: dict[str, float] = {}
@@ -80,12 +80,12 @@ class CompileReport:
         self.uses_cuda_graphs = False
 
     @property
-    def edited(self) -> list[str]:
+    def edited_files(self) -> list[str]:
         """The files that run in place of what was generated (forge.jit(edit=folder))."""
         return [trace.stage for trace in (*self.traces, *self.backward_traces) if trace.text is not None]
 
     def cuda_graphs(self) -> tuple[int, list[str]]:
-        """Return how many CUDA graphs run, and why calls are in none, where they were asked for."""
+        """Return how many CUDA graphs run, and why calls are in none, where CUDA graphs were requested."""
         if not self.uses_cuda_graphs:
             return 0, []
         last = [stages[-1] for stages in (self.traces, self.backward_traces) if stages]
@@ -111,7 +111,7 @@ class CompileReport:
         self.backward_claims[:] = backward_claims
 
     def shorten(self) -> None:
-        """Of a large program, keep the last stages alone, and of each call the calls that it stands for."""
+        """Drop all stages of a large program but the last, and the decompositions of its calls."""
         every = [*self.traces, *self.backward_traces]
         if sum(len(trace.bound_symbols) for trace in every) > MAX_CALLS and os.environ.get(ALL_STAGES) != "1":
             self.shortened = True
@@ -119,7 +119,7 @@ class CompileReport:
                 stages[:] = map(_without_decompositions, stages[-1:])
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def time_phase(self, phase: str) -> Iterator[None]:
         """Add the time that passes inside to `seconds[phase]`."""
         start = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Calls that differ in all that nobody has promised, for forge.jit(check="regions").
+"""Calls with everything unspecified varied (strides, uninitialized memory), for forge.jit(check="regions").
 
 The strides of a value may be decided by the kernel that torch chooses when a program runs, and memory that was
 allocated holds what was there before. Chance gives what a program expects; code that relies on it is wrong elsewhere.
@@ -15,7 +15,7 @@ from forge.compiler.layout import Layouts
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy
 from forge.ir.pytree import tree_map
 
-_UNCHANGED = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.VIEW, Tag.MAY_WRITE})
+_UNCHANGED = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.VIEW, Tag.DONATES})
 _random = random.Random(0)
 
 
@@ -45,7 +45,9 @@ def _meta(*args: Any, **kwargs: Any) -> Any:
 
 
 def _poisoning(op: Callable, *args: Any, **kwargs: Any) -> Any:
-    return tree_map(lambda leaf: poisoned(leaf) if isinstance(leaf, torch.Tensor) else leaf, op(*args, **kwargs))
+    return tree_map(
+        lambda leaf: fill_uninitialized(leaf) if isinstance(leaf, torch.Tensor) else leaf, op(*args, **kwargs)
+    )
 
 
 def _with_random_strides(op: Callable, places: Collection[int], *args: Any, **kwargs: Any) -> Any:
@@ -66,11 +68,12 @@ def randomly_strided(x: torch.Tensor | None) -> torch.Tensor | None:
         strides[dim] = step
         step *= x.shape[dim]
     memory = torch.empty(step, dtype=x.dtype, device=x.device)
-    return poisoned(memory).as_strided(x.shape, strides).copy_(x)
+    return fill_uninitialized(memory).as_strided(x.shape, strides).copy_(x)
 
 
-def poisoned(x: torch.Tensor) -> torch.Tensor:
-    """Fill memory that was never written with NaN, the lowest integer or True, and return the tensor."""
+def fill_uninitialized(x: torch.Tensor) -> torch.Tensor:
+    """Fill uninitialized memory with NaN, the lowest integer or True, and return the tensor, as
+    torch.utils.deterministic.fill_uninitialized_memory does."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return x.fill_(float("nan"))
     return x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forge.capture.handles import handle_of
-from forge.debug.eager_check import copied, differs, largest, same_random_numbers, tolerance
+from forge.debug.eager_check import copy_as_leaf, differs, largest, same_random_numbers, tolerance
 from forge.executors.errors import CheckError
 from forge.executors.executor import resolve_executors
 from forge.ir.checks import in_one_line
@@ -47,7 +47,7 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     """
     again = handle_of(jitted, "forge.bisect").again
     target, options = again.args[0], again.keywords
-    bisected = _Bisected(target, args, kwargs)
+    bisected = _BisectionTarget(target, args, kwargs)
     executors = list(resolve_executors(options["executors"]))
     others = {"cache": False, "check": None}
 
@@ -76,8 +76,8 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     return Difference("executors", None, how, bisected.call(variant(every, options["executors"], check="eager")))
 
 
-class _Bisected:
-    """A target with inputs, and what eager gives for them."""
+class _BisectionTarget:
+    """A target with inputs, and its results in eager."""
 
     def __init__(self, target: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         self._target = target
@@ -112,7 +112,7 @@ class _Bisected:
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
         """Results and gradients by name."""
         target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
-        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copied, self._given)
+        args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, self._given)
         with same_random_numbers():
             leaves = torch_pytree.tree_leaves(jit(target)(*args, **kwargs))
         results = [each for each in leaves if isinstance(each, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""What forge finds on this machine: versions, devices, compilers, caches, executors and kernels, each with a reason.
+"""A check of this machine: versions, devices, compilers, caches, executors and kernels, each with a reason.
 
 `forge doctor` prints it; what a bug report needs is `forge doctor --json`.
 """

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forge.compiler.claim import Claim, claim
-from forge.debug.instrument import Note, noted
+from forge.debug.instrument import Note, instrument
 from forge.executors.errors import CheckError
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
@@ -29,14 +29,14 @@ from forge.transforms.dce import dce
 _WITHIN = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 1e-2}
 _COARSEST = 5e-2
 _CANCELLED = 1e-2
-_WRITES = frozenset({Tag.EFFECT, Tag.MAY_WRITE})
+_WRITES = frozenset({Tag.EFFECT, Tag.DONATES})
 
 
-class Checked:
+class CheckedTrace:
     """A claimed trace that is compared with a reference as it runs."""
 
     def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None:
-        """reference: a trace of the same inputs, whose values of the same names are what is wanted."""
+        """Take the reference: a trace of the same inputs, whose values of the same names are expected."""
         self._claims = _by_output(claims)
         self._phase = phase
         self._within = tolerance_of(reference)
@@ -51,8 +51,8 @@ class Checked:
         }
         self.trace = _noting(claimed, self._compare, self._before)
 
-    def around(self, function: Callable) -> Callable:
-        """`function`, which runs `trace`, after the reference."""
+    def wrap(self, function: Callable) -> Callable:
+        """Return `function`, which runs `trace`, behind a run of the reference."""
 
         def run(*inputs: Any) -> Any:
             with same_random_numbers(), torch.no_grad():
@@ -98,11 +98,11 @@ class Checked:
             reason = differs(value, before, within=0, around=0)
             if reason is not None:
                 made = next((claims[name] for name in bound.outputs if name in claims), None)
-                raise self._overwritten(_Told(bound, made), bound, proxy, reason, given, value, before)
+                raise self._report_overwrite(_CallDescription(bound, made), bound, proxy, reason, given, value, before)
 
-    def _overwritten(
+    def _report_overwrite(
         self,
-        call: "_Told",
+        call: "_CallDescription",
         bound: BoundSymbol,
         proxy: TensorProxy,
         reason: str,
@@ -143,7 +143,7 @@ class Checked:
         actual: torch.Tensor,
         expected: torch.Tensor | None,
     ) -> CheckError:
-        call, inputs = _Told(bound, self._claims.get(proxy.name)), _by_name(bound, given)
+        call, inputs = _CallDescription(bound, self._claims.get(proxy.name)), _by_name(bound, given)
         told = ", ".join(f"{name}: {in_words_of(tensor)}" for name, tensor in inputs.items())
         return CheckError(
             f"{self._phase}: {proxy.name} = {call} is not what eager gives: {reason}; "
@@ -156,8 +156,8 @@ class Checked:
         )
 
 
-class _Told:
-    """A call in words: what it computes, who runs it, and where it stands."""
+class _CallDescription:
+    """A call in words: its operation, its executor, and its source."""
 
     def __init__(self, bound: BoundSymbol, made: Claim | None) -> None:
         self.executor = made.executor if made else bound.symbol.id.partition(".")[0]
@@ -210,7 +210,7 @@ def _noting(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | 
         made = _tensors(bound.output)
         return (partial(see, bound, len(made)), [*made, *_tensors((bound.args, bound.kwargs))]) if made else None
 
-    return noted(trace, "checked", note, first)
+    return instrument(trace, "checked", note, first)
 
 
 def _tensors(tree: Any) -> list[TensorProxy]:
@@ -249,7 +249,7 @@ def tolerance_of(trace: Trace) -> float:
 
 
 def tolerance(dtypes: Iterable[torch.dtype]) -> float:
-    """That of the coarsest of these dtypes."""
+    """Return the tolerance of the coarsest of these dtypes."""
     floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return max([_WITHIN.get(dtype, _COARSEST) for dtype in floats], default=0.0)
 
@@ -275,7 +275,7 @@ def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around:
     return f"{one[place].item():.6g} where eager gives {other[place].item():.6g}, at {list(place)}"
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
+def copy_as_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
     shares = any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
     if shares:

@@ -18,10 +18,10 @@ class EditError(RuntimeError):
     """An edited program that is no Python, or does not define its function."""
 
 
-def edited(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trace]:
-    """Return the function of a trace that can be called, and the trace, whose text is the file's where it was edited.
+def apply_edits(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trace]:
+    """Return the callable of a trace, and the trace, whose text is the file's where that was edited.
 
-    The file's name has the program's and a hash of what forge generated, regions' calls included, so that an edited
+    The file's name has the program's name and a hash of the generated text, regions' calls included, so that an edited
     file does not stand for another program. Raises EditError, and OSError where the file cannot be read or written.
     """
     code = trace.python_source()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from forge.compiler.program import Program
-from forge.debug.eager_check import copied, differs, largest, same_random_numbers, tolerance_of
+from forge.debug.eager_check import copy_as_leaf, differs, largest, same_random_numbers, tolerance_of
 from forge.executors.errors import CheckError
 from forge.torch_internals.pytree import torch_pytree
 
@@ -20,11 +20,11 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
 
     def run(*inputs: Any) -> Any:
         wanted = torch.is_grad_enabled() and not any(inputs[i].requires_grad for i in mutated)
-        copies = [copied(each) if isinstance(each, torch.Tensor) else each for each in inputs]
+        copies = [copy_as_leaf(each) if isinstance(each, torch.Tensor) else each for each in inputs]
         with same_random_numbers():
             expected = eager(*copies)
         if wanted and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
-            seen = _Seen(compare, names, copies, _tensors(expected))
+            seen = _GradientRecorder(compare, names, copies, _tensors(expected))
             result = seen.leaving(call(*seen.entering(inputs)))
         else:
             result = call(*inputs)
@@ -62,8 +62,8 @@ class _Comparison:
                 )
 
 
-class _Seen:
-    """Gradients on their way through a program: what comes in at its results, and what comes out at its inputs."""
+class _GradientRecorder:
+    """A recorder of gradients on their way through a program: those of its results, and those of its inputs."""
 
     def __init__(
         self, compare: _Comparison, names: Sequence[str], copies: Sequence[Any], expected: Sequence[torch.Tensor]
@@ -111,7 +111,9 @@ class _In(torch.autograd.Function):
     """Nothing, forward; the gradients that come out of a program, backward."""
 
     @staticmethod
-    def forward(ctx: Any, seen: _Seen, places: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, seen: _GradientRecorder, places: list[int], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.seen, ctx.places = seen, places
         ctx.set_materialize_grads(False)
         return tuple([tensor.view_as(tensor) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""A claimed trace in which something is told before or after each of its calls, as it runs."""
+"""Instrumented traces: a function is called before or after each call of a claimed trace, as it runs."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,12 +7,15 @@ from forge.ir import BoundSymbol, Proxy, Symbol, Trace
 Note = tuple[Callable, Sequence[Proxy | tuple[Proxy, ...]]]
 
 
-Noting = Callable[[int, BoundSymbol], Note | None]
+MakeNote = Callable[[int, BoundSymbol], Note | None]
 
 
-def noted(trace: Trace, stage: str, note: Noting, before: Noting | None = None) -> Trace:
-    """Return the trace with a call after each of its own: `note`, of a call and its number, gives the function that is
-    called and what of the program's values it is given; None for nothing. before: the same of a call in front of it."""
+def instrument(trace: Trace, stage: str, note: MakeNote, before: MakeNote | None = None) -> Trace:
+    """Return the trace with a call after each of its own.
+
+    note: gives, for a call's number and the call, the function to call and the program's values to pass to it; None for
+    no call. before: the same for a call in front of it.
+    """
     calls: list[BoundSymbol] = []
     for number, bound in enumerate(trace.bound_symbols):
         if before is not None:

@@ -19,7 +19,7 @@ import torch
 from forge import prims
 from forge.compiler.autotune import random_values
 from forge.debug.eager_check import same_random_numbers
-from forge.debug.instrument import noted
+from forge.debug.instrument import instrument
 from forge.executors.calls import Meta, with_strides
 from forge.executors.executor import Decision, decline
 from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, Trace
@@ -83,7 +83,7 @@ def _result(leaf: Any) -> Any:
 def _with_opaque(trace: Trace) -> Trace:
     """Return the trace with each opaque call as one of an Opaque."""
 
-    def replaced(bound: BoundSymbol) -> BoundSymbol:
+    def make_opaque(bound: BoundSymbol) -> BoundSymbol:
         if Tag.OPAQUE not in bound.all_tags:
             return bound
         symbol = bound.symbol
@@ -91,7 +91,7 @@ def _with_opaque(trace: Trace) -> Trace:
             symbol=Symbol(symbol.name, symbol.id, meta=symbol.meta, tags=symbol.tags, op=Opaque(bound))
         )
 
-    return trace.derive(trace.stage, list(map(replaced, trace.bound_symbols)))
+    return trace.derive(trace.stage, list(map(make_opaque, trace.bound_symbols)))
 
 
 class Cost(NamedTuple):
@@ -172,16 +172,18 @@ def _value(proxy: Proxy) -> Any:
     return with_strides(random_values(Meta(shape, proxy.dtype, proxy.device)), strides)
 
 
-class _Noted:
+class _InstrumentedTrace:
     """A trace that runs with a note after each of its calls."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = noted(trace, "profiled", lambda number, bound: (partial(self.see, number), self.given(bound)))
+        self.trace = instrument(
+            trace, "profiled", lambda number, bound: (partial(self.see, number), self.note_arguments(bound))
+        )
         self.calls = list(trace.bound_symbols)
         self._function = self.trace.python_callable()
 
-    def given(self, bound: BoundSymbol) -> tuple:
-        """Return what a note is given."""
+    def note_arguments(self, bound: BoundSymbol) -> tuple:
+        """Return the values of the program that a call's note takes."""
         return ()
 
     def see(self, number: int, *values: Any) -> None:
@@ -198,14 +200,14 @@ class _Noted:
         return result
 
 
-class _Sizes(_Noted):
+class _Sizes(_InstrumentedTrace):
     """bytes: of the memory that each call's results hold and its arguments do not, by number."""
 
     def __init__(self, trace: Trace) -> None:
         self.bytes: dict[int, int] = {}
         super().__init__(trace)
 
-    def given(self, bound: BoundSymbol) -> tuple:
+    def note_arguments(self, bound: BoundSymbol) -> tuple:
         if bound.symbol in STATEMENTS:
             return ()
         return (tuple(tensors(bound.output)), tuple(tensors((bound.args, bound.kwargs))))
@@ -216,8 +218,8 @@ class _Sizes(_Noted):
         self.bytes[number] = sum(each.nbytes() for key, each in storages.items() if key not in there)
 
 
-class _Clock(_Noted):
-    """How long each call takes; what deletes values, or hands them on, counts to nobody."""
+class _Clock(_InstrumentedTrace):
+    """The time of each call, without those that delete values or pass them on."""
 
     def __init__(self, trace: Trace, gpu: torch.device | None) -> None:
         self._gpu = gpu

@@ -168,16 +168,16 @@ def _left_out(handle: JitHandle, written: dict[str, Any]) -> Iterator[str]:
         if not value or value == written.get(name):
             continue
         every = value if isinstance(value, (list, tuple)) else [value]
-        missing = [_called(each) for each in every if each != "torch" and str(each) not in written.get(name, ())]
+        missing = [_label(each) for each in every if each != "torch" and str(each) not in written.get(name, ())]
         if missing:
             yield f"{name} ({', '.join(missing)})"
     for name in ("freeze", "cuda_graphs", "check", "edit"):
         if given.get(name):
-            yield f"{name}={_called(given[name])}"
+            yield f"{name}={_label(given[name])}"
 
 
-def _called(given: Any) -> str:
-    """Return a value in a line: the name that it has, else what it is."""
+def _label(given: Any) -> str:
+    """Return a value in a line: its name, else its type."""
     name = getattr(given, "name", None) or getattr(given, "__name__", None)
     named = name if isinstance(name, str) else repr(given) if isinstance(given, (str, bool, Path)) else None
     return " ".join((named or f"a {type(given).__name__}").replace('"""', "").replace("\\", "/").split())

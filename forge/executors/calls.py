@@ -14,13 +14,13 @@ from forge.torch_internals.pytree import torch_pytree
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 
 
-class Undescribed(ValueError):
-    """A call whose arguments cannot be made again elsewhere."""
+class NotReproducible(ValueError):
+    """A call whose arguments cannot be built in another process."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What is known of a tensor before the program runs. strides: None where they are not known."""
+    """The metadata of a tensor before the program runs. strides: None where they are not known."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Call:
         return [leaf for leaf in torch_pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Meta)]
 
     def map(self, function: Callable[[Any], Any]) -> "Call":
-        """The call with every leaf replaced."""
+        """Return the call with every leaf replaced."""
         return Call(*torch_pytree.tree_map(function, (self.args, self.kwargs)))
 
 
@@ -63,7 +63,7 @@ class Case:
 
 
 def with_strides(values: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
-    """The values in memory of these strides; as they are where none are known."""
+    """Return the values in memory of these strides; as they are where none are known."""
     if strides is None or values.stride() == strides:
         return values
     laid = torch.empty_strided(values.shape, strides, dtype=values.dtype, device=values.device)
@@ -72,28 +72,29 @@ def with_strides(values: torch.Tensor, strides: tuple[int, ...] | None) -> torch
     return laid
 
 
-def described(values: Mapping[str, Any], note: str = "") -> str:
-    """Arguments by name, in words; `note` stands behind each tensor."""
+def format_arguments(values: Mapping[str, Any], note: str = "") -> str:
+    """Return arguments by name as text; `note` follows each tensor."""
     given = [(name, value) for name, value in values.items() if value is not None]
-    return ", ".join(part for name, value in given for part in _shown(name, value, note))
+    return ", ".join(part for name, value in given for part in _format_argument(name, value, note))
 
 
-def _shown(name: str, value: Any, note: str) -> Iterator[str]:
+def _format_argument(name: str, value: Any, note: str) -> Iterator[str]:
     if isinstance(value, torch.Tensor):
         yield f"{name}: {dtype_name(value.dtype)}{list(value.shape)}{f' ({note})' if note else ''}"
     elif isinstance(value, (tuple, list)) and any(isinstance(each, torch.Tensor) for each in value):
         for i, each in enumerate(value):
-            yield from _shown(f"{name}[{i}]", each, note)
+            yield from _format_argument(f"{name}[{i}]", each, note)
     else:
         yield f"{name}={show(value)}"
 
 
 def call_of(args: tuple, kwargs: dict) -> Call:
-    """A call on proxies or tensors as data; a symbolic number is what it is in this run. Raises Undescribed."""
-    return Call(tuple(args), dict(kwargs)).map(_described)
+    """Return a call on proxies or tensors as data, with a symbolic number by its value in this run. Raises
+    NotReproducible."""
+    return Call(tuple(args), dict(kwargs)).map(_to_meta)
 
 
-def _described(leaf: Any) -> Any:
+def _to_meta(leaf: Any) -> Any:
     leaf = plain(leaf)
     if isinstance(leaf, (TensorProxy, torch.Tensor)):
         strides = leaf.strides if isinstance(leaf, TensorProxy) else leaf.stride()
@@ -103,12 +104,12 @@ def _described(leaf: Any) -> Any:
         return _number(leaf)
     if isinstance(leaf, PLAIN):
         return leaf
-    raise Undescribed(f"it cannot be verified: its argument {leaf!r} cannot be made in another process")
+    raise NotReproducible(f"it cannot be verified: its argument {leaf!r} cannot be made in another process")
 
 
 def _number(value: Any) -> Any:
     if not isinstance(value, SYMBOLIC_TYPES):
         return value
     if value.node.hint is None:
-        raise Undescribed(f"it cannot be verified: {value} is not known before the program runs")
+        raise NotReproducible(f"it cannot be verified: {value} is not known before the program runs")
     return value.node.hint

@@ -1,4 +1,4 @@
-"""What fusion executors said of calls, kept by what the calls are: a model's layers are asked about once."""
+"""A cache of fusion executors' decisions, by the metadata of calls: repeated layers are decided once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,23 +7,23 @@ from forge.ir import BoundSymbol
 from forge.ir.bounded import Bounded
 from forge.ir.structure import metadata_key
 
-KEPT = 20_000
+MAX_ENTRIES = 20_000
 
 
-class Answers:
-    """The answers to a question about calls."""
+class CanFuseCache:
+    """A cache of `can_fuse` for one executor."""
 
     def __init__(self, question: Callable[[BoundSymbol], Any]) -> None:
-        self.question = question
-        self.known = Bounded(KEPT)
+        self.can_fuse = question
+        self.known = Bounded(MAX_ENTRIES)
 
     def get(self, bound: BoundSymbol) -> Any:
-        """The answer for a call."""
+        """Return the decision for a call."""
         try:
             key = metadata_key(bound)
             found = self.known.get(key)
         except TypeError:  # an argument is not hashable
-            return self.question(bound)
+            return self.can_fuse(bound)
         if found is None:
-            found = self.known[key] = self.question(bound)
+            found = self.known[key] = self.can_fuse(bound)
         return found

@@ -1,5 +1,5 @@
-"""What a function of a user's executor is held to: the arguments of a call when it is claimed, and the metadata of its
-results the first time that the program runs."""
+"""The contract of a user's executor: its function takes the arguments of a call, checked when it is claimed, and
+returns the metadata of its results, checked the first time that the program runs."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +16,14 @@ from forge.ir.pytree import leaves, proxies
 
 
 def call_in_words(bound: BoundSymbol) -> str:
-    """A call with the metadata of its tensors: `torch.silu(x: f32[2, 3])`."""
+    """Return a call with the metadata of its tensors: `torch.silu(x: f32[2, 3])`."""
     args = [str(arg) for arg in bound.args] + [f"{name}={value}" for name, value in bound.kwargs.items()]
     place = bound.source.line if bound.source is not None else None
     return f"{bound.symbol.id}({', '.join(args)}){f' ({place})' if place else ''}"
 
 
 def check_arguments(executor: str, function: Callable, bound: BoundSymbol) -> None:
-    """Raises TypeError where a user's function does not take the arguments of the call that it is to run."""
+    """Raise TypeError where a user's function does not take the arguments of the call that it is to run."""
     if is_own(function):
         return
     try:
@@ -41,19 +41,21 @@ def check_arguments(executor: str, function: Callable, bound: BoundSymbol) -> No
 
 
 def check_metadata(what: str, output: Any, bound: BoundSymbol) -> None:
-    """Raises ValueError where the proxies that `what` gives are not of the metadata of the call that it runs."""
+    """Raise ValueError where the proxies that `what` returns do not have the metadata of the call that it runs."""
     made, wanted = list(proxies(output)), list(proxies(bound.output))
     check(
         len(made) == len(wanted) and all(map(_is_like, made, wanted)),
-        lambda: f"{what} gives {_listed(made)} for {call_in_words(bound)}, but must give {_listed(wanted)}",
+        lambda: (
+            f"{what} gives {_format_values(made)} for {call_in_words(bound)}, but must give {_format_values(wanted)}"
+        ),
     )
 
 
-def _listed(values: Sequence[Any]) -> str:
-    return ", ".join(in_words(each) if isinstance(each, Proxy) else _shown(each) for each in values) or "nothing"
+def _format_values(values: Sequence[Any]) -> str:
+    return ", ".join(in_words(each) if isinstance(each, Proxy) else _format_value(each) for each in values) or "nothing"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return short_type(value) if isinstance(value, torch.Tensor) else repr(value)
 
 
@@ -115,7 +117,8 @@ class _Expecting:
         kind = f"a {type(result).__name__} of " if alike and several else ""
         owner, function, called = self.parties(bound)
         raise ValueError(
-            f"executor {owner}: {function} gives {kind}{_listed(made)} for {called}, but must give {_listed(wanted)}"
+            f"executor {owner}: {function} gives {kind}{_format_values(made)} for {called}, "
+            f"but must give {_format_values(wanted)}"
         )
 
 

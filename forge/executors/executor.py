@@ -54,7 +54,7 @@ import torch
 from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_torch, owner_of_module
 from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
 from forge.ir.checks import check_list
-from forge.ir.undecided import Undecided, for_all_sizes
+from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 
 _OWN = frozenset({"torch", "forge", "builtins", "operator", "_operator", "math"})  # run on tensors without values
 
@@ -86,27 +86,27 @@ class Declined:
 
 
 def decline(reason: str, *, parts: bool = True, error: Exception | None = None) -> Declined:
-    """What a checker returns to decline a call: `return decline("H = 100 is not a multiple of 8")`.
+    """Return a checker's refusal of a call: `return decline("H = 100 is not a multiple of 8")`.
 
-    parts: False where a fusion executor may not take the call's decomposition either, since it does not raise where
-    the call does. error: what kept a fusion executor from compiling a region that it should have compiled. A warning
-    tells of it, and under `strict` it is raised as the cause of a RegionError.
+    parts: False where a fusion executor may not take the call's decomposition either, since it does not raise where the
+    call does. error: the error that kept a fusion executor from compiling a region that it should have compiled. It is
+    warned of, and under `strict` it is raised as the cause of a RegionError.
     """
     return Declined(reason, parts=parts, error=error)
 
 
-def asked(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The answer of an executor's own function, or Declined where it asks of symbolic lengths what is not known."""
+def call_checker(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call an executor's own function, and return its result, or Declined where it depends on symbolic sizes."""
     try:
-        return for_all_sizes(_answer, question, *args, **kwargs)
-    except Undecided as reason:
+        return without_specialization(_checked_call, checker, *args, **kwargs)
+    except UnresolvedSymInt as reason:
         return decline(str(reason))
 
 
-def _answer(question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    answer = question(*args, **kwargs)
+def _checked_call(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    answer = checker(*args, **kwargs)
     if isinstance(answer, str):
-        name = getattr(question, "__qualname__", repr(question))
+        name = getattr(checker, "__qualname__", repr(checker))
         wanted = f"must answer True, or decline with the reason: forge.executors.decline({answer!r})"
         raise TypeError(f"{name} answers {answer!r}, but {wanted}")
     return bool(answer) if isinstance(answer, torch.SymBool) else answer
@@ -121,18 +121,19 @@ NO_GRADIENT = "it has no gradient, and one is needed"
 
 
 class Implementation:
-    """How an executor runs a symbol.
+    """An executor's way to run a symbol.
 
     `op` is called in the symbol's place with its arguments; or `execution_transform`, called with the symbol's
-    arguments while a trace is recorded, calls the executor's operators. `checker` is asked first, with the arguments.
+    arguments while a trace is recorded, calls the executor's operators. `checker` is called first, with the arguments.
     `grad_transform` is a gradient rule (forge/ir/grad_rules.py) used in place of the symbol's own. Without one, `grad`
     says how a gradient comes about: "decompose" by the symbol's decomposition, which takes the call apart where the
-    backward reads a value from inside it; "recompute" by the decomposition too, but the call stays one and the
-    backward recomputes those values; "none" declines where a gradient is needed. yields: whether it gives way to what
-    forge makes of several calls (a head in chunks, attention of groups), as torch's own does: nobody asked for it.
+    backward reads a value from inside it; "recompute" by the decomposition too, but the call stays one and the backward
+    recomputes those values; "none" declines where a gradient is needed. low_priority: whether forge's own transforms of
+    several calls (a head in chunks, attention of groups) take precedence, as over torch's implementation: no user named
+    it.
     """
 
-    __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "name", "op", "symbol", "yields")
+    __slots__ = ("checker", "execution_transform", "grad", "grad_transform", "low_priority", "name", "op", "symbol")
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Implementation:
         *,
         grad: str = "decompose",
         name: str | None = None,
-        yields: bool = False,
+        low_priority: bool = False,
     ) -> None:
         check(grad in GRADS, lambda: f"{symbol.id}: grad is {grad!r}, but must be one of {', '.join(GRADS)}")
         self.symbol = symbol
@@ -154,15 +155,15 @@ class Implementation:
         self.grad_transform = grad_transform
         self.grad = grad
         self.name = name
-        self.yields = yields
+        self.low_priority = low_priority
 
     def decide(self, bound: BoundSymbol) -> Decision:
-        """True, or Declined with the reason."""
+        """Return True, or Declined with the reason."""
         if self.grad == "none" and self.grad_transform is None and Tag.DIFFERENTIATED in bound.tags:
             return decline(NO_GRADIENT)
         if self.checker is None:
             return True
-        decision = asked(self.checker, *bound.args, **bound.kwargs)
+        decision = call_checker(self.checker, *bound.args, **bound.kwargs)
         if isinstance(decision, Declined):
             return decision
         return True if decision else decline("its checker declined and gave no reason")
@@ -178,7 +179,7 @@ class Executor:
         self.name = name
 
     def is_available(self) -> Decision:
-        """True where it can run, or Declined with the reason (no GPU, not installed)."""
+        """Return True where it can run, or Declined with the reason (no GPU, not installed)."""
         return True
 
     def identity(self) -> str | Declined:
@@ -219,7 +220,7 @@ class OperatorExecutor(Executor):
         like: Symbol | None = None,
         tags: Iterable[Tag] = (),
     ) -> Symbol:
-        """An operator of this executor: `fn` runs, `meta` maps input metadata to output metadata.
+        """Register an operator of this executor: `fn` runs, `meta` maps input metadata to output metadata.
 
         `like` takes the metadata of a symbol's own body or meta instead. Raises ValueError when the name is taken or
         when not exactly one of `meta` and `like` is given.
@@ -279,7 +280,7 @@ class OperatorExecutor(Executor):
         )
 
     def candidates(self, symbol: Symbol) -> Sequence[Implementation]:
-        """The implementations of a symbol, in the order in which they are asked."""
+        """Return the implementations of a symbol, in the order in which they are tried."""
         found = self.implementations.get(symbol.id)
         return () if found is None else (found,)
 
@@ -310,7 +311,7 @@ class OperatorExecutor(Executor):
         found = fingerprint_of(foreign)
         if not found.is_lasting:
             return decline(f"a function of executor {self.name} is known to this process only")
-        names = [[each if isinstance(each, str) else _called(each) for each in row] for row in rows]
+        names = [[each if isinstance(each, str) else _qualified_name(each) for each in row] for row in rows]
         text = repr((found.digest, names))
         if not foreign:
             self._identity = size, text
@@ -336,7 +337,7 @@ def _is_foreign(function: Callable) -> bool:
     return owner_of_module(getattr(function, "__module__", None)) is None and name_in_torch(function) is None
 
 
-def _called(function: Any) -> str:
+def _qualified_name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
@@ -366,32 +367,33 @@ class FusionExecutor(Executor):
         raise NotImplementedError
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        """A function of the region's inputs that returns the tuple of its outputs; Declined leaves it unfused. Regions
-        that are identical but for names are fused once. What it raises, it has failed at, as has `decline(error=)`."""
+        """Return a function of the region's inputs that returns the tuple of its outputs, or Declined, which leaves the
+        region unfused. Regions that are identical but for names are fused once. An exception counts as a failure of
+        this executor, as does `decline(error=)`."""
         raise NotImplementedError
 
     def finish(self) -> Mapping[Callable, Declined]:
-        """Waits for what `fuse` has started elsewhere, in threads and processes: until then, nothing that it returned
-        is called. Gives those of its functions that cannot be called after all, and why."""
+        """Wait for the work that `fuse` has started in threads and processes; no function that it returned is called
+        before. Return those of its functions that cannot be called after all, with the reasons."""
         return {}
 
     def dump(self, function: Callable) -> bytes | Declined:
-        """A function that `fuse` returned, for another process, which gets it by `load`; Declined leaves programs with
-        it to the process that compiled them. Called when all is finished. What forge gives to `load` is what `dump`
-        gave: it is as trusted as code."""
+        """Return a function that `fuse` returned as bytes, for `load` in another process. Declined keeps programs with
+        it off the disk. Called after `finish`. forge passes to `load` only what `dump` returned: it is as trusted as
+        code."""
         return decline(f"executor {self.name} does not keep its regions for another process")
 
     def load(self, data: bytes) -> Callable:
-        """The function that was dumped. An error, whatever it is, has the program compiled anew."""
+        """Return the function that was dumped. Any error makes forge compile the program anew."""
         raise NotImplementedError
 
     def prepare(self) -> None:
         """Begins what takes long and depends on no program, without waiting for it. Called before each capture."""
 
     def later(self) -> "FusionExecutor | None":
-        """A new executor that is asked in this one's place, for a program that runs often and whose calls cost more
-        than what they compute: its regions are larger and take longer to compile, which happens elsewhere. They run
-        once `ready` says so; until then, and where it declines, this one's do."""
+        """Return an executor for the second tier of a program that runs often and whose overhead per call exceeds its
+        compute, or None. Its regions are larger and take longer to compile, in the background. They run once `ready`
+        returns True; until then, and where it declines, this executor's do."""
         return None
 
     def checking(self) -> "FusionExecutor":
@@ -439,7 +441,7 @@ E = TypeVar("E", bound=Executor)
 
 
 def register_executor(executor: E, *, default: bool = False, first: bool = False) -> E:
-    """Makes an executor known by name; `default` puts it among those asked when none are named, `first` in front.
+    """Make an executor known by name; `default` adds it to those of forge.jit's default, `first` in front of them.
 
     Raises ValueError when the name is taken.
     """

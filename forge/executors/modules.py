@@ -21,13 +21,13 @@ TENSORS = ("_parameters", "_buffers")
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """The place of a tensor, among those that a call is given."""
+    """A placeholder for a tensor, by its index among those that a call takes."""
 
     index: int
 
 
 class ModuleTemplate:
-    """What a module is without its tensors: its class, its other attributes, and the modules inside it.
+    """A module without its tensors: its class, its other attributes, and the modules inside it.
 
     names: the parameters and buffers in the order in which `build` takes them.
     """
@@ -48,8 +48,8 @@ class ModuleTemplate:
         return [*own, *(f"{name}.{each}" for name, template in inside for each in template.names)]
 
     def build(self, tensors: Sequence[Any]) -> torch.nn.Module:
-        """A module of this kind with these tensors; nothing of it is shared with the one that it was made of but the
-        values of its other attributes."""
+        """Return a module of this kind with these tensors; it shares nothing with the original but the values of its
+        other attributes."""
         given = iter(tensors)
         module = self._build(given)
         check(next(given, None) is None, lambda: f"{self.kind.__name__} was given more tensors than it has")
@@ -64,11 +64,11 @@ class ModuleTemplate:
         object.__setattr__(module, "__dict__", state)
         return module
 
-    def held(self) -> list[str]:
-        """Attributes that hold tensors and are neither parameters nor buffers."""
+    def unregistered_tensors(self) -> list[str]:
+        """Return the attributes that hold tensors and are neither parameters nor buffers."""
         inside = [each for each in self.inside.values() if each is not None]
         own = [name for name, value in self.state.items() if isinstance(value, torch.Tensor)]
-        return [*own, *(name for each in inside for name in each.held())]
+        return [*own, *(name for each in inside for name in each.unregistered_tensors())]
 
 
 class ModuleForward:
@@ -105,7 +105,7 @@ class ModuleForward:
     def __call__(self, *tensors: Any) -> Any:
         module = self.template.build(tensors[: self.own])
         given = tensors[self.own :]
-        result = self.forward(module, *_filled(self.args, given), **_filled(self.kwargs, given))
+        result = self.forward(module, *_fill_slots(self.args, given), **_fill_slots(self.kwargs, given))
         if not self.contiguous:
             return result
         if isinstance(result, tuple):
@@ -113,13 +113,13 @@ class ModuleForward:
         return result.contiguous()
 
 
-def _filled(tree: Any, given: Sequence[Any]) -> Any:
+def _fill_slots(tree: Any, given: Sequence[Any]) -> Any:
     if isinstance(tree, TensorSlot):
         return given[tree.index]
     if type(tree) in (tuple, list):
-        return type(tree)(_filled(each, given) for each in tree)
+        return type(tree)(_fill_slots(each, given) for each in tree)
     if type(tree) is dict:
-        return {name: _filled(each, given) for name, each in tree.items()}
+        return {name: _fill_slots(each, given) for name, each in tree.items()}
     return tree
 
 

@@ -17,7 +17,7 @@ class Tag(Enum):
     RANDOM = auto()  # draws from a generator: never merged, hoisted, reordered or dropped
     EFFECT = auto()  # changes something outside the trace: kept, in order
     UNINITIALIZED = auto()  # two calls give different memory: never merged or hoisted
-    MAY_WRITE = auto()  # writes to an argument's memory where it knows, when it runs, that nobody reads that again
+    DONATES = auto()  # writes to an argument's memory where it knows, when it runs, that nobody reads that again
     SYNCHRONIZING = auto()  # reads a tensor's data back to Python
     NOT_DIFFERENTIABLE = auto()  # no gradient flows through it, as in eager
     ZERO_GRAD = auto()  # the gradients of its arguments are zeros, and its result a constant, as in eager
@@ -26,8 +26,8 @@ class Tag(Enum):
     LEAF_VIEW = auto()  # so did this one, and gave a view: a leaf that requires grad where what it shows does
     RECOMPUTE = auto()  # what this call makes is recomputed by the backward instead of saved (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call
-    ATOMIC = auto()  # this composite stays one call, whatever is read from inside it
-    SINGLE = auto()  # this call is in no region: torch's autograd records it, it must share memory or round as in eager
+    OPAQUE_TO_PASSES = auto()  # this composite stays one call, whatever is read from inside it
+    NO_FUSE = auto()  # in no region: torch's autograd records it, it must share memory or round as in eager
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
 
     __hash__ = object.__hash__  # each is one object; Enum's own hashes the name, in Python

@@ -277,7 +277,7 @@ def outside_regions(when: bool = True) -> Iterator[None]:
     what was made of it before.
     """
     trace = current_trace()
-    with trace.tagged({*trace.tags, Tag.SINGLE} if when else trace.tags):
+    with trace.tagged({*trace.tags, Tag.NO_FUSE} if when else trace.tags):
         yield
 
 

@@ -13,7 +13,7 @@ from forge.ir.bounded import Bounded
 from forge.ir.interpreter import unconverted
 from forge.ir.locks import new_lock
 from forge.ir.printing import note_place, qualified_name
-from forge.ir.undecided import for_sizes
+from forge.ir.unresolved import specialize_sizes
 from forge.torch_internals.autograd import SavedTensor
 from forge.torch_internals.autograd import get_current_graph_task_keep_graph as graph_is_kept
 from forge.torch_internals.functorch import is_legacy_batchedtensor as is_batched
@@ -66,9 +66,11 @@ class Backward(NamedTuple):
 
 
 class LazyBackward:
-    """What is compiled on first use, after Dynamo has taken its guards: `compile(key)`, for every size, or for one
-    where its sizes decide what it is. `numbers()` are the symbolic ones of the program's inputs, `ready` what is
-    compiled already."""
+    """A backward that is compiled on first use, after Dynamo has taken its guards.
+
+    compile(key): compiles it for every size, or for one where its sizes decide the result. numbers(): the symbolic
+    numbers of the program's inputs. ready: backwards that are compiled already.
+    """
 
     def __init__(
         self,
@@ -87,14 +89,14 @@ class LazyBackward:
         with self._lock:  # threads may meet here
             found = self.ready.get(key) or self._for_sizes.get((key, *sizes))
             if found is None:
-                with for_sizes(self._numbers(), sizes) as assumed:
+                with specialize_sizes(self._numbers(), sizes) as assumed:
                     found = self._compile(key)
                 table, place = (self._for_sizes, (key, *sizes)) if assumed.used else (self.ready, key)
                 table[place] = found
             return found
 
 
-class Region:
+class DifferentiableCall:
     """A compiled forward that saves, and the backwards that read what it saved.
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a Backward for each set of outputs
@@ -126,7 +128,7 @@ class Region:
                 outputs, tensors, numbers = forward(*inputs)
                 if any(map(_IS_VIEW, outputs)):
                     outputs, tensors = _with_own_views(inputs, outputs, tensors)
-                ctx.save_for_backward(*_apart(tensors, outputs))
+                ctx.save_for_backward(*_detach_aliases(tensors, outputs))
                 ctx.numbers = numbers
                 ctx.remembered = _remember(inputs, remembered) if remembered else ((), ())
                 ctx.count = len(inputs)
@@ -157,7 +159,7 @@ class Region:
                     else:
                         found = ready.get(present) or backwards.get(present, ctx.lengths if numbered else ())
                         function, read = found
-                    boxed = [*_unpacked(ctx, read), *ctx.numbers, *given]
+                    boxed = [*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given]
                     ctx.maybe_clear_saved_tensors()
                     if not graph_is_kept():
                         ctx.remembered = ctx.copies = None
@@ -171,14 +173,14 @@ class Region:
             @staticmethod
             def backward_with_graphs(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple:
                 """Return the gradients of the inputs where opaque calls have some."""
-                _, gradients = ForgeFunction.reached(ctx, present, given)
+                _, gradients = ForgeFunction.run_backward(ctx, present, given)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
                     ctx.remembered = ctx.copies = None
                 return gradients
 
             @staticmethod
-            def reached(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple[frozenset, tuple]:
+            def run_backward(ctx: Any, present: tuple[bool, ...], given: list[torch.Tensor]) -> tuple[frozenset, tuple]:
                 """Return the gradients of the inputs, and which of those of opaque calls are None, as (place of the
                 graph, input): that is known only when they run, and most likely as it was before."""
                 found = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
@@ -191,7 +193,7 @@ class Region:
                     function, read = compiled.get((*present, missing) if missing else present, lengths)
                     try:
                         with torch.no_grad():
-                            return missing, function([*_unpacked(ctx, read), *ctx.numbers, *given])
+                            return missing, function([*_unpack_saved_tensors(ctx, read), *ctx.numbers, *given])
                     except Unreached:
                         unreached.update((place, graph.unreached) for place, graph in found.items())
 
@@ -204,11 +206,11 @@ class Region:
                         raise NotImplementedError(_DREW.format(qualified_name(number.function) or number.function))
                 key: tuple = present, flowing, any(map(_is_special, given))
                 if any(map(_is_graph, ctx.numbers)):
-                    missing, _ = ForgeFunction.reached(ctx, present, [each.detach() for each in given])
+                    missing, _ = ForgeFunction.run_backward(ctx, present, [each.detach() for each in given])
                     key = (*key, missing) if missing else key
                 again = ready_again.get(key) or agains.get(key, ctx.lengths if numbered else ())
                 read = {*again.drawn, *(sources.saved[i] for i in again.reads if i in sources.saved)}
-                saved = [*_unpacked(ctx, read), *ctx.numbers]
+                saved = [*_unpack_saved_tensors(ctx, read), *ctx.numbers]
                 inputs = _inputs(ctx, saved, sources, again.reads)
                 ctx.maybe_clear_saved_tensors()
                 if not graph_is_kept():
@@ -222,7 +224,7 @@ class Region:
         self.apply = _detaching(ForgeFunction.apply, sources.detached) if sources.detached else ForgeFunction.apply
         self._function = ForgeFunction
 
-    def in_parts(self, parts: Sequence[Sequence[int]]) -> Callable:
+    def bucketed(self, parts: Sequence[Sequence[int]]) -> Callable:
         """`apply` with a node for each part of the gradients, of which the backwards are generators: autograd hands a
         part on, and calls its hooks, before the next one is computed.
 
@@ -335,8 +337,8 @@ def _with_own_views(
     return tuple(map(own_view, outputs)), list(map(view_of_own, saved))
 
 
-def _apart(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the tensors to save, without references to outputs.
+def _detach_aliases(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the tensors to save, with aliases of outputs detached.
 
     A view of an output refers to it, and the output's history to the node that saves the view: a cycle that nothing
     frees. A detached view has the same memory and the same version, and no base. (torch keeps no cycle of an output
@@ -349,10 +351,10 @@ def _apart(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
 _UNPACKS_EACH = hasattr(SavedTensor, "unpack")
 
 
-def _unpacked(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
-    """Return the saved tensors. Where one was changed, only those at the places `read` need be right.
+def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
+    """Return the saved tensors. Where one was mutated, only those at the places `read` need be right.
 
-    Raises torch's error where one of those was changed.
+    Raises torch's error where one of those was mutated.
     """
     unchecked = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
     if unchecked and (read is None or not unchecked.isdisjoint(read)):

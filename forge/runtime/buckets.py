@@ -1,4 +1,4 @@
-"""How many bytes of gradients leave a backward together: as many as DistributedDataParallel sends together."""
+"""The size of a bucket of gradients: as many bytes as DistributedDataParallel sends together."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -46,7 +46,7 @@ class CudaRecorder:
         return torch.cuda.current_stream().cuda_stream
 
     def is_recording(self) -> bool:
-        """Return whether somebody records already."""
+        """Return whether another recording is under way."""
         return torch.cuda.is_current_stream_capturing()
 
     def record(self, function: Callable, inputs: Sequence[Any], pool: Any) -> Recording:
@@ -82,7 +82,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._recordings: list[weakref.ref[_Recorded]] = []
+        self._recordings: list[weakref.ref[_Recording]] = []
 
     @property
     def handle(self) -> Any:
@@ -92,12 +92,12 @@ class Pool:
             self._handle = recorder().new_pool()
         return self._handle
 
-    def add(self, recorded: "_Recorded") -> None:
-        """A new recording in this memory."""
+    def add(self, recorded: "_Recording") -> None:
+        """Add a new recording in this memory."""
         self._recordings.append(weakref.ref(recorded))
 
-    def is_free_for(self, recorded: "_Recorded") -> bool:
-        """Return whether nobody holds what it would write to."""
+    def is_free_for(self, recorded: "_Recording") -> bool:
+        """Return whether no live tensor uses the memory that it would write to."""
         for each in reversed(self._recordings):
             found = each()
             if found is not None and found.is_held():
@@ -108,11 +108,11 @@ class Pool:
 
 
 # the recordings by the memory of their results
-_owners: "weakref.WeakValueDictionary[int, _Recorded]" = weakref.WeakValueDictionary()
+_owners: "weakref.WeakValueDictionary[int, _Recording]" = weakref.WeakValueDictionary()
 
 
-class _Recorded:
-    """One recording: where it reads its inputs, what it gives."""
+class _Recording:
+    """One recording: the addresses of its inputs, and its outputs."""
 
     def __init__(self, function: Callable, inputs: Sequence[Any], copied: frozenset[int], pool: Pool) -> None:
         self.signature = _signature(inputs, copied)
@@ -133,7 +133,7 @@ class _Recorded:
         pool.add(self)
 
     def is_held(self) -> bool:
-        """Return whether somebody else holds memory of its results."""
+        """Return whether memory of its results is referenced from outside."""
         return any(_uses(storage) > uses for storage, uses in zip(self._storages, self._uses, strict=True))
 
     def reads(self, pointers: Sequence[int | None]) -> bool:
@@ -142,7 +142,7 @@ class _Recorded:
 
     def _copy(self, inputs: Sequence[Any]) -> None:
         for place, copy in self.copies.items():
-            _once(copy).copy_(_once(inputs[place]))
+            _unique_elements(copy).copy_(_unique_elements(inputs[place]))
 
     def run(self, inputs: Sequence[Any], kept: Sequence[bool]) -> tuple:
         """Return its results: `kept` ones in memory of their own."""
@@ -171,7 +171,7 @@ class Graph:
         self._calls = Bounded(256)  # by signature, of those that no recording served
         self._last: list[int | None] = []
         self._moves: list[int] = []
-        self._recorded: list[_Recorded] = []
+        self._recorded: list[_Recording] = []
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> tuple:
@@ -186,7 +186,7 @@ class Graph:
         finally:
             self._lock.release()
 
-    def _find(self, inputs: Sequence[Any]) -> _Recorded | None:
+    def _find(self, inputs: Sequence[Any]) -> _Recording | None:
         """Return a recording that may run now, an old one or a new one; None where the function is to be called."""
         pointers = [each.data_ptr() if isinstance(each, torch.Tensor) else None for each in inputs]
         self._watch(inputs, pointers)
@@ -211,9 +211,9 @@ class Graph:
                 self._moves[place] = 0 if stays else self._moves[place] + 1
         self._last = pointers
 
-    def _record(self, inputs: Sequence[Any], copied: frozenset[int]) -> _Recorded | None:
+    def _record(self, inputs: Sequence[Any], copied: frozenset[int]) -> _Recording | None:
         try:
-            made = _Recorded(self._function, inputs, copied, self._pool)
+            made = _Recording(self._function, inputs, copied, self._pool)
         except Exception as error:
             self.failed = in_one_line(error)
             _log.debug("%s cannot be recorded", self.__name__, exc_info=True)
@@ -251,7 +251,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _once(tensor: torch.Tensor) -> torch.Tensor:
+def _unique_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Return an expanded tensor's elements, each once."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:

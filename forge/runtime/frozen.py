@@ -1,4 +1,4 @@
-"""What a frozen program computes of weights alone (forge.jit(freeze=True)): kept until one of them changes.
+"""Values that a frozen program computes of weights alone (forge.jit(freeze=True)), cached until a weight changes.
 
 A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
 changes in place. torch does not count everything. A step of a torch.optim optimizer, fused ones too, drops what was
@@ -28,7 +28,7 @@ from forge.runtime.parameter_aliases import changed_parameters, open_aliases, un
 
 _VERSION, _BYTES, _PLACE = attrgetter("_version"), attrgetter("raw"), torch.Tensor.data_ptr
 _WHOLE = 512  # bytes of a weight that is compared as a whole: this takes as long as an element does
-_folded: "weakref.WeakSet[Folded]" = weakref.WeakSet()
+_folded: "weakref.WeakSet[FoldedWeights]" = weakref.WeakSet()
 _folded_lock = new_lock()
 
 
@@ -50,18 +50,18 @@ class _State(NamedTuple):
         are in the memory that was seen, which may be gone where a weight is elsewhere."""
         return _look(weights) == self.seen and list(map(_BYTES, self.cells)) == self.bits
 
-    def moved(self) -> bool:
-        """Return whether a weight is elsewhere by now: nobody will ask for this again."""
+    def has_moved(self) -> bool:
+        """Return whether a weight is gone or elsewhere in memory, so that this state is never used again."""
         found = [weight() for weight in self.weights]
         return any(x is None or x.data_ptr() != kept.data_ptr() for x, kept in zip(found, self.memory, strict=True))
 
 
-class Folded:
-    """What one program computes of weights, by `function`, from its inputs at the positions `reads`.
+class FoldedWeights:
+    """The part of a program that depends on frozen weights alone, computed by `function` from the inputs at `reads`.
 
-    strides: those that the program takes the values to have. What was computed is kept for each set of weights that it
-    is called with (layers alike may share a program), until one of them changes or dies. `times` counts how often it
-    was computed; `in_training`: for the last time, of weights that have gradients, so that it was not kept.
+    strides: those that the program expects of the values. The values are cached for each set of weights (repeated
+    layers may share a program), until one of these changes or dies. `times` counts the computations; `in_training`:
+    whether the last one was of weights with gradients, and not cached.
     """
 
     def __init__(self, function: Callable, reads: Sequence[int], strides: Sequence[tuple[int, ...]]) -> None:
@@ -75,11 +75,11 @@ class Folded:
         with _folded_lock:
             _folded.add(self)
 
-    def around(self, call: Callable) -> Callable:
-        """`call`, whose last arguments are what is computed of the weights."""
+    def wrap(self, call: Callable) -> Callable:
+        """Return `call`, with the values of the weights as its last arguments."""
         reads, states, compute = self.reads, self._states, self._compute
 
-        def frozen(*inputs: Any) -> Any:
+        def call_with_constants(*inputs: Any) -> Any:
             weights = [inputs[i] for i in reads]
             key = tuple(map(id, weights))
             if open_aliases and not open_aliases.keys().isdisjoint(key):
@@ -89,7 +89,7 @@ class Folded:
                 return call(*inputs, *state.values)
             return call(*inputs, *compute(weights))
 
-        return frozen
+        return call_with_constants
 
     def forget(self) -> None:
         """Everything is computed again when it is needed."""
@@ -97,12 +97,12 @@ class Folded:
             self.drop(key)
 
     def drop_of(self, weights: frozenset[int]) -> None:
-        """What was computed of any of these weights, by their ids, is computed again when it is needed."""
+        """Drop the values that depend on any of these weights, by their ids; they are recomputed when needed."""
         for key in [each for each in list(self._states) if not weights.isdisjoint(each)]:
             self.drop(key)
 
     def drop(self, key: tuple[int, ...]) -> None:
-        """What was computed of these weights is computed again when it is needed."""
+        """Drop the values of these weights; they are recomputed when needed."""
         state = self._states.pop(key, None)
         for hook in () if state is None else state.hooks:
             hook.remove()
@@ -133,7 +133,7 @@ class Folded:
         self.drop(key)
         trained = [x for x in weights if x.requires_grad and x.is_leaf]
         self.in_training = any(x.grad is not None for x in trained)
-        if seen is not None and not self.in_training and _finished(values):
+        if seen is not None and not self.in_training and _synchronize(values):
             changed = partial(_drop, weakref.ref(self), key)
             hooks = [x.register_post_accumulate_grad_hook(changed) for x in trained]
             alive = [weakref.ref(x, changed) for x in weights]
@@ -142,7 +142,7 @@ class Folded:
 
     def _drop_moved(self) -> None:
         for key, state in list(self._states.items()):
-            if state.moved():
+            if state.has_moved():
                 self.drop(key)
 
 
@@ -171,9 +171,9 @@ def _cell(x: torch.Tensor) -> Any:
     return next((cell for cell in cells if any(cell.raw)), cells[0])
 
 
-def _finished(values: Sequence[torch.Tensor]) -> bool:
-    """Wait until values on a GPU are there for every stream. Whether they may be kept: not while a CUDA graph, which
-    makes them when it is replayed, is captured."""
+def _synchronize(values: Sequence[torch.Tensor]) -> bool:
+    """Wait until values on a GPU are complete for every stream, and return whether they may be cached. While a CUDA
+    graph is captured they may not: its replay computes them."""
     if not any(x.is_cuda for x in values):
         return True
     if torch.cuda.is_current_stream_capturing():
@@ -182,7 +182,7 @@ def _finished(values: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-def _drop(folded: "weakref.ref[Folded]", key: tuple[int, ...], _: Any) -> None:
+def _drop(folded: "weakref.ref[FoldedWeights]", key: tuple[int, ...], _: Any) -> None:
     owner = folded()
     if owner is not None:
         owner.drop(key)
@@ -204,7 +204,8 @@ def _drop_all(weights: Collection[int]) -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-    """A step has changed an optimizer's parameters, whether it counted that or not."""
+    """Drop values of an optimizer's parameters after a step, which changed them whether their versions say so or
+    not."""
     if _folded:
         _drop_all({id(x) for group in optimizer.param_groups for x in group["params"]})
 

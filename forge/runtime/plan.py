@@ -1,4 +1,4 @@
-"""What a compiled program's call is made of: generated functions and plain data, and how they are put together.
+"""The parts of a compiled program's call, generated functions and plain data, and their assembly.
 
 A program that was compiled in this process and one that was read from the disk (forge/cache) are put together alike.
 """
@@ -13,8 +13,8 @@ from forge.executors.contracts import expect
 from forge.executors.torchex.attention import as_chosen_now
 from forge.ir import Trace
 from forge.ir.strides import is_expanded
-from forge.runtime.autograd import Backward, DifferentiableBackward, LazyBackward, Region, Sources
-from forge.runtime.frozen import Folded
+from forge.runtime.autograd import Backward, DifferentiableBackward, DifferentiableCall, LazyBackward, Sources
+from forge.runtime.frozen import FoldedWeights
 from forge.torchlang import autocast_mode, grad_mode
 
 
@@ -77,7 +77,7 @@ class CompiledPlan(NamedTuple):
     sets_mode: bool
     training: TrainingPlan | None = None
     attends: bool = False
-    folded: Folded | None = None
+    folded_weights: FoldedWeights | None = None
 
 
 def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
@@ -88,14 +88,14 @@ def assemble(plan: CompiledPlan, otherwise: Callable | None = None) -> Callable:
         if generated is not None and generated.trace is not None:
             expect(generated.function, generated.trace)
     call = plan.forward.function if training is None else _differentiable(plan.forward.function, plan, training)
-    call = call if plan.folded is None else plan.folded.around(call)
+    call = call if plan.folded_weights is None else plan.folded_weights.wrap(call)
     call = grad_mode.restored(call, plan.grad) if plan.sets_mode else call
     return as_chosen_now(call, otherwise) if plan.attends else call
 
 
 def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPlan) -> Callable:
     ready, backwards = {training.usual: training.backward.backward}, training.backwards
-    region = Region(
+    region = DifferentiableCall(
         forward,
         training.constants,
         training.sources,
@@ -103,7 +103,7 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
         LazyBackward(lambda present: backwards.compile(present, batched=True).backward, backwards.numbers),
         LazyBackward(backwards.compile_differentiable, backwards.numbers),
     )
-    apply = region.in_parts(training.buckets) if training.buckets else region.apply
+    apply = region.bucketed(training.buckets) if training.buckets else region.apply
     if not plan.grad:
         apply = grad_mode.enabled(apply)
     if training.epilogue is None:
@@ -116,9 +116,11 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
     return call
 
 
-def finished(call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False) -> Callable:
-    """`call` as a front end runs it: without autocast. `eager` runs in its place where inputs that it changes
-    `overlap`, and where an assumption that it makes (assumes: there are some) does not hold."""
+def with_runtime_checks(
+    call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False
+) -> Callable:
+    """Return `call` as a front end runs it, without autocast. `eager` runs instead where mutated inputs `overlap`, and
+    where an assumption of the program (assumes: it has some) does not hold."""
     call = autocast_mode.without(call)
     if assumes and eager is not None:
         call = _unless_violated(call, eager)
@@ -126,23 +128,23 @@ def finished(call: Callable, mutated: Sequence[int], eager: Callable | None, *, 
 
 
 def _unless_violated(call: Callable, eager: Callable) -> Callable:
-    def checked(*inputs: Any) -> Any:
+    def call_or_fall_back(*inputs: Any) -> Any:
         try:
             return call(*inputs)
         except (prims.Violated, ZeroDivisionError):  # the latter of a number by which another one is divided
             pass
         return eager(*inputs)  # where that has no error of its own, the assumption is one
 
-    return checked
+    return call_or_fall_back
 
 
 def _unless_overlapping(call: Callable, mutated: Sequence[int], eager: Callable) -> Callable:
     """Run eager where changed inputs overlap: the trace knows every input's memory as its own."""
 
-    def checked(*inputs: Any) -> Any:
+    def call_or_fall_back(*inputs: Any) -> Any:
         return eager(*inputs) if overlap(inputs, mutated) else call(*inputs)
 
-    return checked
+    return call_or_fall_back
 
 
 def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:

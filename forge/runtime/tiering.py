@@ -71,7 +71,7 @@ def is_wanted() -> bool:
 
 
 class TierResult(NamedTuple):
-    """The second tier of a program: `function` takes the first one's place once `ready` says True; never, where it
+    """The second tier of a program: `function` replaces the first tier's once `ready` returns True, and never if it
     declines. `install` is called then."""
 
     function: Callable

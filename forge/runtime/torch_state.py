@@ -1,5 +1,5 @@
-"""What torch keeps for the thread or for the process: left as it was found whatever fails; and Dynamo, kept away from
-what forge itself runs."""
+"""torch's state of the thread and of the process: preserved whatever fails. Decorators that keep Dynamo out of forge's
+own code."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,18 +28,18 @@ from forge.torch_internals.functorch import get_dynamic_layer_stack_depth, pop_d
 from forge.torchlang import autocast_mode
 
 
-def uncaptured(function: Callable) -> Callable:
-    """Decorator: as `unconverted`, and a graph that calls the function breaks there."""
+def dynamo_disable(function: Callable) -> Callable:
+    """Mark a function as `unconverted` does, and break a graph that calls it."""
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = f"forge.{function.__name__} runs between graphs"
     return unconverted(function)
 
 
 @contextmanager
-def restored() -> Iterator[None]:
-    """Compiling inside, and failing at it, changes nothing of torch's own state: modes of autograd, functorch's levels,
-    saved-tensor hooks, autocast, random numbers, the default dtype. Dispatch modes and saved-tensor hooks around it,
-    which are for what the program computes, see nothing of it."""
+def preserve_torch_state() -> Iterator[None]:
+    """Restore torch's own state after compiling, or failing to: modes of autograd, functorch's levels, saved-tensor
+    hooks, autocast, random numbers, the default dtype. Dispatch modes and saved-tensor hooks of the caller, which are
+    for the program's computations, do not see the compiler's."""
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
     apart = disable_current_modes(), _without_hooks()
@@ -139,8 +139,8 @@ class _Flag:
             self._set(before)
 
 
-class _Entered:
-    """A setting that is made by entering a context manager."""
+class _ContextSetting:
+    """A setting that a context manager sets."""
 
     def __init__(self, get: Callable[[], Any], at: Callable[[Any], Any]) -> None:
         self.get = get
@@ -166,12 +166,12 @@ def _set_einsum(value: tuple[bool, str | None]) -> None:
     torch.backends.opt_einsum.set_flags(enabled)
 
 
-_MODES: dict[str, _Flag | _Entered] = {
-    "inference": _Entered(torch.is_inference_mode_enabled, torch.inference_mode),
-    "grad": _Entered(torch.is_grad_enabled, torch.set_grad_enabled),
-    "autocast": _Entered(autocast_mode.state, autocast_mode.at),
-    "device": _Entered(torch.get_default_device, torch.device),
-    "bucket": _Entered(bucket_bytes, bucket_bytes_at),
+_MODES: dict[str, _Flag | _ContextSetting] = {
+    "inference": _ContextSetting(torch.is_inference_mode_enabled, torch.inference_mode),
+    "grad": _ContextSetting(torch.is_grad_enabled, torch.set_grad_enabled),
+    "autocast": _ContextSetting(autocast_mode.state, autocast_mode.at),
+    "device": _ContextSetting(torch.get_default_device, torch.device),
+    "bucket": _ContextSetting(bucket_bytes, bucket_bytes_at),
     "dtype": _Flag(torch.get_default_dtype, torch.set_default_dtype),
     "einsum": _Flag(_einsum, _set_einsum),
     "deterministic": _Flag(_deterministic, _set_deterministic),

@@ -59,7 +59,7 @@ class _Stderr(logging.StreamHandler):
 
     @stream.setter
     def stream(self, stream: object) -> None:
-        """It is asked for anew each time."""
+        """Ignore an assignment: the stream is looked up at each use."""
 
 
 set_up(os.environ.get(VARIABLE, ""))

@@ -1,4 +1,4 @@
-"""What a program is compiled for: the processor and the devices, in words that another process finds, too."""
+"""The target of compilation: the processor and the devices, as text that another process computes, too."""
 
 import platform
 from functools import cache

@@ -61,7 +61,7 @@ def write(path: Path, head: bytes, body: bytes, size: int) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder for what is kept. Raises UntrustedFile or OSError."""
+    """Make a folder that only its owner can write to. Raises UntrustedFile or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_folder(path)
 
@@ -71,7 +71,7 @@ def open_own(path: Path) -> BinaryIO:
     is another user's or open to other users; FileNotFoundError, OSError."""
     check_folder(path.parent.parent)
     check_folder(path.parent)
-    return _opened(path)
+    return _open_if_trusted(path)
 
 
 def open_itself(path: Path) -> BinaryIO:
@@ -90,12 +90,13 @@ def check_folder(path: Path) -> None:
 
 def _own_bytes(path: Path) -> bytes:
     """Return what an own file holds. Raises as _opened."""
-    with _opened(path) as file:
+    with _open_if_trusted(path) as file:
         return file.read()
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Return an own file. Raises UntrustedFile for another's, or one that others may write to; OSError."""
+def _open_if_trusted(path: Path) -> BinaryIO:
+    """Open a file of the user's own. Raises UntrustedFile for another user's, or one that others may write to;
+    OSError."""
     file = open_itself(path)
     try:
         found = os.fstat(file.fileno())

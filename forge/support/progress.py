@@ -15,7 +15,7 @@ DELAY = 2.0  # seconds before it shows
 
 
 class _Work:
-    """What is to be done and what is done, of all threads; the bar, once it shows."""
+    """The amount of work, and how much of it is done, of all threads; the bar, once it shows."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -28,7 +28,7 @@ class _Work:
     def begin(self) -> None:
         with self.lock:
             self.depth += 1
-            if self.depth > 1 or not _wanted():
+            if self.depth > 1 or not _is_enabled():
                 return
             self.total = self.done = 0
             self.timer = threading.Timer(DELAY, self.show)
@@ -69,13 +69,13 @@ class _Work:
 _work = _Work()
 
 
-def _wanted() -> bool:
+def _is_enabled() -> bool:
     return os.environ.get("FORGE_PROGRESS") != "0" and sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
-def shown() -> Iterator[None]:
-    """Around compile work."""
+def display() -> Iterator[None]:
+    """Display progress while compiling."""
     _work.begin()
     try:
         yield

@@ -1,4 +1,4 @@
-"""How long functions take: each in turn in every round, so that what slows the machine down slows all of them."""
+"""The time of functions: each in turn in every round, so that what slows the machine down slows all of them."""
 
 import gc
 import statistics
@@ -58,7 +58,7 @@ def seconds_per_call(run: Callable[[], Any], calls: int) -> float:
     done."""
     finish = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
 
-    def timed() -> float:
+    def time_once() -> float:
         finish()
         start = time.perf_counter()
         for _ in range(calls):
@@ -66,7 +66,7 @@ def seconds_per_call(run: Callable[[], Any], calls: int) -> float:
         finish()
         return time.perf_counter() - start
 
-    return _without_collecting(timed) / calls
+    return _without_collecting(time_once) / calls
 
 
 def _seconds_per_call(run: Callable[[], Any], calls: int, device: torch.device) -> float:

@@ -7,10 +7,10 @@ from forge.transforms.dce import dce
 from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
 from forge.transforms.grouped_queries import grouped_queries
-from forge.transforms.head import heads
 from forge.transforms.hoist import hoist, hoist_weights
 from forge.transforms.joined_products import join_products
 from forge.transforms.lifetimes import delete_last_used
+from forge.transforms.linear_cross_entropy import fused_linear_cross_entropy
 
 __all__ = [
     "Freezing",
@@ -20,8 +20,8 @@ __all__ = [
     "dce",
     "delete_last_used",
     "fold_norms",
+    "fused_linear_cross_entropy",
     "grouped_queries",
-    "heads",
     "hoist",
     "hoist_weights",
     "join_products",

@@ -85,7 +85,7 @@ def _runs_once(bound: BoundSymbol, repeated: Collection[str]) -> bool:
         return False
     if Tag.DIFFERENTIATED not in bound.tags or Tag.ZERO_GRAD in bound.symbol.tags:
         return True
-    return not bound.subsymbols or Tag.ATOMIC in bound.tags or bound.symbol in _redraws
+    return not bound.subsymbols or Tag.OPAQUE_TO_PASSES in bound.tags or bound.symbol in _redraws
 
 
 def _holds_one(bound: BoundSymbol) -> bool:

@@ -90,7 +90,7 @@ def _reached(bound: BoundSymbol, names: Collection[str]) -> set[str]:
 
 
 def _stays_whole(bound: BoundSymbol, calls: Sequence[BoundSymbol]) -> bool:
-    return len(calls) == 1 and (calls[0] is bound or Tag.ATOMIC in calls[0].tags)
+    return len(calls) == 1 and (calls[0] is bound or Tag.OPAQUE_TO_PASSES in calls[0].tags)
 
 
 class _Forward:
@@ -126,7 +126,7 @@ class _Forward:
         calls = self.differentiate(bound, grad_rule(bound.symbol))
         if (choice.recompute or choice.rule is not None) and calls != [bound]:
             inside = [_tagged(call, Tag.RECOMPUTE) for each in calls for call in each.subsymbols or [each]]
-            return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.ATOMIC})]
+            return [bound.replace(subsymbols=inside, tags=bound.tags | {Tag.OPAQUE_TO_PASSES})]
         return calls
 
     def differentiate(self, bound: BoundSymbol, rule: Callable | None) -> list[BoundSymbol]:

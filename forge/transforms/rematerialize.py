@@ -21,7 +21,7 @@ from forge.ir.pytree import proxies
 from forge.transforms.dce import KEPT, live_calls
 from forge.transforms.split import free_names, unfold
 
-_NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.ATOMIC}
+_NEVER = KEPT | {Tag.OPAQUE, Tag.UNINITIALIZED, Tag.SYNCHRONIZING, Tag.OPAQUE_TO_PASSES}
 _SOURCE, _SINK = "source", "sink"
 
 
@@ -41,7 +41,7 @@ def rematerialize(
     read = set(free_names(backward, lengths))
     wanted = {*read, *forward.output_names}
     calls = live_calls(unfold(forward.bound_symbols, wanted), wanted)
-    exact = {name for bound in backward.bound_symbols if Tag.SINGLE in bound.tags for name in bound.inputs}
+    exact = {name for bound in backward.bound_symbols if Tag.NO_FUSE in bound.tags for name in bound.inputs}
     again = [_may_run_again(bound, cheap, exact) and unread.isdisjoint(bound.inputs) for bound in calls]
     if not any(again):
         return forward

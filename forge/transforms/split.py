@@ -266,7 +266,7 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     makers = {
         name: bound
         for call in forward
-        for bound in (innermost(call.subsymbols) if Tag.ATOMIC in call.tags else [call])
+        for bound in (innermost(call.subsymbols) if Tag.OPAQUE_TO_PASSES in call.tags else [call])
         if Tag.RECOMPUTE in bound.tags and KEPT.isdisjoint(bound.all_tags)
         for name in bound.outputs
     }
@@ -304,7 +304,7 @@ def unfold(calls: list[BoundSymbol], wanted: set[str]) -> list[BoundSymbol]:
     """The calls with every composite from inside which a name is wanted replaced by its subsymbols."""
     flat = []
     for bound in calls:
-        if bound.subsymbols and Tag.ATOMIC not in bound.tags and _shows_inside(bound, wanted):
+        if bound.subsymbols and Tag.OPAQUE_TO_PASSES not in bound.tags and _shows_inside(bound, wanted):
             flat.extend(unfold(list(bound.subsymbols), wanted))
         else:
             flat.append(bound)

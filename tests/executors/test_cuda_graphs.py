@@ -11,7 +11,7 @@ import forge
 from forge.capture.handles import handle_of
 from forge.runtime import cuda_graphs
 from forge.runtime.cuda_graphs import Graph, Pool
-from forge.transforms import head
+from forge.transforms import linear_cross_entropy
 
 CUDA = torch.cuda.is_available()
 CALLS = 8
@@ -252,7 +252,7 @@ def test_what_a_kernel_keeps_besides_tensors_may_be_a_list(device: str) -> None:
 
 def test_a_gradient_that_is_kept_is_scaled_once_a_backward(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the head's gradient is scaled in its memory is decided in each backward, not when one is recorded."""
-    monkeypatch.setattr(head, "BYTE_LIMIT", 0)
+    monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 0)
     torch.manual_seed(0)
     weight = torch.randn(50, 6, device=device, requires_grad=True)
     target = torch.randint(50, (5,), device=device)

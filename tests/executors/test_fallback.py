@@ -236,7 +236,7 @@ class Broken(Failing):
         self.regions += 1
         error = self.fails(region)
         if self.declines:
-            return decline(f"it failed at a region: ValueError: {error}", error=error)
+            return decline(f"fusing a region failed: ValueError: {error}", error=error)
         raise error
 
 
@@ -252,7 +252,7 @@ def test_an_executor_that_fails_at_a_region_leaves_it_to_the_next(declines: bool
     assert broken.regions > len(told) == 1  # forward and backward fail for the same reason
     assert (Path(told[0].filename).name, told[0].lineno) == ("test_fallback.py", activated.__code__.co_firstlineno + 1)
     (who, why), *_ = handle_of(jitted).reports[-1].claims[0].declined
-    assert (who, why) == ("failing", "it failed at a region: ValueError: no code for this")
+    assert (who, why) == ("failing", "fusing a region failed: ValueError: no code for this")
     strict = forge.jit(activated, executors=[broken, "torch"], strict=True)
     for _ in range(2):
         with pytest.raises(

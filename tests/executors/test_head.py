@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import forge
 from forge.executors.torchex import head as runs
 from forge.ir.pytree import tree_map
-from forge.transforms import head
+from forge.transforms import linear_cross_entropy
 
 ROWS, VOCABULARY, WIDTH = 512, 300, 16
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "BYTE_LIMIT", 0)
+    monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 0)
     monkeypatch.setattr(runs, "CPU_CHUNK_BYTES", 4 * VOCABULARY * 64)
     monkeypatch.setattr(runs, "SOFTMAX_BYTES", 4 * VOCABULARY * 10)  # 10 rows of float32
 
@@ -79,7 +79,7 @@ def test_neither_pass_holds_all_logits(dtype: torch.dtype) -> None:
 
 def test_unfused_both_passes_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would miss if it measured nothing."""
-    monkeypatch.setattr(head, "BYTE_LIMIT", 1 << 40)
+    monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 1 << 40)
     assert largest(loss, *arguments()) == (ROWS * VOCABULARY, ROWS * VOCABULARY)
 
 

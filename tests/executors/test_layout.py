@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import forge
 from forge.api.functional import Direct
 from forge.compiler import layout, unspecified_strides
-from forge.compiler.layout import Layout, Layouts, paired
+from forge.compiler.layout import Layout, Layouts, pair_leaves
 from forge.executors.hubex import kernel_executor
 from forge.executors.torchex import attention
 from forge.ir import Proxy, TensorProxy, Trace
@@ -183,7 +183,7 @@ def _assert_strides(trace: Trace, values: dict[str, Any], uncertain: Collection[
         result = call.symbol.op(*rename(call.args, values), **rename(call.kwargs, values))
         layouts.run(call)
         layouts.settle(call)
-        for leaf, value in paired(call.output, result):
+        for leaf, value in pair_leaves(call.output, result):
             if isinstance(leaf, Proxy):
                 values[leaf.name] = value
             if isinstance(leaf, TensorProxy) and leaf.name not in layouts.uncertain and value.numel():

@@ -20,7 +20,7 @@ def work(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO) -> str:
     """What is printed while two of three steps are done, of work that takes longer than the delay."""
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "DELAY", 0.0)
-    with progress.shown(), progress.shown():
+    with progress.display(), progress.display():
         timer = progress._work.timer
         progress.expect(3)
         progress.advance()
@@ -52,7 +52,7 @@ def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.delenv("FORGE_PROGRESS", raising=False)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.shown():
+    with progress.display():
         progress.expect(1)
         progress.advance()
     assert terminal.getvalue() == ""

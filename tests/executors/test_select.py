@@ -17,7 +17,7 @@ from forge import clang, torchlang
 from forge.api.functional import Direct
 from forge.api.options import resolve_options
 from forge.compiler import autotune_store
-from forge.compiler.autotune import PARTS, Measured
+from forge.compiler.autotune import PARTS, Measurement
 from forge.compiler.claim import claim
 from forge.executors import FusionExecutor, OperatorExecutor, decline, resolve_executors
 from forge.executors.hubex import kernel_executor
@@ -624,7 +624,7 @@ def test_explain_shows_the_times(timer: Timer) -> None:
     assert f"{shown}mine 41.2 µs, torch 18.9 µs (kept)" in str(told).splitlines()
     assert told.rows[0].declined == (("mine", "measured: 41.2 µs against 18.9 µs of torch"),)
     (found,) = told.measured
-    assert isinstance(found, Measured) and found.kept == "torch" and found.calls == 2
+    assert isinstance(found, Measurement) and found.kept == "torch" and found.calls == 2
     assert [(each.name, each.seconds) for each in found.candidates] == list(timer.seconds.items())
 
 

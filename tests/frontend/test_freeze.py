@@ -70,7 +70,7 @@ ROWS = torch.linspace(-1, 1, 24).view(3, 8)
 
 def folded_times(jitted: Callable) -> int:
     """How often values were computed of weights."""
-    return sum(each.times for each in handle_of(jitted).folded())
+    return sum(each.times for each in handle_of(jitted).folded_weights())
 
 
 def operations(jitted: Callable) -> list[str]:
@@ -489,7 +489,7 @@ def test_another_dtype_is_another_program() -> None:
     same(jitted, model, ROWS)
     model.double()
     same(jitted, model, ROWS.double())
-    assert sum(len(each._states) for each in handle_of(jitted).folded()) == 1  # of the weights that there are
+    assert sum(len(each._states) for each in handle_of(jitted).folded_weights()) == 1  # of the weights that there are
 
 
 def test_nothing_takes_the_place_of_memory_that_was_looked_at() -> None:
@@ -606,7 +606,7 @@ def test_a_deleted_model_is_freed_with_what_was_folded() -> None:
     model = settled(Convolved())
     jitted = forge.jit(model, freeze=True)
     jitted(IMAGE)
-    (folded,) = handle_of(jitted).folded()
+    (folded,) = handle_of(jitted).folded_weights()
     alive = [weakref.ref(model.conv.weight), *[weakref.ref(x) for each in folded._states.values() for x in each.values]]
     assert len(alive) > 1
     del model, jitted, folded
@@ -618,7 +618,7 @@ def test_a_program_that_outlives_a_model_keeps_nothing_of_it() -> None:
     model = Scaled()
     jitted = forge.jit(lambda module, x: module(x), freeze=True)
     jitted(model, ROWS)
-    (folded,) = handle_of(jitted).folded()
+    (folded,) = handle_of(jitted).folded_weights()
     (state,) = folded._states.values()
     alive = [weakref.ref(model.weight), *map(weakref.ref, state.values)]
     del model, state

@@ -9,7 +9,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import FlakyFailure
 
-from forge.executors.inductorex import waits
+from forge.executors.inductorex import compile_wait
 from tests.fuzz.compare import Difference, check
 from tests.fuzz.programs import Program, programs
 
@@ -23,7 +23,8 @@ def run(seed: int, examples: int, script: Path | None = None) -> Counter:
     """
     went: Counter = Counter()
     errors: list[Exception] = []
-    waits.notice = errors.append  # a region that Inductor could not compile: its results are right, but it is a mistake
+    # a region that Inductor could not compile: its results are right, but it is a mistake
+    compile_wait.notice = errors.append
 
     @hypothesis.seed(seed)
     @settings(

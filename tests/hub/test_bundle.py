@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import hub
-from forge.api.bundle import _pruned
+from forge.api.bundle import _prune_manifest
 from forge.executors.hubex import gather, operators
 from forge.hub.bundle import NAME
 from forge.hub.manifest import read_manifest
@@ -176,5 +176,5 @@ def test_a_functions_yaml_is_pruned_by_dispatch_key(tmp_path: Path) -> None:
     class Used:
         entry = chosen[0]
 
-    path.write_bytes(_pruned(path, [Used()], None))
+    path.write_bytes(_prune_manifest(path, [Used()], None))
     assert [kernel.kernel_name for kernel in read_manifest(path, operators()).kernels] == ["acme::relu"]

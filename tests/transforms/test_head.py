@@ -11,7 +11,7 @@ import forge
 from forge import torchlang
 from forge.capture.handles import handle_of
 from forge.executors import OperatorExecutor
-from forge.transforms import head
+from forge.transforms import linear_cross_entropy
 
 HEAD = "forge.linear_cross_entropy"
 VOCABULARY = 50
@@ -20,7 +20,7 @@ Function = Callable[..., torch.Tensor | tuple]
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "BYTE_LIMIT", 0)
+    monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 0)
     monkeypatch.setattr("forge.executors.torchex.head.CPU_CHUNK_BYTES", 4 * VOCABULARY * 7)  # 7 rows of float32
 
 
@@ -268,7 +268,7 @@ def test_what_is_no_head_or_gains_nothing_stays(name: str) -> None:
 
 
 def test_a_small_head_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "BYTE_LIMIT", 3 * 10 * VOCABULARY * 4 + 1)
+    monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 3 * 10 * VOCABULARY * 4 + 1)
     same(t5, *arguments(), heads=0)
 
 

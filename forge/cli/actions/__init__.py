@@ -1,1 +1,2 @@
-"""What the commands do, by the modules and the names that declare them. Only a command that runs imports these."""
+"""The actions of the commands, in the modules and under the names that declare them. Only a command that runs imports
+these."""

@@ -48,7 +48,7 @@ def list_kernels(
 
 
 def _print_listed(sources: list[str], policy: PolicyOptions, op: str | None, as_json: bool) -> None:
-    """The kernels of sources, and the layers, which are of no operator."""
+    """Print the kernels of sources, and the layers, which have no operator."""
     kernels: list[hubex.Kernel] = []
     layers: list[hubex.LayerRow] = []
     for source in sources:
@@ -93,12 +93,13 @@ def check(policy: PolicyOptions, sources: list[str] | None, lock: Path | None, f
     else:
         for each in checked:
             each.print()
-    return 1 if any(each.failed for each in checked) else 0
+    return 1 if any(each.has_failed for each in checked) else 0
 
 
 @dataclass
-class Checked:
-    """What is said of one source: lines, and findings. error: why it could not be checked, or is not as locked."""
+class SourceCheck:
+    """The result of checking one source: lines, and findings. error: why the check failed, or how the source differs
+    from its lock."""
 
     source: str
     lines: list[str] = field(default_factory=list)
@@ -106,12 +107,12 @@ class Checked:
     error: str | None = None
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         return self.error is not None or any(not each.advice for each in self.findings)
 
     def as_json(self) -> dict[str, Any]:
         findings = [each.as_json() for each in self.findings]
-        return {"source": self.source, "ok": not self.failed, "error": self.error, "findings": findings}
+        return {"source": self.source, "ok": not self.has_failed, "error": self.error, "findings": findings}
 
     def print(self) -> None:
         if self.error is not None:
@@ -123,7 +124,7 @@ class Checked:
 
 
 def _print_escaped(lines: str) -> None:
-    """What a folder's name holds does not reach the terminal."""
+    """Print lines with control characters escaped: a folder's name may hold some."""
     print("\n".join(map(escaped, lines.split("\n"))))
 
 
@@ -138,14 +139,14 @@ def _print_finding(finding: hub.Finding) -> None:
     Console(soft_wrap=True).print(line)
 
 
-def _attempt(source: str, check: Callable[[], Checked]) -> Checked:
+def _attempt(source: str, check: Callable[[], SourceCheck]) -> SourceCheck:
     try:
         return check()
     except (hub.HubError, ValueError, TypeError) as error:
-        return Checked(source, error=str(error))
+        return SourceCheck(source, error=str(error))
 
 
-def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> Checked:
+def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> SourceCheck:
     """Return which variant would be loaded, why not each other, and every finding. Of a repository of the Hub those
     variants are checked that the cache holds, unless the rest may be fetched."""
     selection = hub.select(source, policy=_policy(policy), backend=policy.backend)
@@ -162,12 +163,12 @@ def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> Checked:
             text = f"{source}: not checked, as not in the cache: {', '.join(left)}; --fetch fetches them"
             print(f"forge: {text}", file=sys.stderr)
         findings = hub.check_selection(selection, held) if held else []
-    checked = Checked(source, findings=findings)
+    checked = SourceCheck(source, findings=findings)
     if selection.choice.accepted:
-        word = "failed" if checked.failed else "ok    "
+        word = "failed" if checked.has_failed else "ok    "
         checked.lines.append(f"{word}  {selection.place(selection.variant)}")
     elif findings or selection.commit is None:
-        word = "failed" if checked.failed else "ok    "
+        word = "failed" if checked.has_failed else "ok    "
         checked.lines.append(f"{word}  {selection.place()}: no variant fits this system (backend {selection.backend})")
     else:
         checked.error = f"{selection.place()}: no variant fits this system (backend {selection.backend})"
@@ -178,11 +179,11 @@ def _check_source(source: str, policy: PolicyOptions, fetch: bool) -> Checked:
     return checked
 
 
-def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: PolicyOptions) -> Checked:
+def _check_locked(kernel: hub.LockedKernel, lock: hub.Lock, policy: PolicyOptions) -> SourceCheck:
     """Return every check before an import; what is not in the cache is fetched."""
     place, count = hub.check_locked(kernel, lock, policy=_policy(policy), backend=policy.backend)
     files = f"{counted(count, 'file')} {'is' if count == 1 else 'are'} as locked"
-    return Checked(kernel.source, [f"ok      {place}: {files}"])
+    return SourceCheck(kernel.source, [f"ok      {place}: {files}"])
 
 
 def verify(policy: PolicyOptions, sources: list[str], seconds: float) -> int:

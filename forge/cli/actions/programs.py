@@ -51,11 +51,11 @@ def _load(program: Program, *, training: bool) -> Case:
     return targets.load(program.target, settings, given, training=training, dtype=dtype, device=device)
 
 
-def _compiled(program: Program, *, training: bool) -> Any:
-    """Return the program after a call of it, jitted; every stage of it is kept, and nothing on disk."""
+def _compile(program: Program, *, training: bool) -> Any:
+    """Return the program after a call of it, jitted, with every stage in memory and nothing on disk."""
     names = _executor_names(program)
     case = _load(program, training=training)
-    with _environment(ALL_STAGES, "1"), targets.blamed(program.target):
+    with _environment(ALL_STAGES, "1"), targets.attribute_errors(program.target):
         jitted = forge.jit(case.target, executors=names, cache=False)
         case.run(jitted)()
     return jitted
@@ -74,8 +74,8 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def trace(program: Program, stage: str | None, backward: bool, levels: int, as_json: bool) -> int:
-    jitted = _compiled(program, training=program.train or backward)  # its graphs live as long as it does
-    chosen = list(_chosen(handle_of(jitted), program.target, stage, only_backward=backward))
+    jitted = _compile(program, training=program.train or backward)  # its graphs live as long as it does
+    chosen = list(_select_stages(handle_of(jitted), program.target, stage, only_backward=backward))
     if as_json:
         found = [
             {"graph": graph, "phase": phase, "number": number, "stage": trace.stage, "text": trace.show(levels)}
@@ -90,10 +90,10 @@ def trace(program: Program, stage: str | None, backward: bool, levels: int, as_j
     return 0
 
 
-def _chosen(
+def _select_stages(
     handle: JitHandle, target: str, stage: str | None, *, only_backward: bool
 ) -> Iterator[tuple[int, str, int, Trace]]:
-    """(number of the graph, phase, number of the stage, its trace) of those that were asked for."""
+    """Yield (number of the graph, phase, number of the stage, its trace) of the requested stages."""
     for reason in handle.eager:
         print(f"forge: a graph runs in eager: {reason}", file=sys.stderr)
     if not handle.reports:
@@ -134,7 +134,7 @@ def _print_python(text: str) -> None:
 def explain(program: Program, html: Path | None, profile: bool, as_json: bool) -> int:
     if html is not None and not html.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {html.parent}", param_hint="--html")
-    jitted = _compiled(program, training=program.train)  # the page has the traces of graphs that are still there
+    jitted = _compile(program, training=program.train)  # the page has the traces of graphs that are still there
     found = forge.explain(jitted, profile=profile)
     if html is not None:
         found.to_html(html)
@@ -155,7 +155,7 @@ def bench(program: Program, rounds: int, only: str | None, as_json: bool) -> int
         if name not in known:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint="--only")
     case = _load(program, training=program.train)
-    with targets.blamed(program.target):  # what the program itself raises
+    with targets.attribute_errors(program.target):  # what the program itself raises
         own = case.copy()
         own.run(own.target)()
         timed = model_bench.compare(case, [known[name] for name in chosen], rounds)
@@ -172,7 +172,7 @@ def _headline(program: Program) -> str:
     return f"{program.target}, a {step} on {device_name(torch.device(program.device))}, torch {torch.__version__}\n"
 
 
-def _with_circumstances(program: Program, timed: Sequence[model_bench.Timed]) -> dict[str, Any]:
+def _with_circumstances(program: Program, timed: Sequence[model_bench.SystemTiming]) -> dict[str, Any]:
     return {
         "target": program.target,
         "training": program.train,

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from forge.capture.entry import breaks_of_process
-from forge.capture.handles import JitHandle, handles_of, outside
-from forge.compiler.autotune import Measured
+from forge.capture.handles import JitHandle, eager_modules, handles_of
+from forge.compiler.autotune import Measurement
 from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs
 from forge.debug.report import page, text
@@ -67,7 +67,7 @@ class Explanation:
         self.frozen: list[str] = []
         self.unfrozen: list[str] = []
         self.edited: list[str] = []
-        self.measured: list[Measured] = []
+        self.measured: list[Measurement] = []
         self.layers: list[LayerUse] = []
         self.numerics = next((record.numerics for record in records if record.numerics != "fast"), "fast")
         self.shortened = False
@@ -103,12 +103,12 @@ class Explanation:
             self.unrecorded += unrecorded
             self.frozen += report.frozen
             self.unfrozen += report.unfrozen
-            self.edited += report.edited
+            self.edited += report.edited_files
             self.measured += report.measured
             self.layers += report.layers
             for stage, seconds in report.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        self.unfrozen += [IN_TRAINING for folded in record.folded() if folded.in_training]
+        self.unfrozen += [IN_TRAINING for folded in record.folded_weights() if folded.in_training]
         self._programs += [None] * len(record.eager)
 
     def _measure(self, number: int, report: CompileReport | None) -> None:
@@ -177,7 +177,7 @@ class Explanation:
         return [None if program is None else program() for program in self._programs]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from text.rendered(self)
+        yield from text.render(self)
 
     def __str__(self) -> str:
         return text.plain(self)
@@ -186,8 +186,8 @@ class Explanation:
 
 
 def explain(target: Any = None, *, profile: bool = False) -> Explanation:
-    """Return what forge made of `target`: who runs each operation, who declined it and why, what is fused, what is
-    saved for the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
+    """Return a report of `target`: the executor of each operation, the reasons of those that declined it, what is fused
+    and what is saved for the backward, graph breaks, recompiles, what runs in eager, and the time to compile.
 
     target: what forge.jit returned; a module that holds such modules, in a wrapper such as DistributedDataParallel or
     anywhere; what torch.compile(backend="forge") returned; None for all of this process. Raises TypeError for another.
@@ -195,4 +195,4 @@ def explain(target: Any = None, *, profile: bool = False) -> Explanation:
     zeros where they may be an index), and what each call takes, in time and memory, is part of what is told.
     """
     name, records = handles_of(target)
-    return Explanation(name, records, profile=profile, outside=outside(target))
+    return Explanation(name, records, profile=profile, outside=eager_modules(target))

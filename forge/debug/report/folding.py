@@ -81,14 +81,14 @@ class Fold(NamedTuple):
     layers: list[list[Line]]
 
     @property
-    def shown(self) -> list[tuple[Line, str]]:
-        """The first layer's calls, with the module of all, such as `layers.{0..5}.up`."""
+    def display_lines(self) -> list[tuple[Line, str]]:
+        """Return the first layer's calls, with the modules of all layers, such as `layers.{0..5}.up`."""
         return [(line, _module(line, last)) for line, last in zip(self.layers[0], self.layers[-1], strict=True)]
 
     @property
     def columns(self) -> list[tuple[tuple[Line, str], list[Line]]]:
-        """What is `shown` of each call, and the call of each layer."""
-        return list(zip(self.shown, map(list, zip(*self.layers, strict=True)), strict=True))
+        """What is `display_lines` of each call, and the call of each layer."""
+        return list(zip(self.display_lines, map(list, zip(*self.layers, strict=True)), strict=True))
 
 
 def _module(first: Line, last: Line) -> str:
@@ -97,8 +97,9 @@ def _module(first: Line, last: Line) -> str:
     return LAYER.sub(rf"\g<1>{{{first.layer}..{last.layer}}}", first.module, count=1)
 
 
-def folded(calls: Sequence[Line]) -> list[Fold]:
-    """Return the calls in order; those that repeat for layer after layer are one Fold, the longest repetition first."""
+def fold_layers(calls: Sequence[Line]) -> list[Fold]:
+    """Return the calls in order; those that repeat for layer after layer become one Fold, the longest repetition
+    first."""
     patterns = [call.pattern for call in calls]
     return list(_folds(calls, patterns, 0, len(calls)))
 

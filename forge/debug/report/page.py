@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.compiler.report import CompileReport
 from forge.debug.report import text
-from forge.debug.report.folding import LAYER, Line, folded, lines
+from forge.debug.report.folding import LAYER, Line, fold_layers, lines
 from forge.ir import Trace
 from forge.ir.printing import STATEMENTS
 from forge.ir.pytree import proxies
@@ -32,7 +32,7 @@ def page(told: "Explanation", programs: Sequence[CompileReport | None], *, stage
         "title": html.escape(f"{told.name} · forge.explain"),
         "style": _file("page.css"),
         "script": _file("page.js"),
-        "data": _escaped(_data(told, programs, stages=stages)),
+        "data": _escape_json(_data(told, programs, stages=stages)),
     }
     return _PLACE.sub(lambda found: parts[found[1]], _file("page.html"))
 
@@ -49,8 +49,8 @@ def _file(name: str) -> str:
     return files("forge.debug.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _escaped(data: Any) -> str:
-    """JSON in which nothing ends the script element that it stands in."""
+def _escape_json(data: Any) -> str:
+    """Return JSON in which nothing ends the script element around it."""
     written = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     return re.sub("[<>&\u2028\u2029]", lambda found: _UNSAFE[found[0]], written)
 
@@ -81,7 +81,7 @@ def _data(told: "Explanation", programs: Sequence[CompileReport | None], *, stag
         "reasons": [[title, list(counts.items())] for title, counts in text.reasons(told).items()],
         "parts": _parts(told, programs, strings, declined),
         "declined": list(declined),
-        "saved": _saved(told),
+        "saved": _saved_by_module(told),
         "costs": _costs(told),
         "stages": _stages(programs) if stages else None,
         "strings": strings.texts,
@@ -94,7 +94,7 @@ def _parts(
     """Return the calls of each graph and phase, folded, and which of them reads what others make."""
     parts = []
     for (graph, phase), rows in groupby(told.rows, key=lambda row: (row.graph, row.phase)):
-        folds = folded(lines(list(rows)))
+        folds = fold_layers(lines(list(rows)))
         calls = [line for fold in folds for layer in fold.layers for line in layer]
         report = programs[graph] if graph < len(programs) else None
         traces = [] if report is None else report.traces if phase == "forward" else report.backward_traces
@@ -105,7 +105,7 @@ def _parts(
                 "phase": phase,
                 "calls": [_call(line, strings, declined) for line in calls],
                 "folds": [[len(fold.layers), len(fold.layers[0])] for fold in folds],
-                "modules": [strings(module) for fold in folds for _, module in fold.shown],
+                "modules": [strings(module) for fold in folds for _, module in fold.display_lines],
                 "order": order,
                 "edges": edges,
             }
@@ -114,7 +114,7 @@ def _parts(
 
 
 def _call(line: Line, strings: _Pool, declined: dict[tuple[str, str], int]) -> list:
-    """[module, operation, result, executor, source, reasons, fusion, what it holds]"""
+    """Return [module, operation, result, executor, source, reasons, fusion, memory] of a call."""
     reasons = [declined.setdefault(each, len(declined)) for each in line.declined]
     cells = map(strings, (line.module, line.operation, line.result, line.executor, line.source))
     held = [
@@ -143,8 +143,8 @@ def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[in
     return order, list(edges)
 
 
-def _saved(told: "Explanation") -> list[tuple[str, int, int]]:
-    """(module, how many tensors, bytes) of what is saved, the layers of one kind as one; the largest first."""
+def _saved_by_module(told: "Explanation") -> list[tuple[str, int, int]]:
+    """Return (module, number of tensors, bytes) of saved tensors, the layers of one kind as one; the largest first."""
     found: dict[str, tuple[int, int]] = {}
     for each in told.saved:
         if each.own:

@@ -1,4 +1,4 @@
-"""One line each of what forge.explain knows."""
+"""The rows of forge.explain, one line each."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.compiler.report import SHORTENED
-from forge.debug.report.folding import Line, folded, lines
+from forge.debug.report.folding import Line, fold_layers, lines
 from forge.debug.report.rows import CostRow
 from forge.ir.printing import counted, in_seconds
 
@@ -40,14 +40,14 @@ def plain(told: "Explanation") -> str:
     """Without colours, as wide as the terminal."""
     width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, emoji=False, markup=False)
-    for each in rendered(told):
+    for each in render(told):
         console.print(each, soft_wrap=isinstance(each, Text))  # what is no table goes on as the reader's screen has it
     lines = console.file.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
-def rendered(told: "Explanation") -> Iterator[RenderableType]:
-    """Yield what rich prints."""
+def render(told: "Explanation") -> Iterator[RenderableType]:
+    """Yield the renderables that rich prints."""
     yield Text(summary(told), style="bold")
     if not told.rows:
         yield from _reasons(told, {})
@@ -58,7 +58,7 @@ def rendered(told: "Explanation") -> Iterator[RenderableType]:
         title = f"graph {graph}, {phase}" if told.graphs > 1 else phase
         yield Text(f"\n{title}{_spent(costs)}", style="bold")
         by_output = {name: each for each in costs for name in each.outputs}
-        folds = folded(lines(list(rows)))
+        folds = fold_layers(lines(list(rows)))
         yield _Table([(*shown, _cost(calls, by_output)) for fold in folds for shown, calls in fold.columns], notes)
     yield from _reasons(told, notes)
 
@@ -178,10 +178,10 @@ def _reasons(told: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator
     declined = [f"[{number}] {name}: {reason}" for (name, reason), number in notes.items()]
     if declined:
         yield Text("\ndeclined", style="bold")
-        yield from [_unbroken(f"  {line}") for line in declined]
+        yield from [_no_wrap(f"  {line}") for line in declined]
     for title, counts in reasons(told).items():
         for reason, count in counts.items():
-            yield _unbroken(f"{title}: {reason}{f' (×{count})' if count > 1 else ''}")
+            yield _no_wrap(f"{title}: {reason}{f' (×{count})' if count > 1 else ''}")
 
 
 def reasons(told: "Explanation") -> dict[str, Counter[str]]:
@@ -206,7 +206,7 @@ def reasons(told: "Explanation") -> dict[str, Counter[str]]:
     return {title: Counter(each.strip().splitlines()[0] for each in what) for title, what in found.items() if what}
 
 
-def _unbroken(line: str) -> Text:
+def _no_wrap(line: str) -> Text:
     return Text(line, overflow="ignore")
 
 

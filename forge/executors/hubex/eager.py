@@ -14,7 +14,7 @@ import torch
 
 from forge import clang
 from forge.compiler.claim import choose, claim
-from forge.executors.calls import described
+from forge.executors.calls import format_arguments
 from forge.executors.executor import resolve_executors
 from forge.executors.hubex.derived import derived
 from forge.executors.hubex.executor import HubExecutor
@@ -170,7 +170,7 @@ class Eager:
         return f"nothing gives the gradient of {self._described(values)}, and it has no reference; {_listed(reasons)}"
 
     def _described(self, values: Values) -> str:
-        return f"{self.function.name}({described(values)})"
+        return f"{self.function.name}({format_arguments(values)})"
 
 
 @contextmanager

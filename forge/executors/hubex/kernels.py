@@ -170,7 +170,7 @@ def implementation(
         grad_transform={"kernel": caller.rule, "autograd": caller.autograd_rule}.get(kind),
         grad={"none": "none", "composite": "recompute"}.get(kind, "decompose"),
         name=kernel.name,
-        yields=kernel.shipped,
+        low_priority=kernel.shipped,
     )
 
 

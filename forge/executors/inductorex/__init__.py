@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from forge.executors.can_fuse_cache import Answers
+from forge.executors.can_fuse_cache import CanFuseCache
 from forge.executors.executor import Decision, Declined, FusionExecutor, decline, register_executor
-from forge.executors.inductorex import ahead
+from forge.executors.inductorex import isa_probe
 from forge.ir import BoundSymbol, Tag, Trace
 from forge.ir.pytree import leaves, tensors
 from forge.torch_internals.tensors import has_triton
@@ -45,7 +45,7 @@ class InductorExecutor(FusionExecutor):
         """rounds: each value of a region is rounded to its dtype, as in eager."""
         super().__init__(name)
         self.rounds = rounds
-        self._decisions = Answers(partial(_decide, whole=self.whole, rounds=rounds))
+        self._decisions = CanFuseCache(partial(_decide, whole=self.whole, rounds=rounds))
         self._checking: FusionExecutor | None = None
         self._rounding: FusionExecutor | None = None
 
@@ -54,7 +54,7 @@ class InductorExecutor(FusionExecutor):
 
     def prepare(self) -> None:
         if not torch.cuda.is_available() and _can_compile_for("cpu"):
-            ahead.ask()
+            isa_probe.ask()
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
         return self._decisions.get(bound)
@@ -64,22 +64,22 @@ class InductorExecutor(FusionExecutor):
 
     def identity(self) -> str | Declined:
         """Return what Inductor's code depends on: its settings, its compilers, the number of threads, how it rounds."""
-        if _inductor.cache_info().currsize and _inductor().waits.has_failed():
+        if _inductor.cache_info().currsize and _inductor().compile_wait.has_failed():
             return decline("Inductor could not compile a region")
         config = importlib.import_module("forge.torch_internals.inductor.config").inductor_config
         return repr((config.get_hash(), os.environ.get("CXX"), torch.get_num_threads(), _triton(), self.rounds))
 
     def dump(self, function: Callable) -> bytes | Declined:
-        return _saved().dump(function)
+        return _artifacts().dump(function)
 
     def load(self, data: bytes) -> Callable:
-        return _saved().load(data)
+        return _artifacts().load(data)
 
     def finish(self) -> Mapping[Callable, Declined]:
-        return _inductor().waits.finish() if _inductor.cache_info().currsize else {}
+        return _inductor().compile_wait.finish() if _inductor.cache_info().currsize else {}
 
     def later(self) -> FusionExecutor | None:
-        return _Elsewhere(rounds=self.rounds)
+        return _OutOfProcess(rounds=self.rounds)
 
     def checking(self) -> FusionExecutor:
         if self._checking is None:
@@ -111,7 +111,7 @@ def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
         return decline("it reads a float or bool that differs from run to run, for which Inductor has no argument")
     proxies = [*tensors(bound.output), *tensors(bound.args), *tensors(bound.kwargs)]
     if not tensors(bound.output):
-        return decline("it gives no tensor")
+        return decline("it returns no tensor")
     devices = {proxy.device for proxy in proxies}
     if len(devices) > 1:
         return decline(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
@@ -123,12 +123,12 @@ def _decide(bound: BoundSymbol, *, whole: bool, rounds: bool) -> Decision:
     return _inductor().takes(bound, whole=whole, rounds=rounds)
 
 
-_kernels = Answers(lambda bound: _inductor().count_kernels(bound))
+_kernels = CanFuseCache(lambda bound: _inductor().count_kernels(bound))
 
 
 class WholeProgram(InductorExecutor):
     """A program as one artifact, in which C++ calls all kernels, matrix products and attention included: for programs
-    whose calls cost more than what they compute. It takes longest to compile, so that it is asked by name only."""
+    whose overhead per call exceeds their compute. It takes longest to compile, so that it runs only if it is named."""
 
     whole = True
 
@@ -136,8 +136,8 @@ class WholeProgram(InductorExecutor):
         return None
 
 
-class _Elsewhere(WholeProgram):
-    """Programs as one artifact each, which other processes compile."""
+class _OutOfProcess(WholeProgram):
+    """A fusion executor of whole programs, one artifact each, which other processes compile."""
 
     def __init__(self, *, rounds: bool = False) -> None:
         super().__init__(whole.name, rounds=rounds)
@@ -145,7 +145,7 @@ class _Elsewhere(WholeProgram):
         self._made: list[Any] = []
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _inductor().compile_region_elsewhere(region, rounds=self.rounds)
+        made = _inductor().compile_region_out_of_process(region, rounds=self.rounds)
         self._made.append(made)
         return made
 
@@ -154,7 +154,7 @@ class _Elsewhere(WholeProgram):
 
     def dump(self, function: Callable) -> bytes | Declined:
         if not function.on_cpu:  # a process would wait for it longer than for compiling the smaller regions
-            return decline("larger regions of a GPU are loaded slowly")
+            return decline("larger regions on a GPU load slowly")
         return super().dump(function.function)
 
     def ready(self) -> Decision:
@@ -177,7 +177,7 @@ class _Checking(InductorExecutor):
         pass  # no processor is asked about
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        return _inductor().compile_region(region, _checked().check_region, whole=self.whole)
+        return _inductor().compile_region(region, _checking().check_region, whole=self.whole)
 
     def identity(self) -> str | Declined:
         return "regions run by torch's operators"
@@ -186,25 +186,25 @@ class _Checking(InductorExecutor):
         return function.dump()
 
     def load(self, data: bytes) -> Callable:
-        return _checked().load(data)
+        return _checking().load(data)
 
     def finish(self) -> Mapping[Callable, Declined]:
         return {}
 
     def later(self) -> FusionExecutor | None:
-        return None if self.whole else _CheckingElsewhere(rounds=self.rounds)
+        return None if self.whole else _CheckingOutOfProcess(rounds=self.rounds)
 
     def checking(self) -> FusionExecutor:
         return self
 
 
-class _CheckingElsewhere(_Elsewhere):
+class _CheckingOutOfProcess(_OutOfProcess):
     """Whole programs that are described for another process, and run and checked in this one."""
 
     checks = True
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _inductor().compile_region_elsewhere(region, _checked().CheckedProgram)
+        made = _inductor().compile_region_out_of_process(region, _checking().CheckedProgram)
         self._made.append(made)
         return made
 
@@ -215,7 +215,7 @@ class _CheckingElsewhere(_Elsewhere):
         return "regions run by torch's operators"
 
     def load(self, data: bytes) -> Callable:
-        return _checked().load(data)
+        return _checking().load(data)
 
     def checking(self) -> FusionExecutor:
         return self
@@ -240,9 +240,9 @@ def _can_compile_for(device: str) -> bool:
     return found
 
 
-def _imported(name: str) -> ModuleType:
-    """Import a module that needs Inductor. Deprecations inside of torch are none of the program's, which may have made
-    warnings errors."""
+def _import_inductor(name: str) -> ModuleType:
+    """Import a module that needs Inductor, without its deprecation warnings: they are torch's own, and the program may
+    have turned warnings into errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return importlib.import_module(name)
@@ -250,17 +250,17 @@ def _imported(name: str) -> ModuleType:
 
 @functools.cache
 def _inductor() -> ModuleType:
-    return _imported("forge.executors.inductorex.lower")
+    return _import_inductor("forge.executors.inductorex.lower")
 
 
 @functools.cache
-def _saved() -> ModuleType:
-    return _imported("forge.executors.inductorex.saved")
+def _artifacts() -> ModuleType:
+    return _import_inductor("forge.executors.inductorex.artifacts")
 
 
 @functools.cache
-def _checked() -> ModuleType:
-    return _imported("forge.executors.inductorex.checking")
+def _checking() -> ModuleType:
+    return _import_inductor("forge.executors.inductorex.checking")
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from forge.ir.undecided import Undecided
+from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.inductor.codegen import CppKernel, CppVecOverrides
 
 _NAMES = "atanh", "erf", "expm1"
@@ -76,7 +76,7 @@ def long_sums() -> Iterator[None]:
     def needs_chunks(kernel: CppKernel, *args: Any) -> bool:
         try:
             return before(kernel, *args)
-        except Undecided:
+        except UnresolvedSymInt:
             return True
 
     CppKernel.need_use_acc_helper = needs_chunks

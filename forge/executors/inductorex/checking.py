@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
-from forge.compiler.unspecified_strides import poisoned
+from forge.compiler.unspecified_strides import fill_uninitialized
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline
-from forge.executors.inductorex.graphs import Described, rebuild
+from forge.executors.inductorex.graphs import PlainGraph, rebuild
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
 from forge.ir.interpreter import unconverted
 from forge.ir.printing import qualified_name, symbolic_expression
@@ -125,7 +125,7 @@ class CheckedRegion:
         namespace = {name: _resolve(where) for name, where in scope.items()}
         exec(compile(code, "<forge checked region>", "exec"), namespace)
         forward = partial(namespace["forward"], types.SimpleNamespace(**constants))
-        self._run = strides.around(partial(_call, forward))
+        self._run = strides.wrap(partial(_call, forward))
         defined = set().union(*(each.symbols() for each in inputs if isinstance(each, Promise)))
         defined.update(each for each in inputs if isinstance(each, str))
         for number, each in enumerate((*inputs, *outputs)):
@@ -213,7 +213,7 @@ def check_region(
     for node in list(graph.graph.nodes):
         if getattr(node.target, "overloadpacket", None) in _EMPTY:
             with graph.graph.inserting_after(node):
-                filled = graph.graph.call_function(poisoned, (node,))
+                filled = graph.graph.call_function(fill_uninitialized, (node,))
             node.replace_all_uses_with(filled, delete_user_cb=lambda user, filled=filled: user is not filled)
     (output,) = graph.graph.find_nodes(op="output")
     python = graph.graph.python_code("self")
@@ -221,7 +221,7 @@ def check_region(
     scope = {name: _name_of(value) for name, value in python.globals.items() if name in read}
     unnamed = ", ".join(name for name, known in scope.items() if known is None)
     if unnamed:
-        return decline(f"the region's graph reads {unnamed}, which is no name of a module's")
+        return decline(f"the region's graph reads {unnamed}, which is not a module-level name")
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")}
     promised = [
         Promise.of(node.meta["val"], strides.results.get(position)) for position, node in enumerate(output.args[0])
@@ -254,7 +254,7 @@ class CheckedProgram:
 
     on_cpu = True
 
-    def __init__(self, graph: Described, strides: Strides) -> None:
+    def __init__(self, graph: PlainGraph, strides: Strides) -> None:
         self.function = check_region(*rebuild(pickle.loads(pickle.dumps(graph))), strides, whole=True)
 
     def __call__(self, boxed: list[Any]) -> list[torch.Tensor]:
@@ -274,7 +274,7 @@ def _call(forward: Callable, boxed: list[Any]) -> list[torch.Tensor]:
 
 
 def _poison_when_freed(value: torch.Tensor) -> None:
-    """Have a region's result overwritten when its memory is freed, so that nobody can go on reading it."""
+    """Overwrite a region's result when its memory is freed, so that no code can go on reading it."""
     storage = value.untyped_storage()
     weakref.finalize(value, _poison_freed, storage, value.dtype).atexit = False
 
@@ -286,7 +286,7 @@ def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         return
     with disable_current_modes(), torch.inference_mode():
         size = storage.nbytes() // dtype.itemsize
-        poisoned(torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (size,)))
+        fill_uninitialized(torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (size,)))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -40,9 +40,9 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layou
 
 
 @dataclass(frozen=True)
-class Described:
-    """A graph of aten operators as plain values: the layouts of its inputs, (target, args, kwargs) of each call, what
-    it returns, and which calls round their results to half precision."""
+class PlainGraph:
+    """A graph of aten operators as plain data: the layouts of its inputs, (target, args, kwargs) of each call, its
+    outputs, and the calls that round their results to half precision."""
 
     inputs: list[Layout]
     calls: list[tuple]
@@ -50,7 +50,7 @@ class Described:
     rounded: frozenset[int] = frozenset()
 
 
-def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
+def describe(graph: GraphModule, inputs: list[Layout]) -> PlainGraph:
     """Return the graph as plain values. Raises NotImplementedError for a tensor that it holds, or another object."""
     places: dict[Node, _Reference] = {}
     calls: list[tuple] = []
@@ -71,14 +71,14 @@ def describe(graph: GraphModule, inputs: list[Layout]) -> Described:
                 rounded.add(len(calls))
             calls.append(tree_map(value, (node.target, tuple(node.args), dict(node.kwargs))))
         elif node.op == "output":
-            return Described(inputs, calls, tree_map(value, node.args[0]), frozenset(rounded))
+            return PlainGraph(inputs, calls, tree_map(value, node.args[0]), frozenset(rounded))
         elif node.op != "placeholder":
             raise NotImplementedError(f"a graph that holds {node.target} stays in its process")
         places[node] = _Reference(len(places))
     raise AssertionError("a graph without an output")
 
 
-def rebuild(described: Described) -> tuple[GraphModule, list[torch.Tensor], FakeTensorMode]:
+def rebuild(described: PlainGraph) -> tuple[GraphModule, list[torch.Tensor], FakeTensorMode]:
     """Return the graph, and stand-ins for its inputs with their mode."""
     graph = Graph()
     nodes = [graph.placeholder(f"input_{place}") for place in range(len(described.inputs))]

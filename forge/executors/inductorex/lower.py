@@ -19,19 +19,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from forge.compiler.claim import claim
-from forge.compiler.layout import ATTENTION, Layout, Layouts, paired
+from forge.compiler.layout import ATTENTION, Layout, Layouts, pair_leaves
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline, resolve_executors
-from forge.executors.inductorex import accuracy, ahead, saved, waits
-from forge.executors.inductorex.elsewhere import Compilation
+from forge.executors.inductorex import accuracy, artifacts, compile_wait, isa_probe
 from forge.executors.inductorex.graphs import ROUNDED, describe
+from forge.executors.inductorex.out_of_process import Compilation
 from forge.executors.inductorex.strides import Strides, sizes_of
 from forge.ir import BoundSymbol, Number, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.checks import in_one_line
 from forge.ir.locks import new_lock
 from forge.ir.pytree import leaves, proxies, tensors, tree_map
 from forge.ir.strides import same
-from forge.ir.undecided import Undecided
+from forge.ir.unresolved import UnresolvedSymInt
 from forge.prims.library import symbolic_dispatch
 from forge.torch_internals.dispatch import OpOverload, disable_current_modes
 from forge.torch_internals.dynamo import TracingContext, tracing
@@ -181,7 +181,7 @@ _SETTINGS = {name: False for name in _OFF if hasattr(inductor_config, name)}
 _CONVERSIONS = frozenset({torch.ops.prims.convert_element_type.default, aten._to_copy.default})
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 _lock = new_lock()
-ahead.remember()
+isa_probe.remember()
 # indices of known lengths are expanded to a symbolic shape; outside the mode of tensors without values, torch refuses:
 # its fake implementation is inside, as that of aten.index is
 fake_impls.op_implementations_dict.setdefault(
@@ -192,23 +192,23 @@ fake_impls.op_implementations_dict.setdefault(
 def takes(bound: BoundSymbol, *, whole: bool = False, rounds: bool = False) -> Decision:
     """Return whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as
     a part of a whole program, ones that it calls. rounds: whether its loops must round where torch's kernels do."""
-    if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _given(bound)):  # what attention keeps
-        return whole or decline("it reads what is no tensor")
+    if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # what attention keeps
+        return whole or decline("it reads a value that is not a tensor")
     results = list(tensors(bound.output))
     if results and all(map(_has_no_elements, results)):
         return decline("its results have no elements")
     operators = _operators(bound)
     if operators is None:
-        return decline("torch does not run it on tensors without values")
+        return decline("torch does not run it on fake tensors")
     for operator in operators:
         if operator.overloadpacket in _OF_ONE_DTYPE | _NORMS and _mixes_dtypes(bound, operator):
-            return decline(f"{operator} is known of one dtype alone", parts=False)
+            return decline(f"{operator} supports one dtype only", parts=False)
         if not (_is_function(operator) if whole else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound):
             return decline(f"{operator} raises where an index is out of range")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
-            return decline(f"Inductor has loops for {operator} of known lengths alone")
+            return decline(f"Inductor has loops for {operator} of static sizes only")
         if operator.overloadpacket in _INEXACT and _is_on_cpu(bound):
             return decline(f"Inductor's C++ for {operator} is less exact than torch's kernel")
         if _is_on_cpu(bound) and _reduces_bytes(bound, operator.overloadpacket):
@@ -241,12 +241,12 @@ def _rounds_alike(bound: BoundSymbol, operators: list[Any]) -> Decision:
         if _rounds_otherwise(bound, operator.overloadpacket):
             return decline(f"Inductor's loops for {operator} round otherwise than torch's kernel", parts=False)
     region = Trace("region")
-    region.inputs, region.output = _given(bound), tuple(tensors(bound.output))
+    region.inputs, region.output = _proxies_of(bound), tuple(tensors(bound.output))
     region.bound_symbols.append(bound)
     try:
-        with _alone():
+        with _exclusive():
             graph, _ = _graph_of(region, Layouts(region.inputs, shared=False), rounds=True)
-    except Undecided:
+    except UnresolvedSymInt:
         raise
     except Exception as error:
         return decline(f"it has no graph: {in_one_line(error)}")
@@ -272,7 +272,7 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
     else:
         return operator in _ROUNDED_OTHERWISE
     numbers = [leaf for leaf in leaves(rounded) if isinstance(leaf, float)]
-    return any(_rounded(each, dtype) != each for each in numbers)
+    return any(_round_to_half(each, dtype) != each for each in numbers)
 
 
 def _is_number_of_another_dtype(proxy: TensorProxy, dtype: torch.dtype) -> bool:
@@ -330,7 +330,7 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
     except NotImplementedError:
         return None
     layouts = Layouts()
-    for proxy in _given(bound):
+    for proxy in _proxies_of(bound):
         layouts.add(proxy)
     found: list[Any] = []
     for call in calls:
@@ -343,7 +343,7 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
     return found
 
 
-def _given(bound: BoundSymbol) -> list[Proxy]:
+def _proxies_of(bound: BoundSymbol) -> list[Proxy]:
     found = [leaf for leaf in leaves((bound.args, bound.kwargs)) if isinstance(leaf, Proxy)]
     return list({proxy.name: proxy for proxy in found}.values())
 
@@ -397,10 +397,10 @@ def compile_region(
     """
     try:
         layouts = Layouts(region.inputs, shared=False)
-        with _alone():
+        with _exclusive():
             graph, given = _graph_of(region, layouts, rounds=rounds)
             return (codegen or generate)(graph, given, layouts.fake, _other_strides(graph, region, given), whole=whole)
-    except (Undecided, CheckError):
+    except (UnresolvedSymInt, CheckError):
         raise
     except Exception as error:
         _log.debug("%s", region, exc_info=True)
@@ -408,7 +408,7 @@ def compile_region(
         error = inner if isinstance(inner, index_bound.LongIndex) else error
         if isinstance(error, NotImplementedError) and str(error):
             return decline(f"Inductor cannot compile it: {in_one_line(error)}")
-        waits.notice(error)
+        compile_wait.notice(error)
         return decline(f"Inductor failed: {in_one_line(error)}", error=error)
 
 
@@ -417,29 +417,31 @@ def generate(
 ) -> Callable:
     """Inductor's artifact of a graph; `given` are stand-ins for its inputs, of the mode `fake`. strides: those that
     results get where the graph gives others. whole: C++ calls all kernels."""
-    ahead.wait()
-    with waits.gathered() as started:
+    isa_probe.wait()
+    with compile_wait.defer_waits() as started:
         compiled = compile_graph(graph, given, fake, whole=whole)
-        started.function = strides.around(compiled.current_callable)
-    saved.keep(started.function, compiled, strides)
+        started.function = strides.wrap(compiled.current_callable)
+    artifacts.keep(started.function, compiled, strides)
     return started.function
 
 
 Codegen = Callable[..., Callable | Declined]  # of the arguments of `generate`
 
 
-def compile_region_elsewhere(region: Trace, start: Callable = Compilation, *, rounds: bool = False) -> Any | Declined:
+def compile_region_out_of_process(
+    region: Trace, start: Callable = Compilation, *, rounds: bool = False
+) -> Any | Declined:
     """`compile_region` of a whole program by another process. What it returns can be called once it is complete.
 
     start: is given the described graph, and the strides of results where the graph gives others.
     """
     try:
         layouts = Layouts(region.inputs, shared=False)
-        with _alone():
+        with _exclusive():
             graph, given = _graph_of(region, layouts, rounds=rounds)
         inputs = [layouts.values[proxy.name] for proxy in region.inputs]
         if not all(isinstance(each, Layout) for each in inputs) or layouts.is_symbolic:
-            return decline("its lengths are not known")
+            return decline("its sizes are not static")
         return start(describe(graph, inputs), _other_strides(graph, region, given))
     except CheckError:
         raise
@@ -449,8 +451,8 @@ def compile_region_elsewhere(region: Trace, start: Callable = Compilation, *, ro
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Inductor compiles for one thread at a time, and under no mode of the caller's."""
+def _exclusive() -> Iterator[None]:
+    """Enter a context in which Inductor compiles: for one thread at a time, and under none of the caller's modes."""
     with _lock, disable_current_modes(), torch.no_grad():
         yield
 
@@ -466,8 +468,10 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
         symbols = {each.node.expr: each for each in given if isinstance(each, torch.SymInt)}
         for call in calls:
             args, kwargs = tree_map(partial(_value, known, symbols), (tuple(call.args), call.kwargs))
-            result = call.symbol.op(*_compared(call.symbol.op, args), **kwargs)
-            known.update((leaf.name, value) for leaf, value in paired(call.output, result) if isinstance(leaf, Proxy))
+            result = call.symbol.op(*_round_comparison(call.symbol.op, args), **kwargs)
+            known.update(
+                (leaf.name, value) for leaf, value in pair_leaves(call.output, result) if isinstance(leaf, Proxy)
+            )
         return [known[proxy.name] for proxy in region.output]
 
     rounding = inductor_config.patch(emulate_precision_casts=rounds)
@@ -486,7 +490,7 @@ def _graph_of(region: Trace, layouts: Layouts, *, rounds: bool) -> tuple[torch.f
         _fold(node)
         check(not _changes(node.target), lambda node=node: f"{node.target} changes its argument", RuntimeError)
     _check_dtypes(graph, region)
-    return graph, [_resolved(each) for each in given]
+    return graph, [_canonical_size(each) for each in given]
 
 
 def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
@@ -503,9 +507,9 @@ def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
             )
 
 
-def _resolved(value: Any) -> Any:
-    """Return a length by the symbol that stands for it now. Inductor defines the one that it was made with, which a
-    guard may have replaced since: two inputs that turned out to be of one length have two symbols, of which one is
+def _canonical_size(value: Any) -> Any:
+    """Return a size by the symbol that stands for it now. Inductor defines the symbol that it was made with, which
+    a guard may have replaced since: two inputs that turned out to have one size have two symbols, of which one is
     used."""
     if not isinstance(value, torch.SymInt):
         return value
@@ -544,24 +548,25 @@ def _round_number(node: torch.fx.Node) -> None:
     """Round a number that is an element of a result of half precision; Inductor uses it as it is."""
     place = _ELEMENTS.get(getattr(node.target, "overloadpacket", None), len(node.args))
     if place < len(node.args):
-        node.update_arg(place, _rounded(node.args[place], node.meta["val"].dtype))
+        node.update_arg(place, _round_to_half(node.args[place], node.meta["val"].dtype))
 
 
 _COMPARISONS = frozenset({torch.eq, torch.ge, torch.gt, torch.le, torch.lt, torch.ne})
 
 
-def _compared(function: Callable, args: tuple) -> tuple:
-    """Return the arguments of a call; of a comparison of half precision with a number, torch's kernel rounds that.
+def _round_comparison(function: Callable, args: tuple) -> tuple:
+    """Return the arguments of a call. Where half precision is compared with a number, the number is rounded, as in
+    torch's kernel.
 
-    Kernels that compare and go on do not (hardtanh's gradient): the calls of their decompositions are let be.
+    Kernels that compare and go on do not round (hardtanh's gradient): the calls of their decompositions are left alone.
     """
     if function not in _COMPARISONS or not isinstance(args[0], torch.Tensor):
         return args
-    return args[0], _rounded(args[1], args[0].dtype)
+    return args[0], _round_to_half(args[1], args[0].dtype)
 
 
-def _rounded(number: Any, dtype: torch.dtype) -> Any:
-    """Return a number as a dtype of half precision holds it; another argument, or of another dtype, as it is."""
+def _round_to_half(number: Any, dtype: torch.dtype) -> Any:
+    """Return a number as rounded to a half-precision dtype; for another argument or dtype, the argument itself."""
     if isinstance(number, bool) or not isinstance(number, (int, float)) or dtype not in _HALVES:
         return number
     with disable_current_modes():

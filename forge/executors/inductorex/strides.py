@@ -31,10 +31,10 @@ class Strides(NamedTuple):
         read = sorted(set(names(list(results.values()))))
         unknown = [name for name in read if name not in known]
         check(not unknown, lambda: f"strides of results read {unknown}, which no input tells", NotImplementedError)
-        written = {place: [_written(each) for each in strides] for place, strides in results.items()}
+        written = {place: [_size_expression(each) for each in strides] for place, strides in results.items()}
         return cls(written, {name: known[name] for name in read})
 
-    def around(self, function: Callable) -> Callable:
+    def wrap(self, function: Callable) -> Callable:
         """Return an artifact's function with results of these strides."""
         if not self.results:
             return function
@@ -70,5 +70,5 @@ def sizes_of(inputs: Sequence[Any]) -> dict[str, str]:
     return known
 
 
-def _written(length: Dim) -> int | str:
+def _size_expression(length: Dim) -> int | str:
     return symbolic_expression(length) if isinstance(length, SYMBOLIC_TYPES) else int(length)

@@ -106,14 +106,14 @@ PyMODINIT_FUNC PyInit_kernel() {
 
 
 class _Kernel:
-    """A kernel that a generated module asked for. alone: gives it, built by itself."""
+    """A kernel of a generated module. alone: returns it, built by itself."""
 
     def __init__(self, argtypes: Sequence[str], source: str, alone: Callable[[], Callable]) -> None:
         told = json.dumps([list(argtypes), source, _settings()])
         self.name = PREFIX + hashlib.sha256(told.encode()).hexdigest()[:32]
         self.argtypes = argtypes
         self.source = source
-        self.unit: _Unit | _Built | None = None
+        self.unit: _Unit | _CachedUnit | None = None
         self._alone = alone
 
     def result(self) -> Callable:
@@ -144,7 +144,7 @@ class _Unit:
 
     def __init__(self, kernels: Sequence[_Kernel]) -> None:
         self._kernels = {kernel.name: kernel for kernel in kernels}  # no function twice
-        self._future = _submitted(partial(contextvars.copy_context().run, self._build))
+        self._future = _submit(partial(contextvars.copy_context().run, self._build))
         for kernel in kernels:
             kernel.unit = self
 
@@ -172,8 +172,8 @@ class _Unit:
         return "\n".join([*includes, _READING, *[kernel.code for kernel in kernels], _MODULE % {"entries": entries}])
 
 
-class _Built:
-    """A unit that was built before, maybe by another process."""
+class _CachedUnit:
+    """A unit from the disk cache, maybe of another process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -196,7 +196,7 @@ class _Process:
     def ask(self, kernel: _Kernel) -> None:
         """Have it built, now or with those that are asked for next. One core is left to who asks."""
         with self._lock:
-            kernel.unit = self._units.get(kernel.name) or self._built(kernel.name)
+            kernel.unit = self._units.get(kernel.name) or self._find_cached(kernel.name)
             if kernel.unit is None:
                 self._asked.append(kernel)
                 if self._free(get_compile_threads() - 1):
@@ -207,8 +207,8 @@ class _Process:
         with self._lock:
             self._start(self._free(get_compile_threads()))
 
-    def _built(self, name: str) -> _Built | None:
-        """Return the unit that a note leads to, if it is whole. A unit is read once."""
+    def _find_cached(self, name: str) -> _CachedUnit | None:
+        """Return the unit that a note names, if it is intact. A unit is read once."""
         try:
             note = (_folder() / name).read_text()
             digest, path = note.split(" ", 1)
@@ -218,7 +218,7 @@ class _Process:
             if state_of(path, digest) is not State.WHOLE:
                 return None
             self._checked.add(note)
-        return _Built(path)
+        return _CachedUnit(path)
 
     def _free(self, cores: int) -> int:
         self._running = [unit for unit in self._running if unit.is_running]
@@ -260,8 +260,8 @@ def forget() -> None:
     _process = _Process()
 
 
-def _submitted(task: Callable[[], ModuleType]) -> Future:
-    """Return what a thread of Inductor's pool makes of the task; this thread, if there is to be no other."""
+def _submit(task: Callable[[], ModuleType]) -> Future:
+    """Run the task in Inductor's thread pool, and return its future; run it in this thread where there is no pool."""
     future: Future = Future()
     try:
         made = AsyncCompile.submit(task)

@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 
 from forge.executors.executor import Declined
+from forge.executors.inductorex.artifacts import dump_artifact
 from forge.executors.inductorex.graphs import rebuild
 from forge.executors.inductorex.lower import compile_graph
-from forge.executors.inductorex.saved import dump_artifact
 from forge.ir.checks import in_one_line
 
 NICE = 10
 
 
 def main(folder: Path) -> int:
-    """Does the job in a folder; the exit status."""
+    """Run the job in a folder, and return the exit status."""
     os.nice(NICE)
     try:
         graph, settings = pickle.loads((folder / "job").read_bytes())
@@ -40,7 +40,7 @@ def main(folder: Path) -> int:
 
 
 def write(path: Path, data: bytes) -> None:
-    """A file that is there whole, or not at all."""
+    """Write a file atomically."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_bytes(data)
     unfinished.rename(path)

@@ -1,4 +1,4 @@
-"""nvFuser, NVIDIA's fuser of pointwise calls, reductions and views, as a fusion executor: asked by name, where
+"""nvFuser, NVIDIA's fuser of pointwise calls, reductions and views, as a fusion executor: opt-in by name, where
 `nvfuser_direct` loads.
 
 It takes what its table (elementwise.py, reduction.py, shape.py, creation.py) says in nvFuser's operators, prim by prim;
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from forge.executors.can_fuse_cache import Answers
+from forge.executors.can_fuse_cache import CanFuseCache
 from forge.executors.executor import Decision, Declined, FusionExecutor, register_executor
 from forge.executors.nvfuserex import creation, elementwise, reduction, shape  # their rules
 from forge.executors.nvfuserex.compile import Compiler
@@ -36,7 +36,7 @@ class NvFuserExecutor(FusionExecutor):
         super().__init__(name)
         self.device = device
         self._library = library
-        self._answers = Answers(partial(takes, device=device))
+        self._answers = CanFuseCache(partial(takes, device=device))
 
     def is_available(self) -> Decision:
         library = self._library()

@@ -21,7 +21,7 @@ from forge.ir.locks import new_lock
 from forge.ir.proxies import hint_of
 from forge.ir.strides import restrided
 from forge.ir.structure import key_of
-from forge.ir.undecided import Undecided
+from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.dispatch import disable_current_modes
 
 KEPT = 4096  # functions of one library
@@ -93,7 +93,7 @@ class Compiler:
             if key not in self._made:
                 self._made[key] = self._make(definition, region)
             return self._made[key]
-        except Undecided:
+        except UnresolvedSymInt:
             raise
         except Untranslatable as reason:
             return decline(str(reason))

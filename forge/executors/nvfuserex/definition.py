@@ -1,4 +1,4 @@
-"""What nvFuser is told of a region, as plain data: inputs, operators in order, outputs.
+"""A definition for nvFuser of a region, as plain data: inputs, operators in order, outputs.
 
 Regions that are alike but for lengths that are symbolic, or for the steps of strides that are not contiguous, have one
 definition. It is what is kept on disk, and what `define` says to the library.
@@ -90,8 +90,8 @@ def define(definition: Definition, library: Any) -> Any:
 def _define(definition: Definition, library: Any, fusion: Any) -> None:
     values = [_define_input(each, library, fusion) for each in definition.inputs]
     for operation in definition.operations:
-        args = [_given(each, values, library) for each in operation.args]
-        kwargs = {name: _given(each, values, library) for name, each in operation.kwargs}
+        args = [_to_library(each, values, library) for each in operation.args]
+        kwargs = {name: _to_library(each, values, library) for name, each in operation.kwargs}
         if operation.name == CAST and args[0].dtype() == args[1]:
             values.append(args[0])
         else:
@@ -117,12 +117,12 @@ def data_type(library: Any, dtype: torch.dtype) -> Any:
     return getattr(library.DataType, DTYPES[dtype])
 
 
-def _given(value: Any, values: list[Any], library: Any) -> Any:
+def _to_library(value: Any, values: list[Any], library: Any) -> Any:
     if isinstance(value, Ref):
         return values[value.place]
     if isinstance(value, torch.dtype):
         return data_type(library, value)
-    return [_given(each, values, library) for each in value] if isinstance(value, tuple) else value
+    return [_to_library(each, values, library) for each in value] if isinstance(value, tuple) else value
 
 
 # on disk
@@ -130,7 +130,7 @@ def _given(value: Any, values: list[Any], library: Any) -> Any:
 
 def dump(*values: Any) -> bytes:
     """Definitions, and tuples of numbers, as bytes from which `load` makes them again."""
-    return json.dumps(_written(values)).encode()
+    return json.dumps(_to_json(values)).encode()
 
 
 def load(data: bytes) -> tuple:
@@ -141,11 +141,11 @@ def load(data: bytes) -> tuple:
 _KINDS = {kind.__name__: kind for kind in (Ref, TensorInput, NumberInput, Operation, Output, Definition)}
 
 
-def _written(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, tuple):
-        items = [_written(each) for each in value]
+        items = [_to_json(each) for each in value]
         return {"kind": type(value).__name__, "of": items} if type(value).__name__ in _KINDS else items
     return value
 

@@ -32,11 +32,11 @@ def nvfuser_direct() -> ModuleType | Declined:
         )
     if importlib.util.find_spec(MODULE) is None:
         return decline(f"{MODULE} is not installed: pip install 'forge-jit[nvfuser]'")
-    return _imported()
+    return _import_library()
 
 
 @functools.cache
-def _imported() -> ModuleType | Declined:
+def _import_library() -> ModuleType | Declined:
     try:
         with _bound_lazily():
             return importlib.import_module(MODULE)

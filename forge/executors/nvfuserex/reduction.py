@@ -16,7 +16,7 @@ from forge.ir import Symbol, TensorProxy
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def _reduced(writer: Writer, name: str, x: Any, dims: tuple[int, ...]) -> Ref:
+def _reduce(writer: Writer, name: str, x: Any, dims: tuple[int, ...]) -> Ref:
     return writer.op(name, x, dims, False)
 
 
@@ -28,7 +28,7 @@ def _reduction(prim: Symbol, name: str, checker: Callable[..., Decision] | None)
     def write(writer: Writer, x: TensorProxy, dims: tuple[int, ...]) -> Ref:
         if not x.ndim or not dims:  # nvFuser takes no dims for all of them
             return writer.op("set", x)
-        return _reduced(writer, name, _wide(writer, x), dims)
+        return _reduce(writer, name, _wide(writer, x), dims)
 
     add_rule(prim, write, checker)
 
@@ -49,7 +49,7 @@ def _whether(prim: Symbol, name: str) -> None:
     @rule(prim)
     def write(writer: Writer, x: TensorProxy, dims: tuple[int, ...]) -> Ref:
         truths = _truths(writer, x)
-        reduced = _reduced(writer, name, truths, dims) if x.ndim and dims else truths
+        reduced = _reduce(writer, name, truths, dims) if x.ndim and dims else truths
         return writer.op("gt", reduced, 0.5)
 
 

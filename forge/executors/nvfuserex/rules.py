@@ -1,4 +1,4 @@
-"""The table of prims that nvFuser computes: how each is said in its operators, and which calls are not taken."""
+"""The table of prims that nvFuser computes: their translation to its operators, and the calls that are declined."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple

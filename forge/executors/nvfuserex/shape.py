@@ -1,4 +1,4 @@
-"""What moves elements, in nvFuser's operators."""
+"""Operations that move elements, in nvFuser's operators."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -49,13 +49,13 @@ def _squeeze(writer: Writer, x: TensorProxy, dims: Sequence[int]) -> Ref:
 # parts
 
 
-def _replaced(values: Sequence[Any], place: int, value: Any) -> list[Any]:
+def _with_item(values: Sequence[Any], place: int, value: Any) -> list[Any]:
     return [*values[:place], value, *values[place + 1 :]]
 
 
 def _part(writer: Writer, x: TensorProxy, dim: int, start: Dim, stop: Dim) -> Ref:
-    starts = _replaced([0] * x.ndim, dim, start)
-    return writer.op("slice", x, tuple(starts), tuple(_replaced(x.shape, dim, stop)))
+    starts = _with_item([0] * x.ndim, dim, start)
+    return writer.op("slice", x, tuple(starts), tuple(_with_item(x.shape, dim, stop)))
 
 
 def _steps_by_one(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> Decision:
@@ -75,13 +75,13 @@ def _fills(g: TensorProxy, shape: Sequence[Dim], dim: int, start: Dim, stop: Dim
 def _slice_backward(
     writer: Writer, g: TensorProxy, shape: Sequence[Dim], dim: int, start: Dim, stop: Dim, step: int = 1
 ) -> Ref:
-    around = _replaced([(0, 0)] * g.ndim, dim, (start, shape[dim] - stop))
-    return _padded(writer, g, g.dtype, around, 0)
+    around = _with_item([(0, 0)] * g.ndim, dim, (start, shape[dim] - stop))
+    return _write_pad(writer, g, g.dtype, around, 0)
 
 
 def _replaces(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> Decision:
     fixed = all(isinstance(each, int) for each in (start, stop, x.shape[dim]))
-    return _steps_by_one(x, dim, start, stop, step) and (fixed or decline("what is replaced differs from run to run"))
+    return _steps_by_one(x, dim, start, stop, step) and (fixed or decline("the replaced index differs from run to run"))
 
 
 @rule(prims.slice_scatter, _replaces)
@@ -108,15 +108,15 @@ def _widths(padding: Sequence[tuple[Dim, Dim]]) -> tuple[Dim, ...]:
     return tuple(width for pair in reversed(padding) for width in pair)
 
 
-def _padded(writer: Writer, x: Any, dtype: torch.dtype, padding: Sequence[tuple[Dim, Dim]], value: Any) -> Ref:
+def _write_pad(writer: Writer, x: Any, dtype: torch.dtype, padding: Sequence[tuple[Dim, Dim]], value: Any) -> Ref:
     return writer.op("pad", x, _widths(padding), number_of(value, dtype))
 
 
 def _pads_only(x: TensorProxy, padding: Sequence[tuple[Dim, Dim]], value: Any) -> Decision:
     grows = x.ndim and all(isinstance(width, int) and width >= 0 for pair in padding for width in pair)
-    return bool(grows) or decline("nvFuser pads by widths that are known and not negative")
+    return bool(grows) or decline("nvFuser pads by static, non-negative widths")
 
 
 @rule(prims.pad, _pads_only)
 def _pad(writer: Writer, x: TensorProxy, padding: Sequence[tuple[int, int]], value: Any) -> Ref:
-    return _padded(writer, x, x.dtype, padding, value)
+    return _write_pad(writer, x, x.dtype, padding, value)

@@ -1,11 +1,11 @@
-"""Which calls are said in nvFuser's operators, and a region of them as a definition."""
+"""The translation of a region to nvFuser's operators, and the decision which calls have one."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from forge.executors.executor import Decision, asked, decline
+from forge.executors.executor import Decision, call_checker, decline
 from forge.executors.nvfuserex.definition import DTYPES, Definition, Output, Ref, TensorInput
 from forge.executors.nvfuserex.rules import RULES
 from forge.executors.nvfuserex.writer import Untranslatable, Writer, can_say
@@ -19,14 +19,14 @@ MOST_DIMS = 8
 
 
 def takes(bound: BoundSymbol, device: str) -> Decision:
-    """Return whether all that a call is made of is said in nvFuser's operators, on tensors of a device of this type."""
+    """Return whether all parts of a call have nvFuser operators, on tensors of a device of this type."""
     rule = RULES.get(bound.symbol.id)
     if rule is None:
         return _parts_are_taken(bound, device)
     fits = _fits(bound, device)
     if not fits or rule.checker is None:
         return fits
-    return asked(rule.checker, *bound.args, **bound.kwargs)
+    return call_checker(rule.checker, *bound.args, **bound.kwargs)
 
 
 def _parts_are_taken(bound: BoundSymbol, device: str) -> Decision:
@@ -68,7 +68,7 @@ def _is_described(proxy: TensorProxy) -> Decision:
 def _are_said(lengths: Iterable[Dim]) -> Decision:
     for length in lengths:
         if not can_say(length):
-            return decline(f"the length {length} is not said in nvFuser's operators")
+            return decline(f"the length {length} has no expression in nvFuser's operators")
     return True
 
 
@@ -80,7 +80,7 @@ def prims_of(bound: BoundSymbol) -> list[BoundSymbol]:
 
 
 def translate(region: Trace, library: Any, device: str) -> Definition:
-    """Return what nvFuser is told of a region. Raises Untranslatable with the reason."""
+    """Return nvFuser's definition of a region. Raises Untranslatable with the reason."""
     if not any(isinstance(proxy, TensorProxy) and proxy.device.type == device for proxy in region.inputs):
         raise Untranslatable(f"it reads no tensor on {device}")
     writer = Writer(region.inputs, lambda proxy: _describe(proxy, library, device))
@@ -110,7 +110,7 @@ def _describe(proxy: TensorProxy, library: Any, device: str) -> TensorInput:
 
 
 def _check_for_all_sizes(proxy: TensorProxy, order: Sequence[int]) -> None:
-    """The descriptor of one size is that of all sizes where the tensor is dense and no length may be 1."""
+    """Check that one descriptor holds for all sizes: the tensor is dense and no size may be 1."""
     wanted = dense_strides(proxy.shape, order)
     longer = all(isinstance(length, int) or known(length >= 2) for length in proxy.shape)
     pairs = zip(proxy.shape, proxy.strides, wanted, strict=True)

@@ -1,4 +1,4 @@
-"""What rules write with: operators are appended to a definition, proxies become references to its values."""
+"""The writer of a definition: rules append operators, proxies become references to values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +17,11 @@ _SCALARS: dict[type, str] = {sympy.Add: "add", sympy.Mul: "mul", FloorDiv: "div"
 
 
 class Untranslatable(Exception):
-    """A region that cannot be said in nvFuser's operators."""
+    """A region that has no translation to nvFuser's operators."""
 
 
 class Writer:
-    """A definition while it is written. `inputs` and `places` are those that were asked for, in order."""
+    """A definition while it is written. `inputs` and `places` are those that were read, in order."""
 
     def __init__(self, inputs: Sequence[Proxy], describe: Callable[[TensorProxy], TensorInput]) -> None:
         self.places = tuple(i for i, proxy in enumerate(inputs) if _is_given(proxy))
@@ -82,7 +82,7 @@ class Writer:
             return known if isinstance(known, Ref) else self.op("size", *known)
         name = _SCALARS.get(type(expression))
         if name is None:
-            raise Untranslatable(f"a length is {expression}, which is not said in nvFuser's operators")
+            raise Untranslatable(f"a length is {expression}, which has no expression in nvFuser's operators")
         first, *others = map(self._length, expression.args)
         for each in others:
             first = self.op(name, first, each)
@@ -95,7 +95,7 @@ def _is_given(proxy: Proxy) -> bool:
 
 
 def can_say(length: Dim) -> bool:
-    """Return whether a length can be said in operators on numbers."""
+    """Return whether a size can be expressed in operators on numbers."""
     if isinstance(length, int):
         return True
     parts = sympy.preorder_traversal(length.node.expr)

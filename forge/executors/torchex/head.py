@@ -361,7 +361,7 @@ def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *r
 
 with_gradients = torchex.register_operator("linear_cross_entropy_with_gradients", meta=_meta, fn=_loss_and_gradients)
 scaled = torchex.register_operator(
-    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scaled, tags=[Tag.UNINITIALIZED, Tag.MAY_WRITE]
+    "scaled_gradient", meta=lambda gradient, g: like(gradient), fn=_scaled, tags=[Tag.UNINITIALIZED, Tag.DONATES]
 )
 
 

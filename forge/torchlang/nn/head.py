@@ -1,4 +1,4 @@
-"""The head of a language model and its loss as one call: what forge/transforms/head.py finds, written out."""
+"""The head of a language model and its loss as one call; forge/transforms/linear_cross_entropy.py finds them."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import forge
 from forge.executors.hubex import HubExecutor, Kernel, Verifier, shipped
 from forge.hub.manifest import ManifestError
-from forge.transforms import head
+from forge.transforms import linear_cross_entropy
 from tests.hub.kernels import process_restored
 from tests.hub.repositories import GELU, Repository
 
@@ -163,7 +163,7 @@ def test_files_that_were_verified_before_release_are_trusted_and_others_are_not(
 
 
 def test_a_kernel_that_nobody_asked_for_gives_way_to_a_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "BYTE_LIMIT", 0)
+    monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 0)
 
     def loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(F.linear(x, weight), target)

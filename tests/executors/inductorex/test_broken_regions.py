@@ -17,7 +17,7 @@ from torch import nn
 import forge
 from forge.cache import programs
 from forge.executors import RegionError, decline
-from forge.executors.inductorex import elsewhere, inductorex, lower, saved
+from forge.executors.inductorex import artifacts, inductorex, lower, out_of_process
 from forge.ir.bounded import Bounded
 from forge.runtime import tiering
 from forge.torch_internals.versions import TORCH
@@ -206,8 +206,10 @@ def test_what_inductor_is_known_not_to_compile_is_declined(monkeypatch: pytest.M
 @pytest.mark.parametrize("strict", [False, True])
 def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smaller ones run on."""
-    monkeypatch.setattr(elsewhere._Job, "start", lambda job: None)
-    monkeypatch.setattr(elsewhere._Job, "result", lambda job: decline("it could not be compiled: RuntimeError: boom"))
+    monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
+    monkeypatch.setattr(
+        out_of_process._Job, "result", lambda job: decline("it could not be compiled: RuntimeError: boom")
+    )
     model, other = pair()
     jitted = forge.jit(model, strict=strict)
     sizes = (3,) * (tiering.CALLS + 2)
@@ -220,7 +222,7 @@ def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytes
 @pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13, Inductor's file names each length by its own symbol")
 def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the symbol of one length by the name of another, to which that turned out to be equal."""
-    monkeypatch.setattr(lower, "_resolved", lambda value: value)
+    monkeypatch.setattr(lower, "_canonical_size", lambda value: value)
 
     def met(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         both = y + x
@@ -242,9 +244,9 @@ def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("kind", [Net, Attending])
 def test_larger_regions_that_fail(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere._Job, "start", lambda job: None)
-    monkeypatch.setattr(elsewhere._Job, "result", lambda job: b"an artifact")
-    monkeypatch.setattr(elsewhere, "loaded", lambda data, strides: broken)
+    monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
+    monkeypatch.setattr(out_of_process._Job, "result", lambda job: b"an artifact")
+    monkeypatch.setattr(out_of_process, "load_with_strides", lambda data, strides: broken)
     model, other = pair(kind)
     jitted = forge.jit(model)
     expected = steps(other, other)
@@ -269,7 +271,7 @@ def test_a_program_from_disk_whose_regions_fail(strict: bool, tmp_path: Path, mo
     model, _ = pair()
     torch._dynamo.reset()
     from_disk(monkeypatch)
-    monkeypatch.setattr(saved, "load", lambda data: broken)
+    monkeypatch.setattr(artifacts, "load", lambda data: broken)
     jitted = forge.jit(model, strict=strict)
     if strict:
         with pytest.raises(NameError, match="name 's18' is not defined"):

@@ -21,7 +21,7 @@ import forge
 from forge.capture.handles import handle_of
 from forge.compiler.claim import claim
 from forge.executors import RegionError, inductorex, resolve_executors
-from forge.executors.inductorex import waits
+from forge.executors.inductorex import compile_wait
 
 EXECUTORS = ["inductor", "torch"]
 
@@ -79,14 +79,14 @@ def test_two_threads_compile_at_once() -> None:
 def test_waits_of_another_thread_are_its_own() -> None:
     waited: list[str] = []
     scope = {"__file__": "module.py"}
-    with waits.gathered() as started:
+    with compile_wait.defer_waits() as started:
         thread = threading.Thread(target=lambda: (AsyncCompile().wait(dict(scope)), waited.append("there")))
         thread.start()
         thread.join()
         assert waited == ["there"] and not started.waits
         AsyncCompile().wait(dict(scope))
         assert len(started.waits) == 1
-    waits.finish()
+    compile_wait.finish()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -168,7 +168,7 @@ def test_what_fails_deletes_empty_files_of_inductors_cache(
         file.write_text("x = 1" if file.stem == "full" else "")
         if file.stem != "new":
             os.utime(file, (0, 0))
-    waits.notice(AttributeError("no attribute 'call'"))
+    compile_wait.notice(AttributeError("no attribute 'call'"))
     assert [file.name for file in files if file.exists()] == ["old.lock", "new.py", "full.py"]
     assert "no attribute 'call'; 2 empty files of its cache are deleted" in notices.text
 

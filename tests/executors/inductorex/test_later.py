@@ -16,7 +16,7 @@ import forge
 from forge.capture.handles import handle_of
 from forge.compiler.layout import Layout
 from forge.executors.executor import Declined
-from forge.executors.inductorex import elsewhere, graphs
+from forge.executors.inductorex import graphs, out_of_process
 from forge.runtime import tiering
 
 EXECUTORS = ["inductor", "torch"]
@@ -160,7 +160,7 @@ def regions_called(jitted: Callable) -> Callable[[], int]:
     (call,) = [
         bound.symbol.op for bound in forge.last_traces(jitted)[-1].bound_symbols if "fusion" in bound.symbol.name
     ]
-    compilation = call if isinstance(call, elsewhere.Compilation) else call.args[0]
+    compilation = call if isinstance(call, out_of_process.Compilation) else call.args[0]
     run = compilation._function
 
     def counted(boxed: list) -> list:
@@ -186,7 +186,7 @@ def test_what_stays_as_it_is(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
                 jitted(x)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert not handle_of(jitted).tiered() and forge.finish_compiling(jitted)
+    assert not handle_of(jitted).tiered_programs() and forge.finish_compiling(jitted)
 
 
 def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +202,9 @@ def test_a_graph_that_cannot_be_compiled_elsewhere_keeps_its_regions(monkeypatch
 
 @pytest.mark.parametrize("data", [b"", b"no artifact"])
 def test_an_artifact_that_cannot_be_loaded_declines(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere._Job, "result", lambda job: data)
-    monkeypatch.setattr(elsewhere._Job, "start", lambda job: None)
-    compilation = elsewhere.Compilation(graphs.Described([], [], []), {})
+    monkeypatch.setattr(out_of_process._Job, "result", lambda job: data)
+    monkeypatch.setattr(out_of_process._Job, "start", lambda job: None)
+    compilation = out_of_process.Compilation(graphs.PlainGraph([], [], []), {})
     while compilation.state() is False:
         time.sleep(0.01)
     assert isinstance(compilation.state(), Declined) and "cannot be loaded" in compilation.state().reason
@@ -216,7 +216,7 @@ def test_a_forked_child_keeps_its_regions() -> None:
     jitted = forge.jit(module, executors=EXECUTORS)
     with torch.no_grad():
         expected = jitted(x)
-        (tiered,) = handle_of(jitted).tiered()
+        (tiered,) = handle_of(jitted).tiered_programs()
         tiered.promote()  # the other process has just started
         child = os.fork()
         if child == 0:
@@ -228,8 +228,8 @@ def test_a_forked_child_keeps_its_regions() -> None:
 
 
 def test_a_program_that_is_gone_stops_its_process() -> None:
-    job = elsewhere._Job(b"")
-    elsewhere._queue.put(job)
+    job = out_of_process._Job(b"")
+    out_of_process._queue.put(job)
     process = job._process
     job.stop()
     assert process.poll() is not None and isinstance(job.result(), Declined)

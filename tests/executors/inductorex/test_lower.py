@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import forge
 from forge import clang, prims
-from forge.executors.inductorex import lower, waits
+from forge.executors.inductorex import compile_wait, lower
 from forge.ir import Symbol, TensorProxy, Trace, recording
 from forge.torch_internals.versions import TORCH
 
@@ -329,7 +329,7 @@ def test_a_length_that_is_a_multiple_of_another_is_told_to_a_region(dynamic: boo
 def test_a_region_of_a_length_that_is_a_product_of_three_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """make_fx writes one operator.mul of the three."""
     failures: list[Exception] = []
-    monkeypatch.setattr(lower.waits, "notice", failures.append)
+    monkeypatch.setattr(lower.compile_wait, "notice", failures.append)
 
     def unpooled(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         y, places = torch.nn.functional.max_pool2d(x.relu(), 2, return_indices=True)
@@ -388,7 +388,7 @@ def test_pooling_to_one_of_channels_beside_each_other_is_fused() -> None:
     (out,) = region.output
     region.output = (TensorProxy(out.name, out.shape, out.dtype, out.device, strides=(4, 1, 1, 1)),)
     function = lower.compile_region(region)
-    waits.finish()
+    compile_wait.finish()
     torch.testing.assert_close(function([x])[0], x.mean((2, 3), keepdim=True))
 
 

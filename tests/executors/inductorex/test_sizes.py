@@ -24,7 +24,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     """What Inductor failed at, which torch runs."""
     torch._dynamo.reset()
     found: list[Exception] = []
-    monkeypatch.setattr(lower.waits, "notice", found.append)
+    monkeypatch.setattr(lower.compile_wait, "notice", found.append)
     return found
 
 

@@ -13,7 +13,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-from forge.executors.inductorex import units, waits
+from forge.executors.inductorex import compile_wait, units
 from forge.torch_internals.versions import TORCH
 
 ADD = """
@@ -49,7 +49,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
 
 def asked(*sources: str) -> list[Callable[[], Callable]]:
     """What a generated module gets for each kernel, asked for while another one is being built."""
-    with waits.gathered():
+    with compile_wait.defer_waits():
         return [AsyncCompile().cpp_pybinding(TYPES, source).result for source in (ADD % 0, *sources)][1:]
 
 
@@ -104,7 +104,7 @@ def test_other_flags_make_another_kernel(built: list[str]) -> None:
 
 
 def test_another_thread_has_inductor_build_its_kernels(built: list[str]) -> None:
-    with waits.gathered():
+    with compile_wait.defer_waits():
         thread = Thread(target=lambda: AsyncCompile().cpp_pybinding(TYPES, ADD % 1).result())
         thread.start()
         thread.join()

@@ -291,10 +291,10 @@ def test_a_library_that_does_not_load_is_declined_with_the_first_line(monkeypatc
     monkeypatch.delitem(sys.modules, library.MODULE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(library, "TORCH", (2, 11))
-    library._imported.cache_clear()
+    library._import_library.cache_clear()
     flags = sys.getdlopenflags()
     found = NvFuserExecutor("nvfuser").is_available()
-    library._imported.cache_clear()
+    library._import_library.cache_clear()
     assert found.reason == "nvfuser_direct cannot be imported: ImportError: libnvrtc.so.12: cannot open"
     assert sys.getdlopenflags() == flags
 

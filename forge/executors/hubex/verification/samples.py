@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forge import torchlang
-from forge.executors.calls import Call, Case, Meta, Undescribed, call_of, with_strides
+from forge.executors.calls import Call, Case, Meta, NotReproducible, call_of, with_strides
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.generic import generic_calls
 from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
@@ -61,7 +61,7 @@ def _calls(templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
     for args, kwargs in templates:
         try:
             yield call_of(args, kwargs)
-        except Undescribed:
+        except NotReproducible:
             continue
 
 

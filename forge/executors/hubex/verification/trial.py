@@ -9,7 +9,7 @@ import torch
 
 from forge import clang
 from forge.compiler.claim import choose, claim
-from forge.executors.calls import Case, Passes, described
+from forge.executors.calls import Case, Passes, format_arguments
 from forge.executors.executor import Executor, resolve_executors
 from forge.executors.hubex.assumed import Assumption, reference_of
 from forge.executors.hubex.derived import Derived, derived
@@ -205,7 +205,7 @@ class Trial:
 def _described(case: Case, kernel: Kernel) -> str:
     """'x: float32[3, 7] (unaligned), eps=1e-06'."""
     named = zip(kernel.target.signature.by_name, case.args, strict=False)
-    return described({**dict(named), **case.kwargs}, case.note)
+    return format_arguments({**dict(named), **case.kwargs}, case.note)
 
 
 def _dims(case: Case) -> int:

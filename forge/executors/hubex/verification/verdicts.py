@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from forge.executors.calls import Undescribed, call_of
+from forge.executors.calls import NotReproducible, call_of
 from forge.executors.executor import Decision, Declined, decline
 from forge.executors.fingerprint import Fingerprint, here
 from forge.executors.hubex.fingerprint import fingerprint
@@ -73,7 +73,7 @@ class Verifier:
             return decline("another kernel is being verified, which may be what it calls")
         try:
             call = call_of(args, kwargs)
-        except Undescribed as reason:
+        except NotReproducible as reason:
             return decline(str(reason))
         first = next(iter(call.metas), None)
         if first is None:

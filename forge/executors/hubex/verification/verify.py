@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from forge.executors.calls import Case, Undescribed, call_of
+from forge.executors.calls import Case, NotReproducible, call_of
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying
@@ -53,5 +53,5 @@ def _like(kernel: Kernel, case: Case) -> Iterator[Case]:
     """Variations of an OpInfo sample that the kernel took."""
     try:
         return variations(kernel, call_of(case.args, case.kwargs))
-    except Undescribed:
+    except NotReproducible:
         return iter(())

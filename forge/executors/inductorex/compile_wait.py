@@ -1,10 +1,10 @@
-"""The waits for kernels that Inductor has started (g++, Triton), gathered: all are waited for at once, at the end.
+"""Deferred waits for the kernels that Inductor compiles in the background (g++, Triton): one wait for all, at the end.
 
 A module that Inductor generates starts its kernels in other threads or processes and waits for them as it is loaded.
-Here the waits are kept while forge and Inductor go on with other regions, and made by `finish`. Whoever has made, or
-found, an artifact calls `finish` before the artifact is called: it ends when nothing of any thread is left.
+Here the waits are deferred to `finish`, while forge and Inductor go on with other regions. Call `finish` before the
+first call of an artifact: it returns when no thread's work is left.
 
-Source: torch._inductor.async_compile.AsyncCompile.wait; a torch that has none waits as it goes.
+Source: torch._inductor.async_compile.AsyncCompile.wait; with a torch that has none, each module waits as it is loaded.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from forge.torch_internals.inductor.cache_dir import cache_dir
 from forge.torch_internals.inductor.codecache import PyCodeCache
 
 
-class Started:
+class PendingArtifact:
     """An artifact and the waits for its kernels."""
 
     def __init__(self) -> None:
@@ -34,7 +34,8 @@ class Started:
         self.waits: list[tuple[dict[str, Any], Callable[[], None]]] = []
 
     def finish(self) -> Exception | None:
-        """Wait; why it failed, where it did. Nobody finds the modules of a failed artifact again."""
+        """Wait, and return the error where it failed. The modules of a failed artifact are removed from Inductor's
+        cache."""
         try:
             for _, wait in self.waits:
                 wait()
@@ -45,7 +46,7 @@ class Started:
         return None
 
 
-_started: list[Started] = []
+_started: list[PendingArtifact] = []
 _failed: dict[Callable, Declined] = {}
 _finishing = threading.Lock()
 _noticed = threading.Lock()
@@ -55,30 +56,30 @@ _SECONDS_TO_WRITE = 60
 
 
 @contextlib.contextmanager
-def gathered() -> Iterator[Started]:
-    """Inside, what this thread makes Inductor generate does not wait. The caller sets `function` and keeps it alive;
-    the modules of one that has none, since generating it failed, are waited for all the same.
+def defer_waits() -> Iterator[PendingArtifact]:
+    """Defer the waits of the modules that Inductor generates in this thread. The caller sets `function` and keeps it
+    alive; the modules of an artifact without one, whose generation failed, are waited for all the same.
 
-    To be entered under a lock of the caller's: other threads' modules wait as ever, but the way back is one.
+    Enter it under a lock: other threads' modules wait as usual, but the patch is one for all.
     """
-    started = Started()
+    started = PendingArtifact()
     wait, build = (getattr(AsyncCompile, name, None) for name in ("wait", "cpp_pybinding"))
     if wait is None or build is None:
         yield started
         return
     thread = threading.get_ident()
 
-    def kept(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
+    def defer_wait(compiling: AsyncCompile, scope: dict[str, Any]) -> None:
         if threading.get_ident() == thread and "__file__" in scope:  # not what is generated to be run now
             started.waits.append((scope, partial(wait, compiling, scope)))
         else:
             wait(compiling, scope)
 
-    def asked(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
+    def build_unit(compiling: AsyncCompile, argtypes: Sequence[str], source: str) -> Any:
         own = threading.get_ident() == thread
         return units.ask(compiling, argtypes, source, build) if own else build(compiling, argtypes, source)
 
-    AsyncCompile.wait, AsyncCompile.cpp_pybinding = kept, asked
+    AsyncCompile.wait, AsyncCompile.cpp_pybinding = defer_wait, build_unit
     try:
         yield started
     finally:
@@ -87,7 +88,7 @@ def gathered() -> Iterator[Started]:
 
 
 def finish() -> dict[Callable, Declined]:
-    """Wait until every artifact is complete; those of this process that cannot be called, and why."""
+    """Wait until every artifact is complete, and return those that cannot be called, with the reasons."""
     with _finishing:
         units.start_rest()
         progress.expect(len(_started))
@@ -117,7 +118,7 @@ def _fail(function: Callable | None, error: Exception) -> None:
 
 
 def has_failed() -> bool:
-    """Return whether Inductor could not compile something that this process asked for."""
+    """Return whether Inductor failed to compile a region of this process."""
     return _noticed.locked()
 
 

@@ -15,12 +15,13 @@ from forge.ir.printing import YIELD
 FIRST_BYTES = 1 << 20  # the first part is small, so that sending begins early; torch's first bucket is, too
 
 
-def find_parts(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[int]]:
-    """The positions of the outputs of a claimed backward by the parts in which they leave it, each of at least `limit`
-    bytes but the first and the last one; in the order in which they are made. Empty where there would be one.
+def find_buckets(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[int]]:
+    """Return the positions of the outputs of a claimed backward by bucket, each of at least `limit` bytes but the first
+    and the last one, in the order in which they are computed. Empty where there would be one bucket.
 
     reached: the positions of all outputs that another set of gradients may give; those that this backward does not give
-    leave with the last part."""
+    are in the last bucket.
+    """
     made = _made_by(trace)
     order = sorted((made.get(x.name, -1), i) for i, x in enumerate(trace.output) if isinstance(x, TensorProxy))
     parts: list[list[int]] = [[]]
@@ -37,8 +38,8 @@ def find_parts(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[in
     return parts
 
 
-def in_parts(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
-    """The backward with a yield of each part, in their order; it returns nothing."""
+def bucketed(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
+    """Return the backward as a generator that yields each bucket, in order."""
     made = _made_by(trace)
     places: dict[int, list[BoundSymbol]] = {}
     last = -1

@@ -13,7 +13,7 @@ import torch
 from torch._inductor import cpu_vec_isa
 
 import forge
-from forge.executors.inductorex import ahead
+from forge.executors.inductorex import isa_probe
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[boo
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FORGE_BACKGROUND", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    ahead.ask.cache_clear()
+    isa_probe.ask.cache_clear()
     yield asked
-    ahead.wait()
-    ahead.ask.cache_clear()
+    isa_probe.wait()
+    isa_probe.ask.cache_clear()
 
 
 def compile_two(executors: list[bool]) -> None:
@@ -43,18 +43,18 @@ def compile_two(executors: list[bool]) -> None:
 
 def test_one_thread_asks_for_all_programs_and_they_wait_for_it(asking: list[bool]) -> None:
     compile_two(["inductor", "torch"])
-    assert asking[0] and not any(asking[1:]) and ahead.known().exists()
+    assert asking[0] and not any(asking[1:]) and isa_probe.marker_path().exists()
 
 
 def test_nobody_asks_what_is_known(asking: list[bool]) -> None:
-    ahead.known().touch()
+    isa_probe.marker_path().touch()
     compile_two(["inductor", "torch"])
     assert not any(asking)
 
 
 def test_nobody_asks_without_inductor(asking: list[bool]) -> None:
     compile_two(["torch"])
-    ahead.wait()
+    isa_probe.wait()
     assert not any(asking)
 
 
@@ -73,7 +73,7 @@ def test_who_compiles_asks_again_after_a_failure(asking: list[bool], monkeypatch
 
     monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", fail)
     compile_two(["inductor", "torch"])
-    assert not ahead.known().exists()
+    assert not isa_probe.marker_path().exists()
 
 
 def test_who_compiles_asks_where_no_thread_can_be_started(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_who_compiles_asks_where_no_thread_can_be_started(asking: list[bool], mo
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        assert ahead.ask() is None
+        assert isa_probe.ask() is None
     compile_two(["inductor", "torch"])
     assert asking and not any(asking)
 
@@ -93,7 +93,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     codes: list[str] = []
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda isa, code: codes.append(code) or code == "works")
-    ahead.remember.__wrapped__()
+    isa_probe.remember.__wrapped__()
     return codes
 
 
@@ -127,7 +127,7 @@ def test_processes_that_compile_for_this_one_remember() -> None:
 def test_a_fork_waits_for_the_answer(asking: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", go.wait)
-    thread = ahead.ask()
+    thread = isa_probe.ask()
     threading.Timer(0.2, go.set).start()
     child = os.fork()
     if child == 0:

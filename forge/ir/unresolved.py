@@ -1,5 +1,6 @@
-"""What is not known of symbolic lengths once Dynamo has taken its guards: a program that is compiled later, a backward
-above all, holds for every length with which the guards do, or is kept for the lengths that it was compiled for."""
+"""Questions about symbolic sizes that Dynamo's guards do not answer. A program that is compiled after the guards
+were taken, a backward above all, holds for every size that they allow, or is cached for the sizes that it was
+compiled for."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +12,12 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 
-class Undecided(RuntimeError):
-    """A question about symbolic lengths whose answer differs from run to run."""
+class UnresolvedSymInt(RuntimeError):
+    """A question about symbolic sizes whose answer differs from run to run."""
 
 
 class Sizes:
-    """What symbols stand for in one run; `used`: whether a question was answered by it."""
+    """The values of symbols in one run; `used`: whether they answered a question."""
 
     def __init__(self, values: dict[sympy.Symbol, Any]) -> None:
         self.values = values
@@ -31,10 +32,10 @@ _state = _State()
 
 
 @contextmanager
-def for_sizes(symbolic: Sequence[Any], values: Sequence[Any]) -> Iterator[Sizes]:
-    """What is compiled inside runs after Dynamo has taken its guards, first with these values of the symbolic numbers.
+def specialize_sizes(symbolic: Sequence[Any], values: Sequence[Any]) -> Iterator[Sizes]:
+    """Compile after Dynamo has taken its guards, at first with these values of the symbolic numbers.
 
-    torch would answer a question for the lengths that it saw first, and guard nothing.
+    torch would answer a question by the sizes of the first call, and add no guard.
     """
     for number in symbolic:
         if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -48,8 +49,8 @@ def for_sizes(symbolic: Sequence[Any], values: Sequence[Any]) -> Iterator[Sizes]
         _state.sizes = before
 
 
-def for_all_sizes(question: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function, whose answer holds for every run. Raises Undecided where it asks what differs."""
+def without_specialization(question: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Call a function whose result must hold for every size. Raises UnresolvedSymInt where it depends on one."""
     before = _state.sizes
     if before is None:
         return question(*args, **kwargs)
@@ -61,14 +62,15 @@ def for_all_sizes(question: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def decided(condition: bool | torch.SymBool) -> bool:
-    """Return the truth of a condition on lengths where every run has the same, without a guard. Raises Undecided."""
+    """Return the truth of a condition on sizes where every run has the same, without a guard. Raises UnresolvedSymInt
+    otherwise."""
     if isinstance(condition, bool):
         return condition
     if statically_known_true(condition):
         return True
     if statically_known_true(torch.sym_not(condition)):
         return False
-    raise Undecided(f"{condition} differs from size to size")
+    raise UnresolvedSymInt(f"{condition} differs from size to size")
 
 
 def _take_no_more_guards(environment: ShapeEnv) -> None:
@@ -92,7 +94,7 @@ def _in_this_run(question: sympy.Basic) -> Any:
     sizes = _state.sizes
     found = question if sizes is None else question.xreplace(sizes.values)
     if found.free_symbols:
-        raise Undecided(f"it asks for {question}, which cannot be decided: it differs from size to size")
+        raise UnresolvedSymInt(f"it asks for {question}, which cannot be decided: it differs from size to size")
     if sizes is not None:
         sizes.used = True
     return found

@@ -22,8 +22,8 @@ import torch
 
 from forge.executors.executor import Decision, decline
 from forge.executors.inductorex import processes
-from forge.executors.inductorex.graphs import Described
-from forge.executors.inductorex.saved import loaded
+from forge.executors.inductorex.artifacts import load_with_strides
+from forge.executors.inductorex.graphs import PlainGraph
 from forge.executors.inductorex.strides import Strides
 from forge.torch_internals.inductor.config import inductor_config
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("forge.inductor")
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides, in this process, how Inductor compiles a graph."""
+    """The settings of this process that Inductor's results depend on."""
 
     threads: int
     matmul_precision: str
@@ -40,13 +40,13 @@ class Settings:
 
     @classmethod
     def current(cls) -> "Settings":
-        """Return this process's."""
+        """Return the settings of this process."""
         return cls(
             torch.get_num_threads(), torch.get_float32_matmul_precision(), inductor_config.save_config_portable()
         )
 
     def apply(self) -> None:
-        """Make them this process's."""
+        """Apply the settings to this process."""
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision(self.matmul_precision)
         inductor_config.load_config(self.inductor)
@@ -59,7 +59,7 @@ class Compilation:
     for any longer ends.
     """
 
-    def __init__(self, graph: Described, strides: Strides) -> None:
+    def __init__(self, graph: PlainGraph, strides: Strides) -> None:
         self._strides = strides
         self._job = _Job(pickle.dumps((graph, Settings.current())))
         self._function: Callable | None = None
@@ -92,7 +92,7 @@ class Compilation:
     def _load(self, artifact: bytes) -> None:
         try:
             with processes.no_fork:
-                self._function = loaded(artifact, self._strides)
+                self._function = load_with_strides(artifact, self._strides)
             self._state = True
         except Exception as error:
             _log.debug("a compiled graph cannot be loaded", exc_info=True)
@@ -126,7 +126,7 @@ class _Job:
     def result(self) -> bytes | Decision:
         """Return the artifact's bytes, Declined, or False while there is none yet."""
         if self.stopped or self.owner != os.getpid():
-            return decline("the process that compiles it is another one's, or was stopped")
+            return decline("its compile process belongs to another process, or was stopped")
         if self._process is None or self.is_running:
             return self.failed
         folder = Path(self._folder.name)

@@ -18,17 +18,17 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from forge.executors.executor import Declined, decline
-from forge.executors.inductorex import ahead, units
+from forge.executors.inductorex import isa_probe, units
 from forge.executors.inductorex.strides import NO_STRIDES, Strides
 from forge.torch_internals.inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache, inductor_utils
 from forge.torch_internals.inductor.config import inductor_config
 
 _UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
-_kept: "weakref.WeakKeyDictionary[Callable, Kept | _Dumped]" = weakref.WeakKeyDictionary()
+_kept: "weakref.WeakKeyDictionary[Callable, ArtifactRecord | _SerializedArtifact]" = weakref.WeakKeyDictionary()
 
 
-class Kept:
-    """What is known of an artifact. strides: those that results are given where Inductor's differ."""
+class ArtifactRecord:
+    """What `dump` writes of an artifact. strides: those of the results where Inductor's differ."""
 
     def __init__(self, graph: Any, strides: Strides) -> None:
         self.source: str | None = getattr(graph, "source_code", None)
@@ -41,7 +41,7 @@ class Kept:
     def dump(self) -> bytes | Declined:
         """As `dump`."""
         if self.source is None:
-            return decline("it is not known what Inductor made a region of")
+            return decline("the source of a region is not known")
         if self.reason is not None:
             return decline(self.reason)
         kernels = _kernels(self.scope)
@@ -71,31 +71,31 @@ def _as_data(strides: Strides) -> list:
 
 def keep(function: Callable, graph: Any, strides: Strides) -> None:
     """Remember what a region's function was made of: `graph` is Inductor's CompiledFxGraph."""
-    _kept[function] = Kept(graph, strides)
+    _kept[function] = ArtifactRecord(graph, strides)
 
 
 def dump(function: Callable) -> bytes | Declined:
     """Return what `load` makes the function of."""
     kept = _kept.get(function)
-    return decline("it is not known what Inductor made a region of") if kept is None else kept.dump()
+    return decline("the source of a region is not known") if kept is None else kept.dump()
 
 
 def dump_artifact(graph: Any) -> bytes | Declined:
     """Return what `load` makes the function of Inductor's CompiledFxGraph of."""
-    return Kept(graph, NO_STRIDES).dump()
+    return ArtifactRecord(graph, NO_STRIDES).dump()
 
 
-def loaded(data: bytes, strides: Strides) -> Callable:
-    """As `load`, with results of these strides; it can be dumped again."""
+def load_with_strides(data: bytes, strides: Strides) -> Callable:
+    """Return the function of `load`, with results of these strides; it can be dumped again."""
     known = json.loads(data)
     known["strides"] = _as_data(strides)
     data = json.dumps(known).encode()
     function = load(data)
-    _kept[function] = _Dumped(data)
+    _kept[function] = _SerializedArtifact(data)
     return function
 
 
-class _Dumped:
+class _SerializedArtifact:
     """An artifact that was dumped already."""
 
     def __init__(self, data: bytes) -> None:
@@ -117,7 +117,7 @@ def load(data: bytes) -> Callable:
     if known["aligned"]:
         call = inductor_utils.align_inputs_from_check_idxs(call, known["aligned"], set())
     results, sizes = known["strides"]
-    return Strides(dict(results), sizes).around(call)
+    return Strides(dict(results), sizes).wrap(call)
 
 
 def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
@@ -134,7 +134,7 @@ def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
 def _module(source: str) -> ModuleType:
     """Return the module as Inductor loads it: what is in a file of its name is written anew where it is something
     else."""
-    ahead.remember()  # it asks for the processor's instructions, before lower.py is imported
+    isa_probe.remember()  # it asks for the processor's instructions, before lower.py is imported
     _, path = PyCodeCache.write(source)
     if Path(path).read_bytes() != source.encode():
         Path(path).unlink()

@@ -1,10 +1,10 @@
-"""What Inductor asks of the machine before its first C++ kernel, asked while the first program is captured.
+"""Inductor's probes of the processor's instruction sets, in a thread while the first program is captured.
 
-It has the compiler build a library for each thing that the processor may be able to do, and another process load it:
-ten of them, which take seconds, and in every process again. Here a thread waits for them meanwhile, and what could be
-loaded once is known to the processes that come later, those that compile for this one among them.
+Before its first C++ kernel, Inductor has the compiler build a library for each instruction set that the processor may
+have, and another process load it: ten of them, which take seconds, once more in every process. Here a thread waits for
+them meanwhile, and a probe that succeeded once is stored for later processes, those that compile for this one included.
 
-Source: torch._inductor.cpu_vec_isa: pick_vec_isa, which remembers the answer, and VecISA.check_build, which asks.
+Source: torch._inductor.cpu_vec_isa: pick_vec_isa, which caches the answer, and VecISA.check_build, which probes.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from forge.support.machine import processor
 
 @functools.cache
 def ask() -> threading.Thread | None:
-    """Return the thread, where there is one: Inductor's cache has not seen the answer yet, and FORGE_BACKGROUND is not
+    """Start the probes, and return their thread; None where Inductor's cache has the answer, or FORGE_BACKGROUND is
     0."""
     with contextlib.suppress(OSError, RuntimeError):  # no room, no threads: who compiles asks
-        if is_wanted() and not known().exists():
+        if is_wanted() and not marker_path().exists():
             thread = threading.Thread(target=_ask, name="forge-ahead")
             thread.start()
             return thread
@@ -38,25 +38,25 @@ def ask() -> threading.Thread | None:
 
 
 def wait() -> None:
-    """Until the answer is there, if it was asked for."""
+    """Wait for the probes, if they were started."""
     thread = ask() if ask.cache_info().currsize else None
     if thread is not None:
         thread.join()
 
 
-def known() -> Path:
-    """Return the file that says that these versions know the answer."""
+def marker_path() -> Path:
+    """Return the file whose existence says that the probes of these versions are done."""
     return _cache() / f"forge-{torch.__version__}-{Path(_compiler()).name}"
 
 
 @functools.cache
 def remember() -> None:
-    """From now on, Inductor does not ask again what was found to work once, by this process or another one."""
+    """Patch Inductor to skip a probe that succeeded before, in this process or another."""
     kind = importlib.import_module("forge.torch_internals.inductor.cpu").cpu_vec_isa.VecISA
     check = kind.check_build
 
     @functools.wraps(check)
-    def remembered(isa: Any, code: str) -> bool:
+    def check_build(isa: Any, code: str) -> bool:
         with contextlib.suppress(OSError):  # no room, or not writable: it is asked
             found = _answer(isa.build_arch_flags(), code)
             if found.exists():
@@ -68,11 +68,11 @@ def remember() -> None:
                 return found.exists()
         return check(isa, code)
 
-    kind.check_build = remembered
+    kind.check_build = check_build
 
 
 def _answer(flags: str, code: str) -> Path:
-    """Return the file that is there if a library of the code, compiled with these flags, can be loaded."""
+    """Return the file that exists if a library of the code, compiled with these flags, can be loaded."""
     compiler = shutil.which(_compiler()) or ""
     changed = os.stat(compiler).st_mtime_ns if compiler else 0
     told = repr((torch.__version__, os.path.realpath(compiler), changed, processor(), flags, code))
@@ -91,4 +91,4 @@ def _ask() -> None:
     with processes.no_fork, contextlib.suppress(Exception):  # who compiles asks again, and says what is wrong
         remember()
         importlib.import_module("forge.torch_internals.inductor.cpu").cpu_vec_isa.pick_vec_isa()
-        known().touch()
+        marker_path().touch()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch._inductor.codecache import PyCodeCache
 
-from forge.executors.inductorex import inductorex, saved
+from forge.executors.inductorex import artifacts, inductorex
 
 pytestmark = pytest.mark.skipif(not inductorex.is_available(), reason="Inductor cannot be used here")
 
@@ -43,11 +43,11 @@ def call(args):
 
 
 def test_it_imports_and_compiles_nothing_that_it_does_not_need() -> None:
-    assert saved._short(MODULE, {"cpp_fused_0": ("path", "hash")}) == SHORT
+    assert artifacts._short(MODULE, {"cpp_fused_0": ("path", "hash")}) == SHORT
 
 
 def test_one_that_has_other_kernels_is_loaded_by_inductor() -> None:
-    assert saved._short(MODULE, {}) is None
+    assert artifacts._short(MODULE, {}) is None
 
 
 def test_a_generated_module_that_was_damaged_is_written_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,4 +56,4 @@ def test_a_generated_module_that_was_damaged_is_written_anew(monkeypatch: pytest
     _, path = PyCodeCache.write(source)
     Path(path).write_text(source.replace("17", "16"))
     known = {"source": source, "short": None, "kernels": {}, "aligned": [], "strides": [[], {}]}
-    assert saved.load(json.dumps(known).encode())([1]) == [18]
+    assert artifacts.load(json.dumps(known).encode())([1]) == [18]

@@ -69,8 +69,10 @@ class _Head(NamedTuple):
     kept: int | None
 
 
-def heads(trace: Trace, plain: Callable[[BoundSymbol], bool] = lambda bound: True, limit: int | None = None) -> Trace:
-    """The trace with every head and loss one call of torchlang.linear_cross_entropy.
+def fused_linear_cross_entropy(
+    trace: Trace, plain: Callable[[BoundSymbol], bool] = lambda bound: True, limit: int | None = None
+) -> Trace:
+    """Return the trace with every head and loss as one call of torchlang.linear_cross_entropy.
 
     `plain` says whether a call runs as torch runs it: one for which the user named another kernel is left alone. So are
     heads of fewer than `limit` bytes of logits (BYTE_LIMIT), and in training float16, whose gradients depend on the
