@@ -19,7 +19,7 @@ from forge.cli import small_models
 from forge.cli.app import TargetError
 from forge.executors.executor import unknown
 from forge.ir.checks import in_one_line
-from forge.torch_internals.pytree import pytree
+from forge.torch_internals.pytree import torch_pytree
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _LISTED = 100  # names that are told of a module's
@@ -90,7 +90,7 @@ def load(
             program = program.to(device=device, dtype=dtype).train(training)
     _check_arguments(target, program, args, kwargs)
     if training and not _parameters(program):
-        args, kwargs = pytree.tree_map(_requiring_grad, (args, kwargs))
+        args, kwargs = torch_pytree.tree_map(_requiring_grad, (args, kwargs))
     return Case(target, program, args, kwargs, training)
 
 
@@ -107,7 +107,7 @@ def _move_to(inputs: Any, device: torch.device, dtype: torch.dtype | None) -> An
             return leaf
         return leaf.to(device, dtype if leaf.is_floating_point() else None)
 
-    return pytree.tree_map(move, inputs)
+    return torch_pytree.tree_map(move, inputs)
 
 
 def _requiring_grad(leaf: Any) -> Any:
