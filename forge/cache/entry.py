@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forge.cache import store
-from forge.cache.graphs import GraphDescription, Uncacheable
+from forge.cache.graphs import GraphKey, Uncacheable
 from forge.cache.guards import equal_lengths, guards_since, hold
 from forge.cache.keys import key_of
 from forge.cache.programs import dump, load
@@ -38,7 +38,7 @@ class CacheEntry:
         self._parameters = parameters
         start = time.perf_counter()
         try:
-            self._described = GraphDescription(graph)
+            self._described = GraphKey(graph)
             self.key = key_of(self._described, config, parameters)
         except Uncacheable as reason:
             self.reason = str(reason)

@@ -28,7 +28,7 @@ class Uncacheable(Exception):
     """A program that cannot be kept for another process, with the reason in words."""
 
 
-class GraphDescription:
+class GraphKey:
     """A graph as words, from which its key in the cache is made.
 
     lines: sources of the nodes' calls, by number. held: tensors that the graph holds itself, by number. devices: those

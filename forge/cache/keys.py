@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from forge.cache.graphs import GraphDescription, Uncacheable
+from forge.cache.graphs import GraphKey, Uncacheable
 from forge.compiler.config import Config
 from forge.executors.executor import Declined, Executor
 from forge.executors.fingerprint import fingerprint_of, here
@@ -15,7 +15,7 @@ from forge.runtime.torch_state import modes
 from forge.support.machine import device_name, processor
 
 
-def key_of(graph: GraphDescription, config: Config, parameters: Sequence[str]) -> str:
+def key_of(graph: GraphKey, config: Config, parameters: Sequence[str]) -> str:
     """Return the key of a graph's program. Raises Uncacheable where part of it is known to this process only."""
     if config.cuda_graphs:
         raise Uncacheable("CUDA graphs are of one process")
@@ -39,7 +39,7 @@ def _system() -> tuple[str, ...]:
     return (*here(), str(torch.version.cuda), *where)
 
 
-def _devices(graph: GraphDescription) -> list[str]:
+def _devices(graph: GraphKey) -> list[str]:
     """Return the devices of a graph's tensors."""
     return [device_name(device) for device in sorted(graph.devices, key=str)]
 

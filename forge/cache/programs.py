@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from forge.cache.graphs import GraphDescription
+from forge.cache.graphs import GraphKey
 from forge.cache.objects import Reader, Writer
 from forge.cache.store import Entry
 from forge.compiler.autotune import Measurement
@@ -29,7 +29,7 @@ from forge.ir.printing import compile_function
 from forge.ir.pytree import names
 from forge.ir.source import Source
 from forge.runtime.autograd import DifferentiableBackward, Sources
-from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_runtime_checks
+from forge.runtime.plan import Backwards, CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_checks
 from forge.runtime.tiering import TieredProgram, TierResult, is_wanted
 from forge.transforms.split import Saved
 
@@ -43,7 +43,7 @@ def dump(
     mutated: list[int],
     held: list[int],
     executors: Sequence[Executor],
-    graph: GraphDescription,
+    graph: GraphKey,
     *,
     has_second_tier: bool,
 ) -> Entry:
@@ -83,9 +83,7 @@ def _generated_functions(plan: CompiledPlan) -> tuple[GeneratedFunction | None, 
     return (plan.forward, training and training.backward, training and training.epilogue)
 
 
-def _text_and_table(
-    entry: Entry, trace: Trace, executors: Sequence[Executor], graph: GraphDescription
-) -> dict[str, Any]:
+def _text_and_table(entry: Entry, trace: Trace, executors: Sequence[Executor], graph: GraphKey) -> dict[str, Any]:
     regions = {
         id(bound.symbol.op): bound.symbol.executor
         for bound in trace.bound_symbols
@@ -115,7 +113,7 @@ def _hash(split: Trace) -> str:
     return hashlib.sha256(repr((split.input_names, split.bound_symbols, saved)).encode()).hexdigest()
 
 
-def _claim_data(claim: Claim, graph: GraphDescription) -> list:
+def _claim_data(claim: Claim, graph: GraphKey) -> list:
     line = graph.lines.get(claim.source)
     told = claim.operation, claim.outputs, claim.results, line
     return [*told, claim.executor, claim.declined, claim.level, claim.region]
@@ -124,7 +122,7 @@ def _claim_data(claim: Claim, graph: GraphDescription) -> list:
 def load(
     entry: Entry,
     config: Config,
-    graph: GraphDescription,
+    graph: GraphKey,
     compile: Callable[[], tuple[Executable, CompileReport]],
     eager: Callable,
 ) -> tuple[Executable, CompileReport]:
@@ -156,7 +154,7 @@ def load(
         if is_wanted():
             tiered = TieredProgram(call, second_tier.compile)
             call = tiered.call
-    executable = Executable(with_runtime_checks(call, data["mutated"], eager), plan, second_tier, tiered)
+    executable = Executable(with_checks(call, data["mutated"], eager), plan, second_tier, tiered)
     tensors = list(graph.held.values())
     held = [tensors[number] for number in data["held"]]
     report.opaque_calls = data["opaque_calls"]
@@ -268,7 +266,7 @@ class LoadedReport(CompileReport):
     cached = True
     edited_files = ()  # such programs are not on disk
 
-    def __init__(self, entry: Entry, graph: GraphDescription, program: _Program) -> None:
+    def __init__(self, entry: Entry, graph: GraphKey, program: _Program) -> None:
         self.fallbacks: list[dict[str, Fallback]] = [{}, {}]  # forward, backward
         self.lines = {number: line for line, number in graph.lines.items()}
         self._claims_on_disk = [entry.blobs[number] for number in entry.data["claims"]]

@@ -322,7 +322,7 @@ class _Interpreter:
         if target in _SIZED and tensors(args[1:]) and all(isinstance(length, int) for length in example.shape):
             args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
         if target in _STRIDED and tensors([args[1:], kwargs]):
-            args, kwargs = _as_strided_arguments(example, *args, **kwargs)
+            args, kwargs = _as_strided_args(example, *args, **kwargs)
         if target in _PADS and tensors([args[1:], kwargs]):
             args, kwargs = self.replace_item_numbers(given, (args, kwargs))
         called, target = target, torchlang.overload_of(target, args, kwargs)
@@ -603,9 +603,7 @@ _LENGTHS = frozenset(getattr(packet, overload) for packet in _LENGTHS for overlo
 _DATA = (torch.Tensor.data.__get__, get_data_attr)  # a tensor with a version of its own
 
 
-def _as_strided_arguments(
-    example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None
-) -> tuple:
+def _as_strided_args(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
     """Return the arguments of as_strided with the numbers that it was given as 0-d tensors."""
     return (input, tuple(example.shape), tuple(example.stride())), {"storage_offset": storage_offset}
 

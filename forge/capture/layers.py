@@ -51,7 +51,7 @@ SITE, INSIDE = "forge_layer_site", "forge_layers_inside"  # in the meta of nodes
 _numbers = itertools.count()
 
 
-class _OverrideDeclined(Exception):
+class _KeepForward(Exception):
     """The module keeps its own forward; carries the reason."""
 
 
@@ -113,7 +113,7 @@ def captured_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kw
     name = _name_of(module)
     try:
         return _mark_call(executor, module, tx, args, kwargs, result, _after(tx.output.current_tracer.graph, last))
-    except _OverrideDeclined as kept:
+    except _KeepForward as kept:
         reason = str(kept)
     except Exception as error:  # of what Dynamo cannot do with a module's attributes
         reason = in_one_line(error)
@@ -158,10 +158,10 @@ def _mark_call(
     training = torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes)
     device = next((fake.device for fake in fakes), None)
     if device is None:
-        raise _OverrideDeclined("no tensor is given to it")
+        raise _KeepForward("no tensor is given to it")
     layer = executor.find(value, device, training)
     if isinstance(layer, Declined):
-        raise _OverrideDeclined(layer.reason)
+        raise _KeepForward(layer.reason)
     _check_reads(tx, module, layer.kind)
     outputs = _outputs(result)
     _check_results(outputs, fakes, inside)
@@ -180,14 +180,14 @@ def _mark_call(
 
 def _check_module(module: torch.nn.Module) -> None:
     if "forward" in vars(module):
-        raise _OverrideDeclined("the module's forward was replaced on the object")
+        raise _KeepForward("the module's forward was replaced on the object")
     if any(getattr(each, hooks) for each in module.modules() for hooks in _HOOKS):
-        raise _OverrideDeclined("it has hooks")
+        raise _KeepForward("it has hooks")
     if autocast_mode.is_enabled():
-        raise _OverrideDeclined("it is called under torch.autocast")
+        raise _KeepForward("it is called under torch.autocast")
     held = ModuleTemplate(module).unregistered_tensors()
     if held:
-        raise _OverrideDeclined(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
+        raise _KeepForward(f"its attribute {held[0]} is a tensor, and neither a parameter nor a buffer")
 
 
 def _attribute(tx: Any, module: Any, path: str) -> Any:
@@ -201,7 +201,7 @@ def _attribute(tx: Any, module: Any, path: str) -> Any:
 
 def _fake(variable: Any) -> torch.Tensor:
     if not isinstance(variable, TensorVariable):
-        raise _OverrideDeclined(f"it has a tensor that Dynamo sees as {type(variable).__name__}")
+        raise _KeepForward(f"it has a tensor that Dynamo sees as {type(variable).__name__}")
     return variable.as_proxy().node.meta["example_value"]
 
 
@@ -219,7 +219,7 @@ def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple
             return variable.python_type()(template_of(each, name) for each in variable.items)
         if variable.is_python_constant() and isinstance(variable.as_python_constant(), _PLAIN):
             return variable.as_python_constant()
-        raise _OverrideDeclined(f"its argument {name} is neither a tensor nor a constant")
+        raise _KeepForward(f"its argument {name} is neither a tensor nor a constant")
 
     names = list(bound.signature.parameters)
     positional = [template_of(each, names[min(i + 1, len(names) - 1)]) for i, each in enumerate(bound.args[1:])]
@@ -238,9 +238,7 @@ def _check_reads(tx: Any, module: UnspecializedNNModuleVariable, layer: type[tor
                 guard_scalar(found.sym_num)
             elif not found.is_python_constant():
                 kind = type(value).__name__
-                raise _OverrideDeclined(
-                    f"the layer reads its attribute {name}, a {kind} that is no constant of the program"
-                )
+                raise _KeepForward(f"the layer reads its attribute {name}, a {kind} that is no constant of the program")
 
 
 def reads_of_self(code: types.CodeType) -> set[str] | None:
@@ -262,7 +260,7 @@ def _outputs(result: Any) -> list[TensorVariable]:
     found = list(result.items) if isinstance(result, TupleVariable) else [result]
     found = [each.realize() if hasattr(each, "realize") else each for each in found]
     if not found or not all(isinstance(each, TensorVariable) for each in found):
-        raise _OverrideDeclined("it returns something else than tensors")
+        raise _KeepForward("it returns something else than tensors")
     return found
 
 
@@ -271,20 +269,20 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
     memory = {_memory(fake) for fake in fakes}
     found = [_memory(each) for each in results]
     if not memory.isdisjoint(found) or len(set(found)) < len(found):
-        raise _OverrideDeclined("what it returns shares memory with what it is given")
+        raise _KeepForward("what it returns shares memory with what it is given")
     if not all(each.is_contiguous() for each in results):
-        raise _OverrideDeclined("what it returns is not contiguous")
+        raise _KeepForward("what it returns is not contiguous")
     if any(name not in ("cpu", "cuda") for name in {each.device.type for each in results}):
-        raise _OverrideDeclined("it runs on a device that forge has no verification for")
+        raise _KeepForward("it runs on a device that forge has no verification for")
     if any(getattr(node.target, "__name__", "") in _KEEPING for node in inside):
-        raise _OverrideDeclined("its own forward may change its statistics")
+        raise _KeepForward("its own forward may change its statistics")
     own = set(inside)
     made = {_memory(leaf) for node in own for leaf in leaves(node.meta.get("example_value")) if _is_tensor(leaf)}
     for node in inside:
         written = node.args[0] if writes(node) and node.args else None
         example = written.meta.get("example_value") if isinstance(written, Node) else None
         if _is_tensor(example) and (written not in own or _memory(example) in memory or _memory(example) not in made):
-            raise _OverrideDeclined("it changes a tensor that others see")
+            raise _KeepForward("it changes a tensor that others see")
 
 
 def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
@@ -301,7 +299,7 @@ def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
             numbers = [user.meta.get("example_value") for user in read.users if user in own]
         for number in numbers:
             if not isinstance(number, SYMBOLIC_TYPES):
-                raise _OverrideDeclined("its own forward reads a value that is neither given to it nor a constant")
+                raise _KeepForward("its own forward reads a value that is neither given to it nor a constant")
             if not {*map(str, free_symbols(number))} <= lengths:
                 guard_scalar(number)
 

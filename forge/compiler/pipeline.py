@@ -28,7 +28,7 @@ from forge.executors.executor import Executor
 from forge.executors.torchex.attention import ATTENDING
 from forge.ir import Trace
 from forge.ir.interpreter import paused_gc
-from forge.runtime.plan import CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_runtime_checks
+from forge.runtime.plan import CompiledPlan, GeneratedFunction, TrainingPlan, assemble, with_checks
 from forge.runtime.tiering import TieredProgram, TierResult, is_small, is_wanted
 from forge.runtime.torch_state import preserve_torch_state
 from forge.support import progress
@@ -176,7 +176,7 @@ def compile(program: Program, config: Config, *, eager: Callable | None = None) 
     if second_tier is not None and is_wanted():
         tiered = TieredProgram(call, second_tier.compile)
         call = tiered.call
-    call = with_runtime_checks(call, program.mutated, eager, assumes=_assumes(program))
+    call = with_checks(call, program.mutated, eager, assumes=_assumes(program))
     return Executable(call, plan, second_tier, tiered), report
 
 

@@ -45,9 +45,7 @@ def _meta(*args: Any, **kwargs: Any) -> Any:
 
 
 def _poisoning(op: Callable, *args: Any, **kwargs: Any) -> Any:
-    return tree_map(
-        lambda leaf: fill_uninitialized(leaf) if isinstance(leaf, torch.Tensor) else leaf, op(*args, **kwargs)
-    )
+    return tree_map(lambda leaf: poison(leaf) if isinstance(leaf, torch.Tensor) else leaf, op(*args, **kwargs))
 
 
 def _with_random_strides(op: Callable, places: Collection[int], *args: Any, **kwargs: Any) -> Any:
@@ -68,12 +66,11 @@ def randomly_strided(x: torch.Tensor | None) -> torch.Tensor | None:
         strides[dim] = step
         step *= x.shape[dim]
     memory = torch.empty(step, dtype=x.dtype, device=x.device)
-    return fill_uninitialized(memory).as_strided(x.shape, strides).copy_(x)
+    return poison(memory).as_strided(x.shape, strides).copy_(x)
 
 
-def fill_uninitialized(x: torch.Tensor) -> torch.Tensor:
-    """Fill uninitialized memory with NaN, the lowest integer or True, and return the tensor, as
-    torch.utils.deterministic.fill_uninitialized_memory does."""
+def poison(x: torch.Tensor) -> torch.Tensor:
+    """Fill uninitialized memory with NaN, the lowest integer or True, and return the tensor."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return x.fill_(float("nan"))
     return x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min)

@@ -24,7 +24,7 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
         with same_random_numbers():
             expected = eager(*copies)
         if wanted and any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
-            seen = _GradientRecorder(compare, names, copies, _tensors(expected))
+            seen = _Gradients(compare, names, copies, _tensors(expected))
             result = seen.leaving(call(*seen.entering(inputs)))
         else:
             result = call(*inputs)
@@ -62,7 +62,7 @@ class _Comparison:
                 )
 
 
-class _GradientRecorder:
+class _Gradients:
     """A recorder of gradients on their way through a program: those of its results, and those of its inputs."""
 
     def __init__(
@@ -111,9 +111,7 @@ class _In(torch.autograd.Function):
     """Nothing, forward; the gradients that come out of a program, backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any, seen: _GradientRecorder, places: list[int], *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, seen: _Gradients, places: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.seen, ctx.places = seen, places
         ctx.set_materialize_grads(False)
         return tuple([tensor.view_as(tensor) for tensor in tensors])

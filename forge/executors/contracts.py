@@ -45,17 +45,15 @@ def check_metadata(what: str, output: Any, bound: BoundSymbol) -> None:
     made, wanted = list(proxies(output)), list(proxies(bound.output))
     check(
         len(made) == len(wanted) and all(map(_is_like, made, wanted)),
-        lambda: (
-            f"{what} gives {_format_values(made)} for {call_in_words(bound)}, but must give {_format_values(wanted)}"
-        ),
+        lambda: f"{what} gives {_format(made)} for {call_in_words(bound)}, but must give {_format(wanted)}",
     )
 
 
-def _format_values(values: Sequence[Any]) -> str:
-    return ", ".join(in_words(each) if isinstance(each, Proxy) else _format_value(each) for each in values) or "nothing"
+def _format(values: Sequence[Any]) -> str:
+    return ", ".join(in_words(each) if isinstance(each, Proxy) else _format_one(each) for each in values) or "nothing"
 
 
-def _format_value(value: Any) -> str:
+def _format_one(value: Any) -> str:
     return short_type(value) if isinstance(value, torch.Tensor) else repr(value)
 
 
@@ -117,8 +115,7 @@ class _Expecting:
         kind = f"a {type(result).__name__} of " if alike and several else ""
         owner, function, called = self.parties(bound)
         raise ValueError(
-            f"executor {owner}: {function} gives {kind}{_format_values(made)} for {called}, "
-            f"but must give {_format_values(wanted)}"
+            f"executor {owner}: {function} gives {kind}{_format(made)} for {called}, but must give {_format(wanted)}"
         )
 
 

@@ -116,9 +116,7 @@ def _differentiable(forward: Callable, plan: CompiledPlan, training: TrainingPla
     return call
 
 
-def with_runtime_checks(
-    call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False
-) -> Callable:
+def with_checks(call: Callable, mutated: Sequence[int], eager: Callable | None, *, assumes: bool = False) -> Callable:
     """Return `call` as a front end runs it, without autocast. `eager` runs instead where mutated inputs `overlap`, and
     where an assumption of the program (assumes: it has some) does not hold."""
     call = autocast_mode.without(call)

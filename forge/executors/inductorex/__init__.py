@@ -145,7 +145,7 @@ class _OutOfProcess(WholeProgram):
         self._made: list[Any] = []
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _inductor().compile_region_out_of_process(region, rounds=self.rounds)
+        made = _inductor().compile_region_in_worker(region, rounds=self.rounds)
         self._made.append(made)
         return made
 
@@ -204,7 +204,7 @@ class _CheckingOutOfProcess(_OutOfProcess):
     checks = True
 
     def fuse(self, region: Trace) -> Callable | Declined:
-        made = _inductor().compile_region_out_of_process(region, _checking().CheckedProgram)
+        made = _inductor().compile_region_in_worker(region, _checking().CheckedProgram)
         self._made.append(made)
         return made
 

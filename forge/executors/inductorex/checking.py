@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from forge.compiler.unspecified_strides import fill_uninitialized
+from forge.compiler.unspecified_strides import poison
 from forge.executors.errors import CheckError
 from forge.executors.executor import Decision, Declined, decline
 from forge.executors.inductorex.graphs import PlainGraph, rebuild
@@ -213,7 +213,7 @@ def check_region(
     for node in list(graph.graph.nodes):
         if getattr(node.target, "overloadpacket", None) in _EMPTY:
             with graph.graph.inserting_after(node):
-                filled = graph.graph.call_function(fill_uninitialized, (node,))
+                filled = graph.graph.call_function(poison, (node,))
             node.replace_all_uses_with(filled, delete_user_cb=lambda user, filled=filled: user is not filled)
     (output,) = graph.graph.find_nodes(op="output")
     python = graph.graph.python_code("self")
@@ -286,7 +286,7 @@ def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         return
     with disable_current_modes(), torch.inference_mode():
         size = storage.nbytes() // dtype.itemsize
-        fill_uninitialized(torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (size,)))
+        poison(torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (size,)))
 
 
 def _is_tensor(value: Any) -> bool:

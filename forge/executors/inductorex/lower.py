@@ -428,9 +428,7 @@ def generate(
 Codegen = Callable[..., Callable | Declined]  # of the arguments of `generate`
 
 
-def compile_region_out_of_process(
-    region: Trace, start: Callable = Compilation, *, rounds: bool = False
-) -> Any | Declined:
+def compile_region_in_worker(region: Trace, start: Callable = Compilation, *, rounds: bool = False) -> Any | Declined:
     """`compile_region` of a whole program by another process. What it returns can be called once it is complete.
 
     start: is given the described graph, and the strides of results where the graph gives others.

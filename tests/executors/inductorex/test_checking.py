@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import forge
 from forge import CheckError, torchlang
 from forge.api.options import resolve_options
-from forge.compiler.unspecified_strides import fill_uninitialized, randomly_strided
+from forge.compiler.unspecified_strides import poison, randomly_strided
 from forge.executors import OperatorExecutor
 from forge.executors.inductorex.checking import CheckedRegion, Promise, check_region, load
 from forge.executors.inductorex.strides import NO_STRIDES
@@ -144,7 +144,7 @@ def test_memory_that_was_never_written_holds_nan():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.complex64, torch.int8, torch.uint8, torch.bool])
 def test_every_dtype_has_a_value_for_memory_that_was_never_written(dtype):
-    filled = fill_uninitialized(torch.zeros(3, dtype=dtype))
+    filled = poison(torch.zeros(3, dtype=dtype))
     assert not torch.equal(filled, torch.zeros(3, dtype=dtype)) or dtype == torch.uint8
 
 
