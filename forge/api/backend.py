@@ -223,7 +223,7 @@ _OPERATORS = "torch.ops."
 
 
 def _is_users(name: str) -> bool:
-    """Whether what a graph calls is an operator or a function of the user's, rather than torch's."""
+    """Return whether a graph calls the user's operator or function by this name, rather than one of torch's."""
     if name.startswith(_OPERATORS):
         return name.removeprefix(_OPERATORS).partition(".")[0] not in _TORCHS_OWN
     return not name.startswith("torch.")

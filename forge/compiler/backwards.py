@@ -1,6 +1,7 @@
 """The backwards of a program, each compiled when it is first needed: for the outputs that have a gradient then."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from forge.compiler.claim import chooser, compile_until_stable
@@ -57,8 +58,9 @@ class BackwardCompiler:
 
     def compile_usual(self, context: Context) -> tuple[GeneratedFunction, Context]:
         """Return the backward of the usual outputs, lowered in `context` together with its forward, and its context."""
-        with context.report.time_phase("backward"):
-            return self._compile(self.usual, (), context, self._layouts)
+        timed = context.report.time_phase("backward") if context.times_passes else nullcontext()
+        with timed:
+            return self._compile(self.usual, (), context)
 
     def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
         """Return the backward of the outputs that are `present`, and with the gradients of opaque calls that are None
@@ -69,7 +71,7 @@ class BackwardCompiler:
 
         def attempt() -> tuple:
             context = self._context.attempt(config, times_passes=False)
-            function, own = self._compile(chosen, missing, context, self._layouts, batched=batched)
+            function, own = self._compile(chosen, missing, context, batched=batched)
             return (function, own), context.regions
 
         with paused_gc(), preserve_torch_state(), report.time_phase("backward"):
@@ -80,7 +82,7 @@ class BackwardCompiler:
         return function
 
     def _compile(
-        self, chosen: Sequence[bool], missing: Sequence[Missing], context: Context, layouts: Layouts, *, batched=False
+        self, chosen: Sequence[bool], missing: Sequence[Missing], context: Context, *, batched: bool = False
     ) -> tuple[GeneratedFunction, Context]:
         """Return a function of one list, which it empties: the saved tensors, the saved numbers, a gradient of each
         output."""
@@ -89,7 +91,7 @@ class BackwardCompiler:
         joint = _without_unreached(derived.joint, parts, missing)
         trace = backward_of_saved(joint, parts, outputs, joint.forward.inputs)
         trace.boxed = True
-        layouts = layouts.copy()
+        layouts = self._layouts.copy()
         for saved, given in zip(parts.saved_tensors, parts.forward.output[1], strict=True):
             if given.name != saved.name:  # a copy, which has no gaps between its elements
                 layouts.replace(saved, given.name)

@@ -97,13 +97,15 @@ class Config:
 
     def in_torch(self) -> "Config":
         """Return the config of torch's own functions alone, which run on whatever torch calls a tensor."""
-        plain = {"cuda_graphs": False, "comparison": None, "codegen": None, "checks": False}
-        return self.replace(executors=(torchex,), **plain)
+        return self._as_generated(executors=(torchex,))
 
     def for_single_call(self, executors: Collection[Executor], selection: Selection) -> "Config":
         """Return the config of a program of one call that is measured."""
-        plain = {"cuda_graphs": False, "comparison": None, "codegen": None, "checks": False}
-        return self.replace(executors=tuple(executors), selection=selection, strict=True, **plain)
+        return self._as_generated(executors=tuple(executors), selection=selection, strict=True)
+
+    def _as_generated(self, **changes: object) -> "Config":
+        """Return the config of programs that run as they are generated, with other changes."""
+        return self.replace(cuda_graphs=False, comparison=None, codegen=None, checks=False, **changes)
 
     def may_run_again(self, bound: BoundSymbol) -> bool:
         """Return whether a backward may run a call of the forward again, rather than read what it saved."""

@@ -40,7 +40,7 @@ class Executable(NamedTuple):
 
     @property
     def folded_weights(self) -> FoldedWeights | None:
-        """What was computed of frozen weights."""
+        """The values computed of frozen weights."""
         return self.plan.folded_weights
 
     def wrap_call(self, wrap: Callable[[Callable], Callable]) -> "Executable":

@@ -38,7 +38,7 @@ from forge.transforms.split import innermost
 
 
 class Form(IntEnum):
-    """What the calls of a trace are, between two passes."""
+    """The kinds of calls that a trace has between two passes."""
 
     TORCH = 0  # torch's functions, of a program that may be differentiated
     JOINT = 1  # the same, with gradient rules run where gradients flow
@@ -205,20 +205,17 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
     """((its plan, the context that it was lowered in, that of its backward), the regions of both)."""
     context = context.attempt(config, times_passes=times_passes)
     program = context.program
-    forward = _generated_function(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
+    final = run_passes(trace, context, Form.PROGRAM, Form.CODE)
+    forward = GeneratedFunction(context.function, final)
     if context.derivative is None:
-        return (
-            CompiledPlan(forward, program.grad, _sets_mode(trace), folded_weights=context.folded_weights),
-            context,
-            None,
-        ), context.regions
-    backwards = BackwardCompiler(context, _lower_backward, _compile_double_backward)
+        plan = CompiledPlan(forward, program.grad, _sets_mode(trace), folded_weights=context.folded_weights)
+        return (plan, context, None), context.regions
+    backwards = BackwardCompiler(context, _lower, _compile_double_backward)
     backward, own = backwards.compile_usual(context)
     derived = context.derivative
     epilogue, sets_mode = None, False
     if derived.epilogue is not None:
-        own_context = context.of_another(Kind.EPILOGUE)
-        epilogue = _generated_function(run_passes(derived.epilogue, own_context, Form.PROGRAM, Form.CODE), own_context)
+        epilogue = _lower(derived.epilogue, context.of_another(Kind.EPILOGUE))
         sets_mode = _sets_mode(derived.epilogue)
     training = TrainingPlan(
         backward,
@@ -233,11 +230,8 @@ def _lower_program(trace: Trace, context: Context, config: Config, *, times_pass
     return (CompiledPlan(forward, program.grad, sets_mode, training), context, own), context.regions
 
 
-def _lower_backward(trace: Trace, context: Context) -> GeneratedFunction:
-    return _generated_function(run_passes(trace, context, Form.PROGRAM, Form.CODE), context)
-
-
-def _generated_function(final: Trace, context: Context) -> GeneratedFunction:
+def _lower(trace: Trace, context: Context) -> GeneratedFunction:
+    final = run_passes(trace, context, Form.PROGRAM, Form.CODE)
     return GeneratedFunction(context.function, final)
 
 

@@ -32,10 +32,7 @@ class GeneratedFunction(NamedTuple):
 
 
 class Backwards(Protocol):
-    """Compiles the backwards of a program, each when it is first needed (forge/compiler/backwards.py).
-
-    saved: the names of what the forward saves, and of its calls, which a plan from disk must have too.
-    """
+    """Compiles the backwards of a program, each when it is first needed (forge/compiler/backwards.py)."""
 
     def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
         """Return the backward of the outputs that are `present`; `batched`: by torch's own functions alone."""
