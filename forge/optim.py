@@ -19,22 +19,35 @@ _REPOSITORY = next(folder for folder in FOLDERS if folder.name == "forge-triton"
 
 
 class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, run by a Triton kernel that comes with forge: all parameters of a group and a dtype in one
-    launch, and one that counts their steps. The results are torch.optim.AdamW(fused=True)'s within rounding.
+    """torch.optim.AdamW in one Triton kernel launch for all parameters of a group and dtype.
 
-    params, lr, betas, eps, weight_decay, amsgrad, maximize: torch.optim.AdamW's; lr may be one element on the
-    parameters' device, which is read when the step runs: in a CUDA graph, a number would stay what it was.
-    capturable, fused: taken for what they mean, True: steps are counted on the device, and torch.amp.GradScaler hands
-    over its scale. foreach, differentiable: are torch's own implementations, and refused.
-    moment_dtype: of the moments: torch.float32, or None for each parameter's dtype; may be given for each group.
+    The results are those of torch.optim.AdamW(fused=True) within rounding. torch's fused AdamW runs instead, with one
+    warning that gives the reason, where Triton is missing or a group has a parameter that the kernel does not support:
+    not on a GPU, of a dtype other than float32, bfloat16 and float16, a subclass of Tensor, or not dense. Either class
+    loads
+    the other's state_dict. Moments with a dtype of their own are read from the state_dict that was passed, before hooks
+    that change it.
 
-    Where a group has a parameter that the kernel does not take (not on a GPU, of a dtype other than float32, bfloat16
-    and float16, a subclass of Tensor, not dense), or Triton is not there, torch's fused AdamW runs, and one warning
-    says why. state_dict() is torch.optim.AdamW's: either loads the other's. Moments of a dtype of their own are read
-    from the state_dict that was given, past hooks that change it.
-    Raises: ValueError for an argument that it does not have or whose value is out of range; RuntimeError for complex
-    parameters and sparse gradients; NotImplementedError for moments of another dtype than the parameter's where the
-    kernel cannot run.
+    Args:
+        params: Parameters, named parameters or parameter groups.
+        lr: Learning rate. A one-element tensor on the parameters' device is read when the step runs, as a CUDA graph
+            needs.
+        betas: Decay rates of the two moments.
+        eps: Term added to the denominator.
+        weight_decay: Decoupled weight decay.
+        amsgrad: Whether to use the maximum of the second moments.
+        maximize: Whether to maximize the objective.
+        foreach: torch's own implementation; not supported.
+        capturable: Always in effect: steps are counted on the device.
+        differentiable: torch's own implementation; not supported.
+        fused: Always in effect: torch.amp.GradScaler passes its scale.
+        moment_dtype: torch.float32, or None for the dtype of each parameter; may differ by group.
+
+    Raises:
+        ValueError: For an argument that is not supported or out of range.
+        RuntimeError: For complex parameters and sparse gradients.
+        NotImplementedError: If the kernel cannot run and `moment_dtype` differs from the parameter's dtype.
+
     Source: Loshchilov & Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW.
     """
 

@@ -17,12 +17,14 @@ from forge.torch_internals.pytree import torch_pytree
 
 @dataclass(frozen=True)
 class Difference:
-    """What forge.bisect found.
+    """The result of forge.bisect.
 
-    kind: "none" (the results are eager's), "transform", "executor", "executors" (only together), or "forge" (what is
-    left: capture, a decomposition, a pass of forge's own). name: of the transform or the executor. how: the first value
-    that differs, or what is raised where eager raises nothing. call: the first call that gave something else than
-    eager, as check="eager" tells it, where it does.
+    Attributes:
+        kind: "none" (no difference), "transform", "executor", "executors" (only in combination), or "forge" (capture,
+            a decomposition, or one of forge's passes).
+        name: The name of the transform or the executor.
+        how: The first value that differs, or the error that eager does not raise.
+        call: The first call whose result differs, as check="eager" reports it, or None.
     """
 
     kind: str
@@ -39,11 +41,19 @@ class Difference:
 
 
 def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
-    """Return which part of what forge.jit was given makes results or gradients for these inputs differ from eager's. It
-    is jitted again with less and less: first by torch alone, then with each transform more, then with each executor.
+    """Return the transform or executor that makes results or gradients for these inputs differ from eager.
 
-    Gradients are those of the sum of all results, of inputs and of a module's parameters that require them. A module is
-    copied for each run. Raises TypeError for what was not made by forge.jit.
+    The target is jitted again with torch alone, then with each transform added, then with each executor added. The
+    compared gradients are those of the sum of all results, with respect to inputs and parameters that require them.
+    A module is copied for each run.
+
+    Args:
+        jitted: A result of forge.jit.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
     """
     again = handle_of(jitted, "forge.bisect").again
     target, options = again.args[0], again.keywords

@@ -63,13 +63,22 @@ if __name__ == "__main__":
 
 
 def repro(jitted: Any, path: str | os.PathLike[str], *, graph: int = 0) -> Path:
-    """Write a script that runs one graph of what was jitted, forward and backward, by forge and in eager, and prints
-    how far the two are apart and what forge.explain says: something to send to others, or to cut down.
+    """Write a script that reproduces one graph: its forward and backward by forge and in eager, with their difference.
 
-    jitted: what forge.jit returned, after a call. path: where the script goes. graph: which graph, counted from 0.
-    Returns the path. Options of forge.jit that cannot be written, such as executors of your own, are left out: a
-    warning and the head of the script name them. Raises TypeError for what was not made by forge.jit; ValueError where
-    there is no such graph, or where its program cannot be written: what it calls, or is given, is not torch's.
+    The script also prints forge.explain. Options of forge.jit that have no source form, such as executor objects,
+    are left out; a warning and the head of the script name them.
+
+    Args:
+        jitted: A result of forge.jit, after a call.
+        path: The file to write.
+        graph: The index of the graph.
+
+    Returns:
+        The path.
+
+    Raises:
+        TypeError: If `jitted` is not a result of forge.jit.
+        ValueError: If the graph does not exist, or calls or takes objects that have no source form.
     """
     handle = handle_of(jitted, "forge.repro")
     compiled = handle.reports

@@ -25,11 +25,20 @@ RESERVED = frozenset(
 
 
 class Trace:
-    """A straight-line program: inputs, bound symbols in order, output.
+    """A straight-line program: inputs, bound symbols in order, and an output.
 
-    `inputs` are proxies; `output` is a nest of proxies and literals; `constants` are tensors that the program reads and
-    was not given (hoisted calls, tensors that a model closes over), by name; `stage` says which pass made it. Printing
-    a trace gives the Python that runs. Transforms return new traces (`derive`), they never change one.
+    Printing a trace gives the Python that runs. A transform returns a new trace (`derive`) and never changes its
+    input.
+
+    Args:
+        name: The name of the printed function.
+        stage: The pass that produced the trace.
+
+    Attributes:
+        inputs: Proxies.
+        output: A pytree of proxies and literals.
+        constants: Tensors that the program reads and that are not inputs (hoisted calls, tensors a model closes over),
+            by name.
     """
 
     def __init__(self, name: str = "computation", *, stage: str = "recorded") -> None:

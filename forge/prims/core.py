@@ -12,10 +12,16 @@ _prims: dict[str, Symbol] = {}
 
 
 def make_prim(id: str, name: str, *, meta: Callable, tags: Iterable[Tag] = ()) -> Symbol:
-    """A primitive operation: the lowest symbol that a trace can call.
+    """Return a primitive operation, the lowest level of symbol that a trace can call.
 
-    `meta` checks the arguments and maps input metadata to output metadata; it knows no executor. Every length in a
-    shape may be a torch.SymInt. Raises ValueError when `id` is taken.
+    Args:
+        id: The unique id, an attribute of forge.prims.
+        name: The name that a printed trace shows.
+        meta: Checks the arguments and maps input metadata to output metadata. A size may be a torch.SymInt.
+        tags: Properties that passes ask for; see Tag.
+
+    Raises:
+        ValueError: If `id` is taken.
     """
     check(id not in _prims, lambda: f"make_prim: the id {id!r} is taken")
     prim = Symbol(name, f"prims.{id}", meta=meta, tags=frozenset(tags))

@@ -12,11 +12,17 @@ from forge.transforms.split import Saved
 class Row:
     """One operation that runs.
 
-    graph: which graph, counted from 0. phase: "forward" or "backward". operation: the symbol that was claimed.
-    executor: who claimed it. declined: (executor, reason) of those asked before. outputs: the names it makes.
-    results: their dtypes and shapes, such as "f32[2, 4]". module: the path of the module that makes the call, "" for
-    the jitted one itself, None where it is not known. source: the user's line, where it is known. region: the name of
-    the fusion that runs it together with others.
+    Attributes:
+        graph: The index of the graph.
+        phase: "forward" or "backward".
+        operation: The symbol that an executor claimed.
+        executor: The executor that claimed it.
+        declined: (executor, reason) of each executor that declined before.
+        outputs: The names of its results.
+        results: The dtypes and shapes of its results, such as "f32[2, 4]".
+        module: The path of the calling module, "" for the jitted one itself, None if unknown.
+        source: The user's line, or None.
+        region: The fusion that runs it with other operations, or None.
     """
 
     graph: int
@@ -55,8 +61,14 @@ class Row:
 class SavedRow:
     """A tensor that a forward saves for its backward.
 
-    name, result: as in the trace, and its dtype and shape. bytes: None where lengths are symbols. own: whether saving
-    it keeps memory that inputs and results of the program do not keep anyway. module, source: where it is made.
+    Attributes:
+        graph: The index of the graph.
+        name: The name in the trace.
+        result: The dtype and shape.
+        bytes: The size in bytes; None for symbolic sizes.
+        own: Whether saving it holds memory that the inputs and results of the program do not hold already.
+        module: The path of the module that computes it, or None.
+        source: The user's line, or None.
     """
 
     graph: int
@@ -76,10 +88,16 @@ class SavedRow:
 
 @dataclass(frozen=True)
 class CostRow:
-    """What a call takes that runs an operation, or those of a fusion, measured by forge.explain(profile=True).
+    """The cost of one call, of an operation or a fusion, measured by forge.explain(profile=True).
 
-    operation: the symbol, or the fusion's name. outputs: the names that the operations make. seconds: the median over
-    runs, with what lays out or converts the call's arguments before it. bytes: of memory that the results hold.
+    Attributes:
+        graph: The index of the graph.
+        phase: "forward" or "backward".
+        operation: The symbol, or the name of the fusion.
+        executor: The executor that runs it.
+        outputs: The names of the results.
+        seconds: The median over runs, including layout and dtype conversions of the arguments.
+        bytes: Memory that the results hold.
     """
 
     graph: int
