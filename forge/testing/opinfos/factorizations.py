@@ -7,7 +7,7 @@ import torch
 
 from forge.testing.opinfo import sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, hermitian, lower, register, regular
-from forge.testing.opinfos.specs import given, t, wrong
+from forge.testing.table import ints, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 warnings.filterwarnings("ignore", message=r"torch\.(lu|qr|svd|cholesky|triangular_solve)")
@@ -17,14 +17,13 @@ warnings.filterwarnings("ignore", message=r"torch\.(lu|qr|svd|cholesky|triangula
 _TRIANGULAR = (
     sample(lower(3, 3), t(3, 2), upper=False),
     sample(regular(3, 3), t(3, 2), upper=True),
-    sample(regular(2, 3, 3, swapped=True), t(3, 2), upper=True, unitriangular=True),
+    sample(regular(2, 3, 3, column_major=True), t(3, 2), upper=True, unitriangular=True),
     sample(lower(3, 3), t(4, 2, 3), upper=False, left=False),
     sample(regular(3, 3), t(2, 3), upper=True, left=False, unitriangular=True),
     sample(t(0, 0), t(0, 2), upper=True),
 )
 register(
     "linalg.solve_triangular",
-    torch.linalg.solve_triangular,
     _TRIANGULAR,
     (
         wrong(t(2, 3), t(3, 2), upper=True, match="square"),
@@ -33,7 +32,6 @@ register(
 )
 register(
     "triangular_solve",
-    torch.triangular_solve,
     (
         sample(t(3, 2), regular(3, 3)),
         sample(t(3, 2), lower(3, 3), False),
@@ -48,28 +46,27 @@ register(
 _POSITIVE = (
     sample(hermitian(3, 3)),
     sample(hermitian(2, 4, 4)),
-    sample(hermitian(3, 3, swapped=True)),
+    sample(hermitian(3, 3, column_major=True)),
     sample(t(0, 0)),
 )
-_NEGATIVE = wrong(given([-1.0, 0.0], [0.0, 1.0]), error=torch.linalg.LinAlgError, match="not positive-definite")
+_NEGATIVE = wrong(values([[-1.0, 0.0], [0.0, 1.0]]), error=torch.linalg.LinAlgError, match="not positive-definite")
 _UPPER = sample(hermitian(2, 3, 3), upper=True)
-register("linalg.cholesky_ex", torch.linalg.cholesky_ex, (*_POSITIVE, _UPPER), (FLAT, OBLONG))
-register("linalg.cholesky", torch.linalg.cholesky, (*_POSITIVE, _UPPER), (FLAT, OBLONG))
+register("linalg.cholesky_ex", (*_POSITIVE, _UPPER), (FLAT, OBLONG))
+register("linalg.cholesky", (*_POSITIVE, _UPPER), (FLAT, OBLONG))
 if TORCH < (2, 15):  # torch.cholesky is an error
-    register("cholesky", torch.cholesky, (*_POSITIVE, sample(hermitian(3, 3), True)), (OBLONG,))
+    register("cholesky", (*_POSITIVE, sample(hermitian(3, 3), True)), (OBLONG,))
 _FACTORS = (
     sample(lower(3, 3)),
-    sample(lower(2, 4, 4, swapped=True)),
+    sample(lower(2, 4, 4, column_major=True)),
     sample(regular(3, 3), True),
     sample(regular(2, 3, 3), upper=False),
 )
-register("cholesky_inverse", torch.cholesky_inverse, _FACTORS, (FLAT, OBLONG))
+register("cholesky_inverse", _FACTORS, (FLAT, OBLONG))
 register(
     "cholesky_solve",
-    torch.cholesky_solve,
     (
         sample(t(3, 2), lower(3, 3)),
-        sample(t(2, 3, 1), lower(3, 3, swapped=True)),
+        sample(t(2, 3, 1), lower(3, 3, column_major=True)),
         sample(t(3, 2), regular(2, 3, 3), True),
         sample(t(3, 2), regular(3, 3), upper=False),
     ),
@@ -83,23 +80,17 @@ _SHAPES = (
     sample(regular(2, 4, 4)),
     sample(regular(3, 5)),
     sample(regular(2, 5, 3)),
-    sample(regular(3, 3, swapped=True)),
+    sample(regular(3, 3, column_major=True)),
     sample(t(0, 3)),
 )
-register(
-    "linalg.lu_factor_ex", torch.linalg.lu_factor_ex, (*_SHAPES, sample(regular(3, 3), check_errors=True)), (FLAT,)
-)
-register("linalg.lu_factor", torch.linalg.lu_factor, _SHAPES, (FLAT,))
-register("linalg.lu", torch.linalg.lu, _SHAPES, (FLAT,))
-register("lu", torch.lu, (*_SHAPES[:4], sample(regular(3, 3), get_infos=True)), (FLAT,))
-_PIVOTS = given(2, 3, 3, dtype=torch.int32)
-_UNPACKED_WRONG = (
-    wrong(regular(3, 3), given(1, 2, 3, dtype=torch.int64), match="int32"),
-    wrong(t(3), _PIVOTS, match="2 or more"),
-)
+register("linalg.lu_factor_ex", (*_SHAPES, sample(regular(3, 3), check_errors=True)), (FLAT,))
+register("linalg.lu_factor", _SHAPES, (FLAT,))
+register("linalg.lu", _SHAPES, (FLAT,))
+register("lu", (*_SHAPES[:4], sample(regular(3, 3), get_infos=True)), (FLAT,))
+_PIVOTS = values([2, 3, 3], torch.int32)
+_UNPACKED_WRONG = (wrong(regular(3, 3), ints(1, 2, 3), match="int32"), wrong(t(3), _PIVOTS, match="2 or more"))
 register(
     "lu_unpack",
-    torch.lu_unpack,
     (
         sample(regular(3, 3), _PIVOTS),
         sample(regular(3, 5), _PIVOTS),
@@ -117,26 +108,24 @@ def unpack_pivots(LU: Any, pivots: Any) -> Any:
 
 register(
     "lu_unpack.pivots",
-    unpack_pivots,
     (sample(regular(3, 3), _PIVOTS), sample(regular(5, 3), _PIVOTS)),
     _UNPACKED_WRONG[:1],
     gradient=False,
     symbols=("torch.lu_unpack",),
+    op=unpack_pivots,
 )
 register(
     "linalg.lu_solve",
-    torch.linalg.lu_solve,
     (
         sample(regular(3, 3), _PIVOTS, t(3, 2)),
         sample(regular(3, 3), _PIVOTS, t(2, 3, 2), adjoint=True),
-        sample(regular(3, 3, swapped=True), _PIVOTS, t(2, 3), left=False),
+        sample(regular(3, 3, column_major=True), _PIVOTS, t(2, 3), left=False),
         sample(regular(3, 3), _PIVOTS, t(2, 3), left=False, adjoint=True),
     ),
     (wrong(regular(3, 3), _PIVOTS, t(2, 2), match="ncompatible shapes"), wrong(t(3), _PIVOTS, t(3, 1), match="2 dim")),
 )
 register(
     "lu_solve",
-    torch.lu_solve,
     (sample(t(3, 2), regular(3, 3), _PIVOTS), sample(t(2, 3, 2), regular(3, 3), _PIVOTS)),
     (wrong(t(2, 2), regular(3, 3), _PIVOTS, match="ncompatible shapes"),),
 )
@@ -145,19 +134,17 @@ register(
 
 register(
     "linalg.ldl_factor",
-    torch.linalg.ldl_factor,
     (sample(hermitian(3, 3)), sample(hermitian(2, 3, 3), hermitian=True), sample(t(0, 0))),
     (FLAT, OBLONG),
     gradient=False,
 )
 register(
     "linalg.ldl_solve",
-    torch.linalg.ldl_solve,
     (
-        sample(hermitian(3, 3), given(1, 2, 3, dtype=torch.int32), t(3, 2)),
-        sample(hermitian(3, 3), given(1, 2, 3, dtype=torch.int32), t(3, 2), hermitian=True),
+        sample(hermitian(3, 3), values([1, 2, 3], torch.int32), t(3, 2)),
+        sample(hermitian(3, 3), values([1, 2, 3], torch.int32), t(3, 2), hermitian=True),
     ),
-    (wrong(hermitian(3, 3), given(1, 2, 3), t(3, 2), match="integers"),),
+    (wrong(hermitian(3, 3), values([1, 2, 3]), t(3, 2), match="integers"),),
     gradient=False,
 )
 
@@ -166,7 +153,6 @@ register(
 _WITHOUT_ROWS = "Q is not computed, and torch has no gradient"
 register(
     "linalg.qr",
-    torch.linalg.qr,
     (*_SHAPES, sample(regular(3, 4), "complete"), sample(regular(2, 3, 3), mode="complete")),
     (FLAT, wrong(regular(3, 3), "raw", match="mode")),
 )
@@ -179,34 +165,22 @@ def detached_qr(A: Any, mode: str) -> Any:
 
 register(
     "linalg.qr.without_gradient",
-    detached_qr,
     (sample(regular(4, 3), "complete"), sample(regular(2, 3, 4), "r")),
     (wrong(regular(3, 3), "raw", match="mode"),),
     gradient=False,
     symbols=("torch.linalg.qr",),
+    op=detached_qr,
 )
 if TORCH < (2, 15):  # torch.qr is an error
-    register("qr", torch.qr, (*_SHAPES[:4], sample(regular(3, 4), some=False)), (FLAT,))
-register(
-    "geqrf",
-    torch.geqrf,
-    (sample(regular(3, 3)), sample(regular(2, 4, 3)), sample(regular(3, 4))),
-    (FLAT,),
-    gradient=False,
-)
-_REFLECTIONS = (
-    sample(t(3, 3), t(3)),
-    sample(t(5, 3), t(2)),
-    sample(t(2, 4, 3), t(2, 3)),
-    sample(t(4, 3, swapped=True), t(3)),
-)
+    register("qr", (*_SHAPES[:4], sample(regular(3, 4), some=False)), (FLAT,))
+register("geqrf", (sample(regular(3, 3)), sample(regular(2, 4, 3)), sample(regular(3, 4))), (FLAT,), gradient=False)
+_REFLECTIONS = (sample(t(3, 3), t(3)), sample(t(5, 3), t(2)), sample(t(2, 4, 3), t(2, 3)), sample(t(3, 4).t(), t(3)))
 _TOO_MANY = wrong(t(3, 2), t(3), match="greater than or equal")
 _WIDE = wrong(t(2, 3), t(2), match="greater than or equal")
-register("linalg.householder_product", torch.linalg.householder_product, _REFLECTIONS, (_TOO_MANY, _WIDE))
-register("orgqr", torch.orgqr, _REFLECTIONS[:3], (_TOO_MANY, _WIDE))
+register("linalg.householder_product", _REFLECTIONS, (_TOO_MANY, _WIDE))
+register("orgqr", _REFLECTIONS[:3], (_TOO_MANY, _WIDE))
 register(
     "ormqr",
-    torch.ormqr,
     (
         sample(t(4, 3), t(3), t(4, 2)),
         sample(t(4, 2), t(2), t(4, 3), True, True),

@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from forge.testing.opinfo import sample
 from forge.testing.opinfos.matrices import register, regular
-from forge.testing.opinfos.specs import t, wrong
+from forge.testing.table import t, wrong
 
 
 def approximated(function: Callable) -> Callable:
@@ -23,7 +21,6 @@ def approximated(function: Callable) -> Callable:
 
 register(
     "svd_lowrank",
-    approximated(torch.svd_lowrank),
     (
         sample(regular(5, 4), 2),
         sample(regular(2, 4, 5), q=3, niter=1),
@@ -32,14 +29,15 @@ register(
     ),
     (wrong(regular(4, 3), -1, match="negative"), wrong(regular(4, 3), 2, M=t(2), match="size|expand")),
     symbols=("torch.svd_lowrank",),
+    wrap=approximated,
 )
 register(
     "pca_lowrank",
-    approximated(torch.pca_lowrank),
     (sample(regular(5, 4), 2), sample(regular(2, 4, 5), 3), sample(regular(4, 4), q=2, center=False, niter=1)),
     (
         wrong(regular(4, 3), 4, error=ValueError, match="not greater than min"),
         wrong(regular(4, 3), 2, niter=-1, error=ValueError, match="non-negative"),
     ),
     symbols=("torch.pca_lowrank",),
+    wrap=approximated,
 )

@@ -1,26 +1,18 @@
 """OpInfos of interpolation, padding, sampling on a grid, and channels that become pixels."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import OpInfo, register_opinfo, sample
-from forge.testing.opinfos.specs import calls, errors, t, wrong
+from forge.testing.opinfo import sample
+from forge.testing.table import op, t, wrong
 
 _LENGTHS = (7, 6, 5)
 _WHOLE = (torch.float32, torch.float64)
 
 
-def _register(name: str, op: Callable, samples: tuple, mistakes: tuple, **known: Any) -> None:
-    register_opinfo(OpInfo(name, op, calls(*samples), errors(*mistakes), **known))
-
-
 _SMOOTH = (("linear", 1), ("bilinear", 2), ("trilinear", 3), ("bicubic", 2))
-_register(
+op(
     "nn.functional.interpolate",
-    F.interpolate,
     (
         *[
             sample(t(2, 3, *_LENGTHS[:rank]), mode=mode, **size)
@@ -53,22 +45,20 @@ _register(
     ),
     dtypes=_WHOLE,
 )
-_register(
+op(
     "nn.functional.upsample",
-    F.upsample,
     (sample(t(2, 3, 4, 4), scale_factor=2), sample(t(2, 3, 4, 4), (3, 5), mode="bilinear", align_corners=True)),
     (wrong(t(2, 3, 4), error=ValueError, match="either size or scale_factor"),),
     dtypes=_WHOLE,
 )
 
 _OWN = ("reflect", "replicate", "circular")
-_register(
+op(
     "nn.functional.pad",
-    F.pad,
     (
         sample(t(2, 3, 4), (1, 2, -1, 3), value=2.5),
         sample(t(2, 3), (0, 0)),
-        sample(t(2, 3, swapped=True), (1, 1, 2, 0)),
+        sample(t(3, 2).t(), (1, 1, 2, 0)),
         sample(t(), ()),
         *[sample(t(2, 3, 4), (1, 2), mode) for mode in _OWN],
         *[sample(t(3, 4), (1, 2), mode) for mode in _OWN],
@@ -88,9 +78,8 @@ _register(
 )
 
 _MODES = ("bilinear", "nearest", "bicubic")
-_register(
+op(
     "nn.functional.grid_sample",
-    F.grid_sample,
     (
         *[
             sample(t(2, 3, 4, 5), t(2, 6, 7, 2, low=-1.5, high=1.5), mode, outside, align_corners=False)
@@ -107,9 +96,8 @@ _register(
     ),
     dtypes=_WHOLE,
 )
-_register(
+op(
     "nn.functional.affine_grid",
-    F.affine_grid,
     (sample(t(2, 2, 3), [2, 3, 4, 5], False), sample(t(2, 3, 4), [2, 3, 4, 5, 6], align_corners=True)),
     (
         wrong(t(2, 3, 3), [2, 3, 4, 4], error=ValueError, match="Expected a batch of affine matrices"),
@@ -118,21 +106,21 @@ _register(
     dtypes=_WHOLE,
 )
 
-_register(
+op(
     "pixel_shuffle",
-    F.pixel_shuffle,
     (sample(t(2, 8, 3, 4), 2), sample(t(8, 3, 4), 2), sample(t(2, 2, 9, 1, 2), 3)),
     (wrong(t(2, 3, 4, 4), 2, match="divisible by the square"), wrong(t(4, 4), 2, match="at least 3 dimensions")),
+    op=F.pixel_shuffle,
 )
-_register(
+op(
     "pixel_unshuffle",
-    F.pixel_unshuffle,
     (sample(t(2, 2, 4, 6), 2), sample(t(2, 6, 3), 3)),
     (wrong(t(2, 3, 5, 4), 2, match="divisible by downscale_factor"),),
+    op=F.pixel_unshuffle,
 )
-_register(
+op(
     "channel_shuffle",
-    F.channel_shuffle,
     (sample(t(2, 8, 3, 4), 2), sample(t(2, 6, 3), 3)),
     (wrong(t(2, 3, 4), 2, match="divisible by the number of groups|must be divisible by groups"),),
+    op=F.channel_shuffle,
 )
