@@ -6,13 +6,10 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import Directive, sample
-from forge.testing.table import Value, op, t, values, wrong
+from forge.testing.table import Value, op, rounding, t, values, wrong
 
-_ROUNDED = Directive(
-    "tolerance",
-    "torch's kernels round between blocks of keys, the decomposition not at all",
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(2e-2, 3e-2),
+_ROUNDED = rounding(
+    "torch's kernels round between blocks of keys, the decomposition not at all", 2e-2, 3e-2, executors=None
 )
 
 
@@ -51,37 +48,33 @@ _ATTENTION_MISTAKES = [
 ]
 _op(
     "nn.functional.scaled_dot_product_attention",
-    (
-        sample(_Q, _K, _V),
-        sample(_Q, _K, _V, is_causal=True),
-        sample(_K, _Q, _Q, is_causal=True, scale=0.3),
-        sample(_Q, _K, _V, _BOOL),
-        sample(_Q, _K, _V, t(2, 1, 5, 6)),
-        sample(_Q, t(2, 2, 6, 8), t(2, 2, 6, 8), enable_gqa=True),
-        sample(_Q, _K, t(2, 4, 6, 3)),
-        sample(t(4, 5, 8), t(4, 6, 8), t(4, 6, 8)),
-        sample(t(5, 8), t(6, 8), t(6, 8)),
-    ),
+    sample(_Q, _K, _V),
+    sample(_Q, _K, _V, is_causal=True),
+    sample(_K, _Q, _Q, is_causal=True, scale=0.3),
+    sample(_Q, _K, _V, _BOOL),
+    sample(_Q, _K, _V, t(2, 1, 5, 6)),
+    sample(_Q, t(2, 2, 6, 8), t(2, 2, 6, 8), enable_gqa=True),
+    sample(_Q, _K, t(2, 4, 6, 3)),
+    sample(t(4, 5, 8), t(4, 6, 8), t(4, 6, 8)),
+    sample(t(5, 8), t(6, 8), t(6, 8)),
     _ATTENTION_MISTAKES,
     directives=(_ROUNDED, _UNALIGNED),
 )
 
 _op(
     "nn.functional.scaled_dot_product_attention.dropout",
-    (
-        sample(_Q, _K, _V, dropout_p=0.0),
-        sample(_Q, _K, _V, dropout_p=0.4),
-        sample(_Q, _K, _V, _BOOL, 0.4),
-        sample(_Q, t(2, 2, 6, 8), t(2, 2, 6, 8), None, 0.2, True, enable_gqa=True),
-    ),
+    sample(_Q, _K, _V, dropout_p=0.0),
+    sample(_Q, _K, _V, dropout_p=0.4),
+    sample(_Q, _K, _V, _BOOL, 0.4),
+    sample(_Q, t(2, 2, 6, 8), t(2, 2, 6, 8), None, 0.2, True, enable_gqa=True),
     _ATTENTION_MISTAKES,
     directives=(_ROUNDED, _UNALIGNED, *_OTHER_NUMBERS),
 )
 
 _op(
     "nn.functional.scaled_dot_product_attention.hidden_row",
-    (sample(_Q, _K, _V, _ROW_HIDDEN),),
-    [wrong(_Q, _K, _V, t(4, 6, dtype=torch.bool), match="do not broadcast")],
+    sample(_Q, _K, _V, _ROW_HIDDEN),
+    wrong(_Q, _K, _V, t(4, 6, dtype=torch.bool), match="do not broadcast"),
     directives=(_UNALIGNED,),
     dtypes=(torch.float32, torch.float64),  # cuDNN's half precision kernel gives no 0 for a hidden row
 )
@@ -104,32 +97,28 @@ _SEPARATE = {
 _PADDING = values([[False, False, True], [False, False, False]], torch.bool)
 _op(
     "nn.functional.multi_head_attention_forward",
-    (
-        _heads(t(5, 2, 8), t(3, 2, 8)),
-        _heads(t(5, 2, 8), t(3, 2, 8), need_weights=False),
-        _heads(t(5, 8), t(3, 8), average_attn_weights=False),
-        _heads(t(5, 2, 8), t(3, 2, 8), key_padding_mask=_PADDING, attn_mask=t(5, 3)),
-        _heads(t(5, 2, 8), t(3, 2, 8), key_padding_mask=_PADDING, need_weights=False, attn_mask=t(4, 5, 3)),
-        _heads(t(3, 2, 8), t(3, 2, 8), attn_mask=t(3, 3), is_causal=True, need_weights=False),
-        _heads(t(5, 2, 8), t(3, 2, 8), biases=(t(1, 1, 8), t(1, 1, 8)), zero=True, attn_mask=t(5, 3)),
-        sample(t(5, 2, 8), t(3, 2, 6), t(3, 2, 6), 8, 2, None, t(24), None, None, False, 0.0, *_OUT, **_SEPARATE),
+    _heads(t(5, 2, 8), t(3, 2, 8)),
+    _heads(t(5, 2, 8), t(3, 2, 8), need_weights=False),
+    _heads(t(5, 8), t(3, 8), average_attn_weights=False),
+    _heads(t(5, 2, 8), t(3, 2, 8), key_padding_mask=_PADDING, attn_mask=t(5, 3)),
+    _heads(t(5, 2, 8), t(3, 2, 8), key_padding_mask=_PADDING, need_weights=False, attn_mask=t(4, 5, 3)),
+    _heads(t(3, 2, 8), t(3, 2, 8), attn_mask=t(3, 3), is_causal=True, need_weights=False),
+    _heads(t(5, 2, 8), t(3, 2, 8), biases=(t(1, 1, 8), t(1, 1, 8)), zero=True, attn_mask=t(5, 3)),
+    sample(t(5, 2, 8), t(3, 2, 6), t(3, 2, 6), 8, 2, None, t(24), None, None, False, 0.0, *_OUT, **_SEPARATE),
+    wrong(
+        t(5, 2, 7),
+        t(3, 2, 7),
+        t(3, 2, 7),
+        8,
+        2,
+        *_PARAMETERS,
+        None,
+        None,
+        False,
+        0.0,
+        *_OUT,
+        error=AssertionError,
+        match="embedding dimension",
     ),
-    [
-        wrong(
-            t(5, 2, 7),
-            t(3, 2, 7),
-            t(3, 2, 7),
-            8,
-            2,
-            *_PARAMETERS,
-            None,
-            None,
-            False,
-            0.0,
-            *_OUT,
-            error=AssertionError,
-            match="embedding dimension",
-        )
-    ],
     domain=(-1.0, 1.0),
 )

@@ -15,53 +15,49 @@ _op = partial(op, dtypes=_DTYPES)
 
 _op(
     "block_diag",
-    [
-        sample(t(2, 3), t(3, 1)),
-        sample(t(2), t(), t(3, 2).t(), t(0), t(0, 2)),
-        sample(t(2, 2), t(1, 2, dtype=torch.float64)),
-        sample(t(3)),
-    ],
-    [wrong(t(2), t(1, 1, 1), match="must have 2 or fewer dimensions")],
+    sample(t(2, 3), t(3, 1)),
+    sample(t(2), t(), t(3, 2).t(), t(0), t(0, 2)),
+    sample(t(2, 2), t(1, 2, dtype=torch.float64)),
+    sample(t(3)),
+    wrong(t(2), t(1, 1, 1), match="must have 2 or fewer dimensions"),
 )
 _op(
     "cartesian_prod",
-    [sample(t(2), t(3)), sample(t(2), t(3), t(4)), sample(t(2), t(0)), sample(t(3))],
-    [wrong(t(2, 2), t(2), match="Expect a 1D vector"), wrong(t(2), t(2).long(), match="to have the same dtype")],
+    sample(t(2), t(3)),
+    sample(t(2), t(3), t(4)),
+    sample(t(2), t(0)),
+    sample(t(3)),
+    wrong(t(2, 2), t(2), match="Expect a 1D vector"),
+    wrong(t(2), t(2).long(), match="to have the same dtype"),
 )
 _op(
     "diagflat Tensor.diagflat",
-    [*unary((3,), (2, 3), (), (0,)), sample(t(2), 1), sample(t(2, 2), offset=-2)],
-    [wrong("x", error=(TypeError, AttributeError), match="Tensor|diagflat")],
+    unary((3,), (2, 3), (), (0,)),
+    sample(t(2), 1),
+    sample(t(2, 2), offset=-2),
+    wrong("x", error=(TypeError, AttributeError), match="Tensor|diagflat"),
 )
 _op(
     "constant_pad_nd",
-    [
-        sample(t(2, 3), (1, 2)),
-        sample(t(2, 3, 4), (1, 2, -1, 1), 1),
-        sample(t(3, 2).t(), [-1, 0, 2, 0], value=1),
-        sample(t(0, 2), (1, 1)),
-    ],
-    [
-        wrong(t(2), (1,), match="must be divisible by|must be even"),
-        wrong(t(2), (1, 1, 1, 1), match="[Ll]ength"),
-        wrong(t(2), (-3, -3), match="negative"),
-    ],
+    sample(t(2, 3), (1, 2)),
+    sample(t(2, 3, 4), (1, 2, -1, 1), 1),
+    sample(t(3, 2).t(), [-1, 0, 2, 0], value=1),
+    sample(t(0, 2), (1, 1)),
+    wrong(t(2), (1,), match="must be divisible by|must be even"),
+    wrong(t(2), (1, 1, 1, 1), match="[Ll]ength"),
+    wrong(t(2), (-3, -3), match="negative"),
 )
 _op(
     "_chunk_cat",
-    [
-        sample([t(5, 2), t(2, 2)], 0, 2),
-        sample([t(2, 5, 2), t(2, 3, 1)], 1, 3),
-        sample([t(2, 3), t(2, 4)], -1, 2),
-        sample([t(2, 3).t()], 0, 4),
-    ],
-    [
-        wrong([], 0, 2, match="expects a non-empty input tensor list"),
-        wrong([t(2)], 0, 0, match="expects positive num_chunks"),
-        wrong([t(0)], 0, 2, match="expects non-empty tensor"),
-        wrong([t(2, 2), t(3, 2)], 1, 2, match="expects same sizes"),
-        wrong([t(2), t(2).long()], 0, 2, match="with the same dtype"),
-    ],
+    sample([t(5, 2), t(2, 2)], 0, 2),
+    sample([t(2, 5, 2), t(2, 3, 1)], 1, 3),
+    sample([t(2, 3), t(2, 4)], -1, 2),
+    sample([t(2, 3).t()], 0, 4),
+    wrong([], 0, 2, match="expects a non-empty input tensor list"),
+    wrong([t(2)], 0, 0, match="expects positive num_chunks"),
+    wrong([t(0)], 0, 2, match="expects non-empty tensor"),
+    wrong([t(2, 2), t(3, 2)], 1, 2, match="expects same sizes"),
+    wrong([t(2), t(2).long()], 0, 2, match="with the same dtype"),
     gradient=False,
     op=torch_chunk_cat,
 )

@@ -28,7 +28,7 @@ op("complex", _PAIRS, _PAIR_MISTAKES, dtypes=_REAL)
 op("polar", _PAIRS, _PAIR_MISTAKES, dtypes=_REAL)
 
 _ANY = (sample(t(5)), sample(t(2, 3)), sample(t()), sample(t(0, 3)), sample(t(3, 4).t()))
-op("conj real resolve_conj resolve_neg", _ANY, [_NOT_A_TENSOR], dtypes=(*FLOATS, torch.int64, torch.bool))
+op("conj real resolve_conj resolve_neg", _ANY, _NOT_A_TENSOR, dtypes=(*FLOATS, torch.int64, torch.bool))
 
 
 def _complex(*shape: int) -> Value:
@@ -43,22 +43,23 @@ _COMPLEX = [
     sample(_complex(0, 3)),
     sample(_complex(3, 4).t()),
 ]
-op("imag view_as_real", _COMPLEX, [_NOT_A_TENSOR, wrong(t(3), error=WRONG_KIND, match="complex")], dtypes=_REAL)
+op("imag view_as_real", _COMPLEX, _NOT_A_TENSOR, wrong(t(3), error=WRONG_KIND, match="complex"), dtypes=_REAL)
 op(
     "view_as_complex",
-    [sample(t(2)), sample(t(3, 2)), sample(t(2, 3, 2)), sample(t(0, 2))],
-    [
-        _NOT_A_TENSOR,
-        wrong(t(3, 2, dtype=torch.int64), match="half, float and double"),
-        wrong(t(2, 3), match="last dimension of size 2"),
-        wrong(t(), match="dimension"),
-    ],
+    sample(t(2)),
+    sample(t(3, 2)),
+    sample(t(2, 3, 2)),
+    sample(t(0, 2)),
+    _NOT_A_TENSOR,
+    wrong(t(3, 2, dtype=torch.int64), match="half, float and double"),
+    wrong(t(2, 3), match="last dimension of size 2"),
+    wrong(t(), match="dimension"),
     dtypes=_REAL,
 )
 op(
     "Tensor.chalf Tensor.cfloat Tensor.cdouble",
     _ANY,
-    [wrong(t(3), 1, 2, 3, error=TypeError, match="takes|argument")],
+    wrong(t(3), 1, 2, 3, error=TypeError, match="takes|argument"),
     dtypes=(*_REAL, torch.int64, torch.bool),
 )
 register_computed(["conj", "real", "imag", "view_as_real", "view_as_complex"])
@@ -69,4 +70,4 @@ def _conjugated(function: Callable) -> Callable:
     return lambda x: function(torch.conj(x))
 
 
-op("imag.conjugated conj.conjugated resolve_conj.conjugated", _COMPLEX, [_NOT_A_TENSOR], dtypes=_REAL, wrap=_conjugated)
+op("imag.conjugated conj.conjugated resolve_conj.conjugated", _COMPLEX, _NOT_A_TENSOR, dtypes=_REAL, wrap=_conjugated)

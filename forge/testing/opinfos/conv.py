@@ -67,27 +67,24 @@ for _count in (1, 2, 3):
     _ones = (1,) * _count
     op(
         f"nn.functional.conv{_count}d",
-        [*_samples(_count)],
-        [
-            *_errors(_count),
-            wrong(t(1, 2, *(3,) * _count), t(2, 2, *(4,) * _count), match="greater than actual input size"),
-            wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 0, match="non-positive stride"),
-            wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 2, "same", match="strided convolutions"),
-            wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 1, "sam", match="Invalid padding string"),
-        ],
+        _samples(_count),
+        _errors(_count),
+        wrong(t(1, 2, *(3,) * _count), t(2, 2, *(4,) * _count), match="greater than actual input size"),
+        wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 0, match="non-positive stride"),
+        wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 2, "same", match="strided convolutions"),
+        wrong(t(1, 2, *_ones), t(2, 2, *_ones), None, 1, "sam", match="Invalid padding string"),
     )
     op(
         f"nn.functional.conv_transpose{_count}d",
-        [*_transposed_samples(_count)],
-        [*_errors(_count)[1:2], wrong(t(1, 3, *_ones), t(2, 2, *_ones), match="to have|expects")],
+        _transposed_samples(_count),
+        _errors(_count)[1:2],
+        wrong(t(1, 3, *_ones), t(2, 2, *_ones), match="to have|expects"),
         directives=(_NO_ORDER,) if _count == 3 else (),
     )
 
 op(
     "convolution",
-    [
-        sample(t(2, 4, 6, 5), t(6, 4, 3, 2), t(6), [1, 1], [0, 1], [1, 1], False, [0, 0], 1),
-        sample(t(2, 4, 6, 5), t(4, 3, 3, 2), None, [2, 1], [0, 1], [1, 1], True, [1, 0], 1),
-    ],
-    [wrong(t(2, 3, 6), t(6, 4, 3), None, [1], [0], [1], False, [0], 1, match="channels")],
+    sample(t(2, 4, 6, 5), t(6, 4, 3, 2), t(6), [1, 1], [0, 1], [1, 1], False, [0, 0], 1),
+    sample(t(2, 4, 6, 5), t(4, 3, 3, 2), None, [2, 1], [0, 1], [1, 1], True, [1, 0], 1),
+    wrong(t(2, 3, 6), t(6, 4, 3), None, [1], [0], [1], False, [0], 1, match="channels"),
 )

@@ -34,8 +34,9 @@ _mistakes = (
 )
 op(
     "nn.functional.ctc_loss",
-    [*(call for how in ("mean", "none", "sum") for call in _samples(reduction=how))],
-    [*_mistakes, wrong(*_wrong, reduction="half", error=ValueError, match="not a valid value")],
+    *(call for how in ("mean", "none", "sum") for call in _samples(reduction=how)),
+    _mistakes,
+    wrong(*_wrong, reduction="half", error=ValueError, match="not a valid value"),
     dtypes=(torch.float32, torch.float64),
 )
-op("ctc_loss", [*_samples(), *_samples(reduction=1)], _mistakes, dtypes=(torch.float32, torch.float64))
+op("ctc_loss", _samples(), _samples(reduction=1), _mistakes, dtypes=(torch.float32, torch.float64))

@@ -17,5 +17,5 @@ _NO_GRADIENT_OF_EMPTY = Directive(
     "torch's determinant of an empty matrix gave it no gradient, and gives an empty one now",
     test="test_gradient",
 )
-register("linalg.det det", _SQUARE, (FLAT, OBLONG), directives=(_NO_GRADIENT_OF_EMPTY,) if TORCH < (2, 12) else ())
-register("linalg.slogdet slogdet logdet", _SQUARE, (FLAT, OBLONG))
+register("linalg.det det", _SQUARE, FLAT, OBLONG, directives=(_NO_GRADIENT_OF_EMPTY,) if TORCH < (2, 12) else ())
+register("linalg.slogdet slogdet logdet", _SQUARE, FLAT, OBLONG)

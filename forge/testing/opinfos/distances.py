@@ -38,18 +38,14 @@ op("renorm", _renorms, _bad_renorm, dtypes=_DTYPES)
 op("Tensor.renorm", _renorms, _bad_renorm, dtypes=(torch.float32, torch.complex64))
 op(
     "pdist",
-    [
-        sample(t(4, 3)),
-        sample(t(5, 2).t(), 1.0),
-        sample(t(1, 3)),
-        sample(t(3, 0)),
-        *[sample(t(4, 3), p) for p in (0.0, *_ORDERS)],
-        *[sample(values(_REPEATED), p) for p in (0.5, 1.0, 2.0, 3.0, math.inf)],
-    ],
-    [
-        wrong(t(3), match="only supports 2D tensors"),
-        wrong(t(3, 3, dtype=torch.int64), match="only supports floating-point dtypes"),
-        wrong(t(3, 3), -1.0, match="non-negative p values"),
-    ],
+    sample(t(4, 3)),
+    sample(t(5, 2).t(), 1.0),
+    sample(t(1, 3)),
+    sample(t(3, 0)),
+    *[sample(t(4, 3), p) for p in (0.0, *_ORDERS)],
+    *[sample(values(_REPEATED), p) for p in (0.5, 1.0, 2.0, 3.0, math.inf)],
+    wrong(t(3), match="only supports 2D tensors"),
+    wrong(t(3, 3, dtype=torch.int64), match="only supports floating-point dtypes"),
+    wrong(t(3, 3), -1.0, match="non-negative p values"),
     dtypes=(torch.float32, torch.float64),
 )

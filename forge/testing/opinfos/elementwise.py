@@ -16,7 +16,7 @@ UNARY_ERRORS = [wrong([1.0], error=TypeError, match="must be a tensor|must be Te
 _EDGES = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, math.inf, -math.inf, math.nan]
 EDGES: list[Row] = [*UNARY, floats(sample(values(_EDGES)))]
 
-_smooth = partial(op, samples=UNARY, mistakes=UNARY_ERRORS, dtypes=(*FLOATS, *INTEGERS))
+_smooth = partial(op, family=(UNARY, UNARY_ERRORS), dtypes=(*FLOATS, *INTEGERS))
 _smooth("asinh atan cos cosh erf erfc exp exp2 expm1 i0 sigmoid sin sinh tanh")
 _smooth("acos asin atanh erfinv", domain=(-0.9, 0.9))
 _smooth("acosh", domain=(1.1, None))
@@ -25,7 +25,7 @@ _smooth("log log10 log2 rsqrt sqrt", domain=(0.1, None))
 _smooth("log1p", domain=(-0.8, None))
 _smooth("tan", domain=(-1.2, 1.2))
 
-_stepped = partial(op, samples=EDGES, mistakes=UNARY_ERRORS)
+_stepped = partial(op, family=(EDGES, UNARY_ERRORS))
 _stepped("abs ceil floor neg positive trunc", dtypes=REAL)
 _stepped("angle", dtypes=(*FLOATS[:2], *INTEGERS))
 _stepped("frac", dtypes=FLOATS)
@@ -35,11 +35,12 @@ _stepped("bitwise_not", dtypes=(*INTEGERS, *BOOL), gradient=False)
 _stepped("isfinite isinf isnan isneginf isposinf isreal logical_not signbit", dtypes=ALL, gradient=False)
 op("conj_physical", UNARY, UNARY_ERRORS, dtypes=(torch.complex64, torch.complex128))
 _DECIMALS = [sample(t(5), decimals=decimals) for decimals in (1, -1)]
-op("round", [*EDGES, Where(FLOATS[:2].__contains__, _DECIMALS)], UNARY_ERRORS, dtypes=REAL)
+op("round", EDGES, Where(FLOATS[:2].__contains__, _DECIMALS), UNARY_ERRORS, dtypes=REAL)
 _NOT_FINITE = values([math.inf, -math.inf, math.nan, 1.0])
 op(
     "nan_to_num",
-    [*EDGES, floats(sample(_NOT_FINITE, 1.0, 2.0, 3.0), sample(_NOT_FINITE, nan=-1.0, posinf=5.0))],
+    EDGES,
+    floats(sample(_NOT_FINITE, 1.0, 2.0, 3.0), sample(_NOT_FINITE, nan=-1.0, posinf=5.0)),
     UNARY_ERRORS,
     dtypes=ALL,
 )
@@ -91,17 +92,16 @@ _ALPHA_ERRORS = [
 ]
 _BOOLS = t(3, dtype=torch.bool)
 _SUB_ERRORS = [*_ALPHA_ERRORS, wrong(_BOOLS, _BOOLS, match="Subtraction, the `-` operator")]
-op("add", [*binary(2, 0.5, first=(3,)), *_ALPHA], _ALPHA_ERRORS, dtypes=ALL)
-op("sub", [*binary(2, 0.5, first=(3,)), *_ALPHA], _SUB_ERRORS, dtypes=REAL)
-op("rsub", [*binary(2, 0.5), *_ALPHA], _SUB_ERRORS, dtypes=REAL)
+op("add", binary(2, 0.5, first=(3,)), _ALPHA, _ALPHA_ERRORS, dtypes=ALL)
+op("sub", binary(2, 0.5, first=(3,)), _ALPHA, _SUB_ERRORS, dtypes=REAL)
+op("rsub", binary(2, 0.5), _ALPHA, _SUB_ERRORS, dtypes=REAL)
 op("mul", binary(2, 0.5, first=(3,)), BINARY_ERRORS, dtypes=ALL)
 op(
     "div",
-    [
-        *binary(2, 0.5, second=_not_zero, first=(3,)),
-        *(sample(t(8), other, rounding_mode=mode) for mode in ("trunc", "floor", None) for other in (_not_zero(8), 3)),
-    ],
-    [*BINARY_ERRORS, wrong(t(3), t(3), rounding_mode="up", match="expected rounding_mode to be one of")],
+    binary(2, 0.5, second=_not_zero, first=(3,)),
+    *(sample(t(8), other, rounding_mode=mode) for mode in ("trunc", "floor", None) for other in (_not_zero(8), 3)),
+    BINARY_ERRORS,
+    wrong(t(3), t(3), rounding_mode="up", match="expected rounding_mode to be one of"),
     dtypes=REAL,
 )
 op("operator.truediv", binary(2, 0.5, second=_not_zero, first=(3, 0.5)), BINARY_ERRORS, dtypes=REAL)
@@ -109,13 +109,12 @@ op("floor_divide", binary(2, 0.75, second=_not_zero, first=(3,)), BINARY_ERRORS,
 op("remainder fmod", binary(2, 1.5, second=_not_zero), BINARY_ERRORS, dtypes=REAL)
 op(
     "pow",
-    [
-        *binary(0, 1, 2, 3, second=_small, first=(2, 0)),
-        floats(
-            *(sample(t(3), exponent) for exponent in (0.5, -1, -0.5, 2.0)), sample(values([0, 0, 0]), values([0, 1, 2]))
-        ),
-    ],
-    [*BINARY_ERRORS, wrong(_INTEGERS, -1, match="Integers to negative integer powers are not allowed")],
+    binary(0, 1, 2, 3, second=_small, first=(2, 0)),
+    floats(
+        *(sample(t(3), exponent) for exponent in (0.5, -1, -0.5, 2.0)), sample(values([0, 0, 0]), values([0, 1, 2]))
+    ),
+    BINARY_ERRORS,
+    wrong(_INTEGERS, -1, match="Integers to negative integer powers are not allowed"),
     dtypes=REAL,
     domain=(0.2, 3),
 )
@@ -131,23 +130,21 @@ op("atan2 hypot copysign", binary(), BINARY_ERRORS, domain=(0.1, None))
 op("nextafter", binary(), BINARY_ERRORS, gradient=TORCH >= (2, 13))  # torch's derivative came then
 op("ldexp", binary(second=_small), BINARY_ERRORS)
 _DTYPES_DIFFER = wrong(t(2), t(2, dtype=torch.float64), match="different dtypes")
-op("heaviside", binary(), [*BINARY_ERRORS, _DTYPES_DIFFER], dtypes=REAL, gradient=False)
+op("heaviside", binary(), BINARY_ERRORS, _DTYPES_DIFFER, dtypes=REAL, gradient=False)
 op("eq ne lt le gt ge", binary(1, 0.5), BINARY_ERRORS, dtypes=ALL, gradient=False)
 op("operator.lt", binary(1, first=(1,)), BINARY_ERRORS, dtypes=REAL, gradient=False)
-_bitwise = partial(op, mistakes=BINARY_ERRORS, gradient=False)
+_bitwise = partial(op, family=BINARY_ERRORS, gradient=False)
 _bitwise("bitwise_and bitwise_or bitwise_xor", binary(1, first=(3,)), dtypes=(*INTEGERS, *BOOL))
 _bitwise("bitwise_left_shift bitwise_right_shift", binary(1, second=_small), dtypes=INTEGERS)
 _bitwise("logical_and logical_or logical_xor", binary(), dtypes=ALL)
 _SPECIAL = values([math.nan, math.inf, -math.inf, 1.0])
 op(
     "isclose",
-    [
-        *binary(),
-        sample(_X, _X.clone(), rtol=0.0, atol=0.0),
-        sample(_X, _X + 1, 0.5, 1.0),
-        floats(sample(_SPECIAL, _SPECIAL.clone(), equal_nan=True), sample(_SPECIAL, _SPECIAL.clone())),
-    ],
-    [wrong(t(3), t(3).double(), match="did not match")],
+    binary(),
+    sample(_X, _X.clone(), rtol=0.0, atol=0.0),
+    sample(_X, _X + 1, 0.5, 1.0),
+    floats(sample(_SPECIAL, _SPECIAL.clone(), equal_nan=True), sample(_SPECIAL, _SPECIAL.clone())),
+    wrong(t(3), t(3).double(), match="did not match"),
     dtypes=(*FLOATS, torch.int64),
     gradient=False,
 )
@@ -187,7 +184,7 @@ op(
     "Tensor.add_ Tensor.sub_ Tensor.mul_ Tensor.div_ Tensor.pow_ Tensor.clamp_min_ "
     "operator.iadd operator.isub operator.imul operator.itruediv",
     _IN_PLACE,
-    [wrong(t(3), t(2, 3), match="doesn't match the broadcast")],
+    wrong(t(3), t(2, 3), match="doesn't match the broadcast"),
     symbols=(),
     domain=(0.5, 3),
 )

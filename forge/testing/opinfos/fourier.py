@@ -56,25 +56,21 @@ for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
         ("n", (*_SEVERAL, sample(t()), sample(t(3), dim=())) if _whole else _SEVERAL, (*_SEVERAL_MISTAKES, _TOO_MANY)),
     ):
         _function = getattr(torch.fft, f"{_name}{_suffix}")
-        op(f"fft.{_name}{_suffix}", _samples, [*_mistakes, *_refused], dtypes=_DTYPES, op=_function)
+        op(f"fft.{_name}{_suffix}", _samples, _mistakes, _refused, dtypes=_DTYPES, op=_function)
 
 for _function in (torch.fft.fftshift, torch.fft.ifftshift):
     _name = _function.__name__.removeprefix("fft_")
     op(
         f"fft.{_name}",
-        [
-            sample(t(5)),
-            sample(t(4, 3)),
-            sample(t(4, 3, 2), 1),
-            sample(t(4, 3, 2), dim=(0, -1)),
-            sample(t(3, 4).t()),
-            sample(t(0, 3)),
-        ],
-        [
-            wrong([1.0], error=TypeError, match="must be Tensor"),
-            wrong(t(3), 1, error=IndexError, match="out of range"),
-            wrong(t(), match="required"),
-        ],
+        sample(t(5)),
+        sample(t(4, 3)),
+        sample(t(4, 3, 2), 1),
+        sample(t(4, 3, 2), dim=(0, -1)),
+        sample(t(3, 4).t()),
+        sample(t(0, 3)),
+        wrong([1.0], error=TypeError, match="must be Tensor"),
+        wrong(t(3), 1, error=IndexError, match="out of range"),
+        wrong(t(), match="required"),
         dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool),
         op=_function,
     )
@@ -86,8 +82,11 @@ def _frequencies(name: str) -> None:
 
     op(
         f"fft.{name}",
-        [sample(t(1), 5), sample(t(1), 8, 0.5), sample(t(1), n=1, d=2.0), sample(t(1), 0)],
-        [wrong(t(1, dtype=torch.int64), 3, match="floating point")],
+        sample(t(1), 5),
+        sample(t(1), 8, 0.5),
+        sample(t(1), n=1, d=2.0),
+        sample(t(1), 0),
+        wrong(t(1, dtype=torch.int64), 3, match="floating point"),
         dtypes=(torch.float32, torch.float64),
         symbols=(f"torch.fft.{name}",),
         op=function,

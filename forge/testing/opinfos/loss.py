@@ -6,17 +6,11 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Directive, ErrorSample, Sample, sample
-from forge.testing.table import index, ints, op, t, values, wrong
+from forge.testing.opinfo import ErrorSample, Sample, sample
+from forge.testing.table import flat, index, ints, op, rounding, t, values, wrong
 
 REDUCTIONS = ("none", "mean", "sum")
-_ROUNDED = Directive(
-    "tolerance",
-    "the decomposition rounds to half precision at other places than torch's kernels do",
-    executors=("torch-prims",),
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(3e-2, 1e-1),
-)
+_ROUNDED = rounding("the decomposition rounds to half precision at other places than torch's kernels do", 3e-2, 1e-1)
 
 
 def _reduced(call: Sample, reductions: Sequence[str] = REDUCTIONS) -> list[Sample]:
@@ -24,10 +18,10 @@ def _reduced(call: Sample, reductions: Sequence[str] = REDUCTIONS) -> list[Sampl
     return [Sample(call.args, {**call.kwargs, "reduction": reduction}) for reduction in reductions]
 
 
-def _op(name: str, rows: Sequence[Sample], *args: Any, **options: Any) -> None:
+def _op(name: str, *rows: Any, **options: Any) -> None:
     """Register a loss, with every row in each reduction."""
-    rows = [each for row in rows for each in _reduced(row)]
-    op(f"nn.functional.{name}", rows, *args, **{"directives": (_ROUNDED,), **options})
+    reduced = [_reduced(row) if isinstance(row, Sample) else row for row in flat(rows)]
+    op(f"nn.functional.{name}", *reduced, **{"directives": (_ROUNDED,), **options})
 
 
 def _unknown(*args: Any, **kwargs: Any) -> ErrorSample:
@@ -69,15 +63,14 @@ _CLASS_ERRORS = (
 _op("nll_loss", _CLASSES, _CLASS_ERRORS, wrap=_fixed_weight, symbols=("torch.nn.functional.nll_loss",))
 _op(
     "cross_entropy",
-    (
-        *_CLASSES,
-        sample(t(4, 5), _IGNORED, label_smoothing=0.2),
-        sample(t(4, 5), ints(0, 3, 2, 1), _WEIGHTS, ignore_index=2, label_smoothing=0.2),
-        sample(t(2, 5, 3), t(2, 5, 3, low=0, high=1)),
-        sample(t(2, 5), t(2, 5, low=0, high=1), _WEIGHTS, label_smoothing=0.1),
-        sample(t(5), t(5, low=0, high=1)),
-    ),
-    (*_CLASS_ERRORS, wrong(t(4, 5), index(4, high=5), label_smoothing=2.0, match="between 0.0 and 1.0")),
+    _CLASSES,
+    sample(t(4, 5), _IGNORED, label_smoothing=0.2),
+    sample(t(4, 5), ints(0, 3, 2, 1), _WEIGHTS, ignore_index=2, label_smoothing=0.2),
+    sample(t(2, 5, 3), t(2, 5, 3, low=0, high=1)),
+    sample(t(2, 5), t(2, 5, low=0, high=1), _WEIGHTS, label_smoothing=0.1),
+    sample(t(5), t(5, low=0, high=1)),
+    _CLASS_ERRORS,
+    wrong(t(4, 5), index(4, high=5), label_smoothing=2.0, match="between 0.0 and 1.0"),
     wrap=_fixed_weight,
     symbols=("torch.nn.functional.cross_entropy",),
 )
@@ -87,17 +80,23 @@ _op(
 
 _PAIRS = (sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4)), sample(t(), t()), sample(t(0, 3), t(0, 3)))
 _PAIR_ERRORS = (wrong(t(3), t(4), match="do not broadcast"), _unknown(t(3), t(3)))
-_op("mse_loss", (*_PAIRS, sample(t(3, 4), t(3, 4), weight=t(3, 4, low=0.1, high=2))), _PAIR_ERRORS)
+_op("mse_loss", _PAIRS, sample(t(3, 4), t(3, 4), weight=t(3, 4, low=0.1, high=2)), _PAIR_ERRORS)
 _op("l1_loss", _PAIRS, _PAIR_ERRORS)
 _op(
     "smooth_l1_loss",
-    (*_PAIRS, sample(t(3, 4), t(3, 4), beta=0.3), sample(t(3, 4), t(3, 4), beta=0.0)),
-    (*_PAIR_ERRORS, wrong(t(3), t(3), beta=-1.0, match="negative values")),
+    _PAIRS,
+    sample(t(3, 4), t(3, 4), beta=0.3),
+    sample(t(3, 4), t(3, 4), beta=0.0),
+    _PAIR_ERRORS,
+    wrong(t(3), t(3), beta=-1.0, match="negative values"),
 )
 _op(
     "huber_loss",
-    (*_PAIRS, sample(t(3, 4), t(3, 4), delta=0.3), sample(t(3, 4), t(3, 4), weight=t(3, 4, low=0.1, high=2))),
-    (*_PAIR_ERRORS, wrong(t(3), t(3), delta=-1.0, match="non-positive values")),
+    _PAIRS,
+    sample(t(3, 4), t(3, 4), delta=0.3),
+    sample(t(3, 4), t(3, 4), weight=t(3, 4, low=0.1, high=2)),
+    _PAIR_ERRORS,
+    wrong(t(3), t(3), delta=-1.0, match="non-positive values"),
 )
 
 
@@ -117,45 +116,43 @@ def _fixed_options(op: Callable, names: tuple[str, ...]) -> Callable:
 _FOUR = values([0.5, 1.0, 2.0, 0.25])
 _op(
     "binary_cross_entropy",
-    (sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(3, 4), weight=_FOUR)),
-    (wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),),
+    sample(t(3, 4), t(3, 4)),
+    sample(t(3, 4), t(3, 4), weight=_FOUR),
+    wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
     wrap=partial(_fixed_options, names=("weight",)),
     symbols=("torch.nn.functional.binary_cross_entropy",),
     domain=(0.1, 0.9),
 )
 _op(
     "binary_cross_entropy_with_logits",
-    (sample(t(3, 4), t(3, 4, low=0, high=1)), sample(t(3, 4), t(3, 4, low=0, high=1), weight=_FOUR, pos_weight=_FOUR)),
-    (wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),),
+    sample(t(3, 4), t(3, 4, low=0, high=1)),
+    sample(t(3, 4), t(3, 4, low=0, high=1), weight=_FOUR, pos_weight=_FOUR),
+    wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
     wrap=partial(_fixed_options, names=("weight", "pos_weight")),
     symbols=("torch.nn.functional.binary_cross_entropy_with_logits",),
 )
 op(
     "nn.functional.kl_div",
-    [
-        *_reduced(sample(t(3, 4), t(3, 4, low=0.1, high=1)), (*REDUCTIONS, "batchmean")),
-        *_reduced(sample(t(3, 4), t(3, 4), log_target=True), (*REDUCTIONS, "batchmean")),
-    ],
-    [_unknown(t(3), t(3))],
+    _reduced(sample(t(3, 4), t(3, 4, low=0.1, high=1)), (*REDUCTIONS, "batchmean")),
+    _reduced(sample(t(3, 4), t(3, 4), log_target=True), (*REDUCTIONS, "batchmean")),
+    _unknown(t(3), t(3)),
     directives=(_ROUNDED,),
 )
 _op(
     "poisson_nll_loss",
-    (
-        sample(t(3, 4), t(3, 4)),
-        sample(t(3, 4), t(3, 4, low=0, high=4), False),
-        sample(t(3, 4), t(3, 4, low=0.5, high=4), full=True),
-    ),
-    (_unknown(t(3), t(3)),),
+    sample(t(3, 4), t(3, 4)),
+    sample(t(3, 4), t(3, 4, low=0, high=4), False),
+    sample(t(3, 4), t(3, 4, low=0.5, high=4), full=True),
+    _unknown(t(3), t(3)),
     domain=(0.1, 2.0),
 )
 _op(
     "gaussian_nll_loss",
-    (sample(t(3, 4), t(3, 4), t(3, 4)), sample(t(3, 4), t(3, 4), t(3, 1), full=True), sample(t(3, 4), t(3, 4), t(3))),
-    (
-        wrong(t(3, 4), t(3, 4), t(2), error=ValueError, match="incorrect size"),
-        _unknown(t(3), t(3), t(3, low=0.1, high=1)),
-    ),
+    sample(t(3, 4), t(3, 4), t(3, 4)),
+    sample(t(3, 4), t(3, 4), t(3, 1), full=True),
+    sample(t(3, 4), t(3, 4), t(3)),
+    wrong(t(3, 4), t(3, 4), t(2), error=ValueError, match="incorrect size"),
+    _unknown(t(3), t(3), t(3, low=0.1, high=1)),
     domain=(0.1, 3.0),
 )
 
@@ -177,46 +174,47 @@ def _last_fixed(op: Callable) -> Callable:
 
 _op(
     "hinge_embedding_loss",
-    (sample(t(3), _SIGNS), sample(t(3), _SIGNS, margin=0.5)),
-    (_unknown(t(3), t(3)),),
+    sample(t(3), _SIGNS),
+    sample(t(3), _SIGNS, margin=0.5),
+    _unknown(t(3), t(3)),
     wrap=_last_fixed,
     symbols=("torch.nn.functional.hinge_embedding_loss",),
 )
 _op(
     "cosine_embedding_loss",
-    (sample(t(3, 4), t(3, 4), _SIGNS), sample(t(3, 4), t(3, 4), _SIGNS, margin=0.1), sample(t(4), t(4), values(-1.0))),
-    (wrong(t(3), t(3), t(3), match="expects 2D input"),),
+    sample(t(3, 4), t(3, 4), _SIGNS),
+    sample(t(3, 4), t(3, 4), _SIGNS, margin=0.1),
+    sample(t(4), t(4), values(-1.0)),
+    wrong(t(3), t(3), t(3), match="expects 2D input"),
     wrap=_last_fixed,
     symbols=("torch.nn.functional.cosine_embedding_loss",),
 )
 _op(
     "margin_ranking_loss",
-    (sample(t(3), t(3), _SIGNS), sample(t(3), t(3), _SIGNS, margin=0.5)),
-    (wrong(t(3), t(3), t(3, 3), match="same dimension"),),
+    sample(t(3), t(3), _SIGNS),
+    sample(t(3), t(3), _SIGNS, margin=0.5),
+    wrong(t(3), t(3), t(3, 3), match="same dimension"),
     wrap=_last_fixed,
     symbols=("torch.nn.functional.margin_ranking_loss",),
 )
 _op(
     "triplet_margin_loss",
-    (
-        sample(t(3, 4), t(3, 4), t(3, 4)),
-        sample(t(3, 4), t(3, 4), t(3, 4), 0.5, 1.0, swap=True),
-        sample(t(4), t(4), t(4)),
-    ),
-    (
-        wrong(t(3), t(3, 3), t(3), match="same number of dimensions"),
-        wrong(t(3), t(3), t(3), margin=-1.0, error=ValueError, match="greater than 0"),
-    ),
+    sample(t(3, 4), t(3, 4), t(3, 4)),
+    sample(t(3, 4), t(3, 4), t(3, 4), 0.5, 1.0, swap=True),
+    sample(t(4), t(4), t(4)),
+    wrong(t(3), t(3, 3), t(3), match="same number of dimensions"),
+    wrong(t(3), t(3), t(3), margin=-1.0, error=ValueError, match="greater than 0"),
 )
 _op(
     "soft_margin_loss",
-    (sample(t(3), _SIGNS),),
-    (_unknown(t(3), t(3)),),
+    sample(t(3), _SIGNS),
+    _unknown(t(3), t(3)),
     wrap=_last_fixed,
     symbols=("torch.nn.functional.soft_margin_loss",),
 )
 _op(
     "multilabel_soft_margin_loss",
-    (sample(t(3, 4), t(3, 4, low=0, high=1)), sample(t(3, 4), t(3, 4, low=0, high=1), t(4))),
-    (wrong(t(3), t(4), match="do not broadcast"),),
+    sample(t(3, 4), t(3, 4, low=0, high=1)),
+    sample(t(3, 4), t(3, 4, low=0, high=1), t(4)),
+    wrong(t(3), t(4), match="do not broadcast"),
 )

@@ -7,17 +7,15 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import Directive, sample
-from forge.testing.table import op, t, wrong
+from forge.testing.table import op, rounding, t, wrong
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 
 aten = torch.ops.aten
 NUMBERS = (bool, float)
 
-_ROUNDED = Directive(
-    "tolerance",
+_ROUNDED = rounding(
     "the decomposition computes in float32 what torch's kernels for a CPU round to half precision in between",
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(2e-2, 2e-2),
+    executors=None,
 )
 
 _op = partial(op, directives=(_ROUNDED,))
@@ -25,25 +23,19 @@ _op = partial(op, directives=(_ROUNDED,))
 
 _op(
     "native_layer_norm",
-    (
-        sample(t(2, 3, 4), (4,), t(4), t(4), 1e-5),
-        sample(t(2, 3, 4), (3, 4), None, None, 1e-3),
-        sample(t(4, 3, 2).transpose(0, -1), [4], weight=t(4), bias=None, eps=1e-5),
-    ),
-    (wrong(t(2, 3), (4,), None, None, 1e-5, match="Given normalized_shape"),),
+    sample(t(2, 3, 4), (4,), t(4), t(4), 1e-5),
+    sample(t(2, 3, 4), (3, 4), None, None, 1e-3),
+    sample(t(4, 3, 2).transpose(0, -1), [4], weight=t(4), bias=None, eps=1e-5),
+    wrong(t(2, 3), (4,), None, None, 1e-5, match="Given normalized_shape"),
 )
 
 _op(
     "native_group_norm",
-    (
-        sample(t(2, 6, 5), t(6), t(6), 2, 6, 5, 3, 1e-5),
-        sample(t(2, 6, 5, 4), None, None, 2, 6, 20, 2, 1e-3),
-        sample(t(2, 6), t(6), None, N=2, C=6, HxW=1, group=1, eps=1e-5),
-    ),
-    (
-        wrong(t(2, 6, 5), None, None, 2, 6, 4, 3, 1e-5, match="to have|expected|Expected"),
-        wrong(t(2, 6, 5), None, None, 2, 6, 5, 4, 1e-5, match="divisible by"),
-    ),
+    sample(t(2, 6, 5), t(6), t(6), 2, 6, 5, 3, 1e-5),
+    sample(t(2, 6, 5, 4), None, None, 2, 6, 20, 2, 1e-3),
+    sample(t(2, 6), t(6), None, N=2, C=6, HxW=1, group=1, eps=1e-5),
+    wrong(t(2, 6, 5), None, None, 2, 6, 4, 3, 1e-5, match="to have|expected|Expected"),
+    wrong(t(2, 6, 5), None, None, 2, 6, 5, 4, 1e-5, match="divisible by"),
 )
 
 
@@ -73,24 +65,22 @@ _samples = (
 _op("native_batch_norm", _samples, _mistakes, wrap=_updating)
 _op(
     "_native_batch_norm_legit",
-    (
-        *_samples,
-        sample(_x, *_parameters, True, 0.1, 1e-5),
-        sample(_x, None, None, training=True, momentum=0.1, eps=1e-5),
-    ),
+    _samples,
+    sample(_x, *_parameters, True, 0.1, 1e-5),
+    sample(_x, None, None, training=True, momentum=0.1, eps=1e-5),
     _mistakes,
-    symbols=("torch._native_batch_norm_legit",),
     op=_updating(torch_native_batch_norm_legit),
 )
 _op(
     "aten._native_batch_norm_legit.no_stats",
-    (sample(_x, *_parameters, True, 0.1, 1e-5),),
-    (wrong(_x, t(4), None, True, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),),
+    sample(_x, *_parameters, True, 0.1, 1e-5),
+    wrong(_x, t(4), None, True, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),
 )
 _op(
     "_batch_norm_with_update",
-    (sample(_x, *_parameters, *_running, 0.1, 1e-5), sample(t(4, 3), *_parameters, *_running, 0.5, 1e-3)),
-    (wrong(_x, t(4), None, *_running, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),),
+    sample(_x, *_parameters, *_running, 0.1, 1e-5),
+    sample(t(4, 3), *_parameters, *_running, 0.5, 1e-3),
+    wrong(_x, t(4), None, *_running, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),
     symbols=("torch.ops.aten._batch_norm_with_update.default",),
     directives=(
         _ROUNDED,

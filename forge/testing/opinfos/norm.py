@@ -7,17 +7,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import Directive, sample
-from forge.testing.table import Value, op, t, values, wrong
+from forge.testing.opinfo import sample
+from forge.testing.table import Value, op, rounding, t, values, wrong
 from forge.torch_internals.functions import torch_weight_norm
 
 _HALF = (torch.bfloat16, torch.float16)
-_ROUNDED = Directive(
-    "tolerance",
+_ROUNDED = rounding(
     "torch's kernel rounds intermediate values to half precision, the decomposition computes them in float32",
-    executors=("torch-prims",),
-    dtypes=_HALF,
-    tolerance=(2e-2, 5e-2),
+    2e-2,
+    5e-2,
 )
 
 _op = partial(op, directives=(_ROUNDED,))
@@ -36,11 +34,13 @@ _LAST_ERRORS = (
     wrong(t(2, 3), (3,), t(2), match="same shape as normalized_shape"),
 )
 _BOTH = (sample(t(2, 3, 4), (4,), t(4), t(4), 1e-2), sample(t(2, 3, 4), (3, 4), None, t(3, 4)))
-_op("nn.functional.layer_norm", (*_LAST, *_BOTH), _LAST_ERRORS)
-_op("layer_norm", (*_LAST[:2], *_BOTH), _LAST_ERRORS)
+_op("nn.functional.layer_norm", _LAST, _BOTH, _LAST_ERRORS)
+_op("layer_norm", _LAST[:2], _BOTH, _LAST_ERRORS)
 _op(
     "nn.functional.rms_norm",
-    (*_LAST, sample(t(2, 3, 4), (4,), t(4), 1e-5), sample(t(2, 3, 4), (3, 4), t(3, 4), 1e-2)),
+    _LAST,
+    sample(t(2, 3, 4), (4,), t(4), 1e-5),
+    sample(t(2, 3, 4), (3, 4), t(3, 4), 1e-2),
     _LAST_ERRORS,
 )
 _op("rms_norm", _LAST[:2], _LAST_ERRORS)
@@ -87,26 +87,21 @@ _BATCH_ERRORS = (
 )
 _op(
     "nn.functional.batch_norm",
-    (
-        sample(t(4, 3, 5), *_statistics(3)),
-        sample(t(4, 3), *_statistics(3), t(3), t(3), False, 0.1, 1e-2),
-        sample(t(5, 3, 4, 2).transpose(0, -1), *_statistics(3), t(3), None),
-        sample(t(2, 3, 2, 3, 2), *_statistics(3), t(3), t(3)),
-        sample(t(0, 3, 5), *_statistics(3), t(3), t(3)),
-    ),
+    sample(t(4, 3, 5), *_statistics(3)),
+    sample(t(4, 3), *_statistics(3), t(3), t(3), False, 0.1, 1e-2),
+    sample(t(5, 3, 4, 2).transpose(0, -1), *_statistics(3), t(3), None),
+    sample(t(2, 3, 2, 3, 2), *_statistics(3), t(3), t(3)),
+    sample(t(0, 3, 5), *_statistics(3), t(3), t(3)),
     _BATCH_ERRORS[:2],
-    symbols=("torch.nn.functional.batch_norm",),
     op=_fixed(F.batch_norm, 1, 2),
 )
 _op(
     "nn.functional.batch_norm.train",
-    (
-        sample(t(4, 3, 5), None, None, training=True),
-        sample(t(4, 3), None, None, t(3), t(3), True),
-        sample(t(2, 3, 4, 5), None, None, t(3), None, True, 0.1, 1e-2),
-        sample(t(0, 3), None, None, t(3), t(3), True),
-        sample(t(2, 3, 0), None, None, training=True),
-    ),
+    sample(t(4, 3, 5), None, None, training=True),
+    sample(t(4, 3), None, None, t(3), t(3), True),
+    sample(t(2, 3, 4, 5), None, None, t(3), None, True, 0.1, 1e-2),
+    sample(t(0, 3), None, None, t(3), t(3), True),
+    sample(t(2, 3, 0), None, None, training=True),
     _BATCH_ERRORS,
     op=_fixed(F.batch_norm),
     symbols=(),
@@ -126,12 +121,10 @@ def _moves(op: Callable, *places: int) -> Callable:
 
 _op(
     "nn.functional.batch_norm.statistics",
-    (
-        sample(t(4, 3, 5), *_statistics(3), t(3), t(3), True),
-        sample(t(4, 3), *_statistics(3), training=True, momentum=0.3),
-        sample(t(0, 3, 5), *_statistics(3), t(3), t(3), True),
-    ),
-    (wrong(t(2, 3), *_statistics(2), training=True, match="should contain 3 elements"),),
+    sample(t(4, 3, 5), *_statistics(3), t(3), t(3), True),
+    sample(t(4, 3), *_statistics(3), training=True, momentum=0.3),
+    sample(t(0, 3, 5), *_statistics(3), t(3), t(3), True),
+    wrong(t(2, 3), *_statistics(2), training=True, match="should contain 3 elements"),
     dtypes=(torch.float32, torch.float64),
     directives=(),
     op=_moves(F.batch_norm, 1, 2),
@@ -139,23 +132,23 @@ _op(
 )
 _op(
     "batch_norm",
-    (
-        sample(t(4, 3, 5), t(3), t(3), *_statistics(3), False, 0.1, 1e-5, True),
-        sample(t(4, 3, 5), t(3), t(3), None, None, True, 0.1, 1e-5, True),
-    ),
-    (wrong(t(4, 3), t(2), None, None, None, True, 0.1, 1e-5, True, match="should contain 3 elements"),),
-    symbols=("torch.batch_norm",),
+    sample(t(4, 3, 5), t(3), t(3), *_statistics(3), False, 0.1, 1e-5, True),
+    sample(t(4, 3, 5), t(3), t(3), None, None, True, 0.1, 1e-5, True),
+    wrong(t(4, 3), t(2), None, None, None, True, 0.1, 1e-5, True, match="should contain 3 elements"),
     op=_fixed(torch.batch_norm, 3, 4),
 )
 _op(
     "nn.functional.instance_norm",
-    (sample(t(2, 3, 4, 5)), sample(t(2, 3, 5), None, None, t(3), t(3)), sample(t(2, 3, 2, 3, 2), eps=1e-2)),
-    (wrong(t(2, 3, 1), error=ValueError, match="more than 1 spatial element"),),
+    sample(t(2, 3, 4, 5)),
+    sample(t(2, 3, 5), None, None, t(3), t(3)),
+    sample(t(2, 3, 2, 3, 2), eps=1e-2),
+    wrong(t(2, 3, 1), error=ValueError, match="more than 1 spatial element"),
 )
 _op(
     "nn.functional.instance_norm.statistics",
-    (sample(t(2, 3, 4, 5), *_statistics(3), t(3), t(3)), sample(t(2, 3, 4, 5), *_statistics(3), use_input_stats=False)),
-    (wrong(t(2, 3, 1), *_statistics(3), error=ValueError, match="more than 1 spatial element"),),
+    sample(t(2, 3, 4, 5), *_statistics(3), t(3), t(3)),
+    sample(t(2, 3, 4, 5), *_statistics(3), use_input_stats=False),
+    wrong(t(2, 3, 1), *_statistics(3), error=ValueError, match="more than 1 spatial element"),
     dtypes=(torch.float32, torch.float64),
     directives=(),
     op=_moves(F.instance_norm, 1, 2),
@@ -163,8 +156,8 @@ _op(
 )
 _op(
     "instance_norm",
-    (sample(t(2, 3, 5), t(3), t(3), None, None, True, 0.1, 1e-5, True),),
-    (wrong(t(2, 3, 5), t(2), None, None, None, True, 0.1, 1e-5, True, match="should contain|one for each channel"),),
+    sample(t(2, 3, 5), t(3), t(3), None, None, True, 0.1, 1e-5, True),
+    wrong(t(2, 3, 5), t(2), None, None, None, True, 0.1, 1e-5, True, match="should contain|one for each channel"),
 )
 
 
@@ -172,22 +165,26 @@ _op(
 
 _op(
     "nn.functional.normalize",
-    (sample(t(3, 4)), sample(t(3, 4, 2), 3.0, -1), sample(t(5), dim=0), sample(t(2, 3, 4), 1.0, (0, 2), eps=50.0)),
-    (wrong(t(3), error=IndexError, match="out of range"),),
+    sample(t(3, 4)),
+    sample(t(3, 4, 2), 3.0, -1),
+    sample(t(5), dim=0),
+    sample(t(2, 3, 4), 1.0, (0, 2), eps=50.0),
+    wrong(t(3), error=IndexError, match="out of range"),
 )
 _op(
     "nn.functional.local_response_norm",
-    (sample(t(2, 6, 4, 5), 3), sample(t(2, 6, 4), 2, 0.1, 0.5, 2.0), sample(t(0, 6, 4), 2), sample(t(2, 6, 0), 2)),
-    (wrong(t(2, 3), 2, error=ValueError, match="3D or higher"),),
+    sample(t(2, 6, 4, 5), 3),
+    sample(t(2, 6, 4), 2, 0.1, 0.5, 2.0),
+    sample(t(0, 6, 4), 2),
+    sample(t(2, 6, 0), 2),
+    wrong(t(2, 3), 2, error=ValueError, match="3D or higher"),
 )
 _op(
     "_weight_norm",
-    (
-        sample(t(3, 4, 5), t(3, 1, 1), 0),
-        sample(t(3, 4, 5), t(1, 4, 1), 1),
-        sample(t(3, 4), t(1, 4), 1),
-        sample(t(3, 4), t(), -1),
-    ),
-    (wrong(t(3, 4), t(3, 1), 2, error=IndexError, match="out of range"),),
+    sample(t(3, 4, 5), t(3, 1, 1), 0),
+    sample(t(3, 4, 5), t(1, 4, 1), 1),
+    sample(t(3, 4), t(1, 4), 1),
+    sample(t(3, 4), t(), -1),
+    wrong(t(3, 4), t(3, 1), 2, error=IndexError, match="out of range"),
     op=torch_weight_norm,
 )

@@ -12,21 +12,22 @@ aten = torch.ops.aten
 
 op(
     "aten.alias",
-    [sample(t(2, 3)), sample(t()), sample(t(0, 2)), sample(t(2, 3).t())],
-    [wrong(3, match="Expected a value of type 'Tensor' for argument 'self'")],
+    sample(t(2, 3)),
+    sample(t()),
+    sample(t(0, 2)),
+    sample(t(2, 3).t()),
+    wrong(3, match="Expected a value of type 'Tensor' for argument 'self'"),
     dtypes=(*ALL, torch.complex64),
 )
 
 op(
     "aten._to_copy",
-    [
-        sample(t(2, 3)),
-        sample(t(0)),
-        sample(t(2, 3), dtype=torch.float64),
-        sample(t(2, 3, 4, 5), dtype=torch.float64, memory_format=torch.channels_last),
-        sample(t(2, 3).t(), device=torch.device("cpu")),
-    ],
-    [wrong(t(2, 3), layout=torch.sparse_coo, error=NotImplementedError, match="dense", stricter="forge has no others")],
+    sample(t(2, 3)),
+    sample(t(0)),
+    sample(t(2, 3), dtype=torch.float64),
+    sample(t(2, 3, 4, 5), dtype=torch.float64, memory_format=torch.channels_last),
+    sample(t(2, 3).t(), device=torch.device("cpu")),
+    wrong(t(2, 3), layout=torch.sparse_coo, error=NotImplementedError, match="dense", stricter="forge has no others"),
     dtypes=(*FLOATS, torch.complex64),
 )
 
@@ -45,21 +46,17 @@ def _backward(*mask: bool, lengths: tuple[int, ...] = (5,), **changes: Any) -> S
 
 op(
     "aten.convolution_backward",
-    [
-        _backward(True, True, True),
-        _backward(True, False, False, lengths=(5, 4)),
-        _backward(False, True, False, lengths=(5, 4), groups=2),
-        _backward(True, True, False, lengths=(4, 3), transposed=True),
-        _backward(True, True, False, lengths=(4, 3, 3), stride=[1, 1, 1]),
-    ],
-    [
-        wrong(
-            *(t(2, 3, 4), 2, t(3, 3, 1), None, [1], [0], [1], False, [0], 1, [True] * 3),
-            error=TypeError,
-            match="input is 2, but must be a tensor",
-            stricter="torch's dispatcher raises RuntimeError for whatever has another type",
-        )
-    ],
+    _backward(True, True, True),
+    _backward(True, False, False, lengths=(5, 4)),
+    _backward(False, True, False, lengths=(5, 4), groups=2),
+    _backward(True, True, False, lengths=(4, 3), transposed=True),
+    _backward(True, True, False, lengths=(4, 3, 3), stride=[1, 1, 1]),
+    wrong(
+        *(t(2, 3, 4), 2, t(3, 3, 1), None, [1], [0], [1], False, [0], 1, [True] * 3),
+        error=TypeError,
+        match="input is 2, but must be a tensor",
+        stricter="torch's dispatcher raises RuntimeError for whatever has another type",
+    ),
     dtypes=(torch.float32, torch.float64),
 )
 
@@ -78,12 +75,9 @@ for _rank, _calls in {
     op(
         f"aten.grid_sampler_{_rank}d_backward",
         _calls,
-        [
-            wrong(
-                *(t(2, 1, 3), t(2, 1, 4), t(2, 3, 1), 0, 0, False, [True, True]),
-                match="dims|dimensions|5D input|4D input",
-            )
-        ],
+        wrong(
+            *(t(2, 1, 3), t(2, 1, 4), t(2, 3, 1), 0, 0, False, [True, True]), match="dims|dimensions|5D input|4D input"
+        ),
         dtypes=(torch.float32, torch.float64),
         gradient=TORCH >= (2, 13),  # torch 2.11 has no second derivative of it
         op=getattr(aten, f"grid_sampler_{_rank}d_backward").default,

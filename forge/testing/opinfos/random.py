@@ -28,46 +28,43 @@ _empty_range = "from=5 >= to=5"
 _op(
     "randint",
     from_arguments(sample(5, (2, 3)), sample(2, 7, (4,)), sample(1, high=9, size=(3,)), sample(high=3, size=())),
-    [
-        wrong(5, 5, (2,), match=_empty_range),
-        wrong(2, 7, error=TypeError, match="must be tuple of ints"),  # torch's parser, before any trace
-    ],
+    wrong(5, 5, (2,), match=_empty_range),
+    wrong(2, 7, error=TypeError, match="must be tuple of ints"),  # torch's parser, before any trace
     dtypes=REAL,
 )
 _op(
     "randint_like",
-    [sample(t(2, 3), 5), sample(t(4), 2, 7), sample(t(), high=3)],
-    [wrong(t(2), 5, 5, match=_empty_range)],
+    sample(t(2, 3), 5),
+    sample(t(4), 2, 7),
+    sample(t(), high=3),
+    wrong(t(2), 5, 5, match=_empty_range),
     dtypes=REAL,
 )
-_op("randperm", from_arguments(sample(7), sample(0), sample(n=1)), [wrong(-1, match="negative")], dtypes=INTEGERS)
+_op("randperm", from_arguments(sample(7), sample(0), sample(n=1)), wrong(-1, match="negative"), dtypes=INTEGERS)
 _op(
     "normal",
-    [
-        sample(t(2, 3), t(2, 3).abs()),
-        sample(t(2, 3), 2.0),
-        sample(1.0, t(3, 2).t().abs()),
-        sample(0.0, 1.0, (2, 3), dtype=DTYPE, device=DEVICE),
-    ],
-    [
-        wrong(0.0, -1.0, (2,), match="std >= 0"),
-        wrong(0.0, 1.0, error=TypeError, match="invalid combination"),  # torch's parser, before any trace
-    ],
+    sample(t(2, 3), t(2, 3).abs()),
+    sample(t(2, 3), 2.0),
+    sample(1.0, t(3, 2).t().abs()),
+    sample(0.0, 1.0, (2, 3), dtype=DTYPE, device=DEVICE),
+    wrong(0.0, -1.0, (2,), match="std >= 0"),
+    wrong(0.0, 1.0, error=TypeError, match="invalid combination"),  # torch's parser, before any trace
     gradient=True,
 )
 _op(
     "multinomial",
-    [
-        sample(t(5).abs() + 1, 3),
-        sample(t(2, 5).abs() + 1, 7, True),
-        sample(t(2, 5).abs() + 1, num_samples=1, replacement=False),
-    ],
-    [wrong(t(3).abs(), 5, match="without replacement"), wrong(t(3).abs(), 0, match="cannot sample n_sample <= 0")],
+    sample(t(5).abs() + 1, 3),
+    sample(t(2, 5).abs() + 1, 7, True),
+    sample(t(2, 5).abs() + 1, num_samples=1, replacement=False),
+    wrong(t(3).abs(), 5, match="without replacement"),
+    wrong(t(3).abs(), 0, match="cannot sample n_sample <= 0"),
 )
 _op(
     "bernoulli",
-    [sample(t(2, 3).sigmoid()), sample(t(2, 3), 0.25), sample(t(), p=1)],
-    [wrong(t(3), p=2.0, match="expects p to be in")],
+    sample(t(2, 3).sigmoid()),
+    sample(t(2, 3), 0.25),
+    sample(t(), p=1),
+    wrong(t(3), p=2.0, match="expects p to be in"),
     gradient=True,
 )
 
@@ -92,25 +89,29 @@ def _fill(name: str, *args: Any, **options: Any) -> None:
 
 _fill(
     "uniform_",
-    [*unary((2, 3), (), (0, 3)), sample(t(4), -1, 1), sample(t(4), to=3)],
-    [wrong(t(3), 2, 1, match="from=2 > to=1")],
+    unary((2, 3), (), (0, 3)),
+    sample(t(4), -1, 1),
+    sample(t(4), to=3),
+    wrong(t(3), 2, 1, match="from=2 > to=1"),
 )
 _fill(
-    "normal_",
-    [*unary((2, 3), (), (0, 3)), sample(t(20), 1, 2), sample(t(4), std=3)],
-    [wrong(t(3), 0, -1, match="std >= 0")],
+    "normal_", unary((2, 3), (), (0, 3)), sample(t(20), 1, 2), sample(t(4), std=3), wrong(t(3), 0, -1, match="std >= 0")
 )
 _fill(
     "bernoulli_",
-    [*unary((2, 3), ()), sample(t(4), 0.2), sample(t(4), Value(lambda target: torch.rand(4)))],
-    [wrong(t(3), 2.0, match="expects p to be in")],
+    unary((2, 3), ()),
+    sample(t(4), 0.2),
+    sample(t(4), Value(lambda target: torch.rand(4))),
+    wrong(t(3), 2.0, match="expects p to be in"),
     dtypes=REAL,
 )
-_fill("exponential_", [*unary((2, 3), (), (0, 3)), sample(t(4), lambd=2.0)], [wrong(t(3), -1.0, match="lambda > 0")])
+_fill("exponential_", unary((2, 3), (), (0, 3)), sample(t(4), lambd=2.0), wrong(t(3), -1.0, match="lambda > 0"))
 _fill(
     "random_",
-    [sample(t(4), 5), sample(t(2, 3), 2, 7), sample(t(3), 0, to=4)],
-    [wrong(t(3), 5, 5, match=_empty_range)],
+    sample(t(4), 5),
+    sample(t(2, 3), 2, 7),
+    sample(t(3), 0, to=4),
+    wrong(t(3), 5, 5, match=_empty_range),
     dtypes=REAL,
     directives=(Directive("xfail", "Dynamo does not trace Tensor.random_", test="test_jit", executors=("torch",)),),
 )
@@ -158,7 +159,8 @@ def _dropped_in_place(x: torch.Tensor, p: float) -> torch.Tensor:
 
 _op(
     "nn.functional.dropout.inplace",
-    [sample(t(3, 4), 0.3), sample(t(3, 4), 1.0)],
+    sample(t(3, 4), 0.3),
+    sample(t(3, 4), 1.0),
     _bad_p,
     symbols=("torch.dropout_",),
     gradient=True,
@@ -176,13 +178,11 @@ _op("dropout", _positional, _bad_torch_p, gradient=True, directives=_fused)
 _op("alpha_dropout", _positional, _bad_torch_p, gradient=True)
 _op(
     "native_dropout",
-    [
-        sample(t(3, 4), 0.3, True),
-        sample(t(4, 3).t(), 0.3, True),
-        sample(t(3, 4), 0.3, False),
-        sample(t(3, 4), 1.0, True),
-    ],
-    [wrong(torch.ones(3), 1.5, True, match="between 0 and 1")],  # a GPU takes it
+    sample(t(3, 4), 0.3, True),
+    sample(t(4, 3).t(), 0.3, True),
+    sample(t(3, 4), 0.3, False),
+    sample(t(3, 4), 1.0, True),
+    wrong(torch.ones(3), 1.5, True, match="between 0 and 1"),  # a GPU takes it
     gradient=True,
     directives=(*_fused, *_drawn_otherwise("test_half_gradient")),
 )
@@ -201,12 +201,10 @@ for _name, _rank in (("dropout1d", 3), ("dropout2d", 4), ("dropout3d", 5)):
     _shape = (2, 8, 3, 2, 2)[:_rank]
     _op(
         f"nn.functional.{_name}",
-        [
-            sample(t(*_shape)),
-            sample(t(*_shape), 0.3, True),
-            sample(t(*_shape), p=0.3, training=False),
-            sample(t(*_shape), 0.0),
-        ],
+        sample(t(*_shape)),
+        sample(t(*_shape), 0.3, True),
+        sample(t(*_shape), p=0.3, training=False),
+        sample(t(*_shape), 0.0),
         _bad_p,
         gradient=True,
     )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from forge.testing.opinfo import NO_COMPLEX_ON_A_GPU, Directive, ErrorSample, Sample, sample
-from forge.testing.table import Value, op, t, wrong
+from forge.testing.table import Value, op, rounding, t, wrong
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _REAL = (torch.float32, torch.float64)
@@ -77,22 +77,20 @@ for _kind in _GATES:
     _more = (_call(_kind, projected=2), _call(_kind, projected=2, both=True, layers=2)) if _kind == "lstm" else ()
     op(
         _kind,
-        [
-            _call(_kind),
-            _call(_kind, layers=2, both=True, first=True),
-            _call(_kind, layers=2, bias=False, train=False, dropout=0.5),
-            _call(_kind, steps=1),
-            *_more,
-        ],
-        [*_mistakes(_kind)],
+        _call(_kind),
+        _call(_kind, layers=2, both=True, first=True),
+        _call(_kind, layers=2, bias=False, train=False, dropout=0.5),
+        _call(_kind, steps=1),
+        _more,
+        _mistakes(_kind),
         dtypes=_DTYPES[_kind],
         directives=_DIRECTIVES[_kind],
         op=getattr(torch, _kind),
     )
     op(
         f"{_kind}.dropout",
-        [_call(_kind, layers=2, dropout=0.5)],
-        [*_mistakes(_kind)],
+        _call(_kind, layers=2, dropout=0.5),
+        _mistakes(_kind),
         dtypes=_REAL,
         directives=_OTHER_NUMBERS,
         op=getattr(torch, _kind),
@@ -109,16 +107,14 @@ for _kind in _GATES:
     _wrong = _cell_call(_kind)
     op(
         f"{_kind}_cell",
-        [_cell_call(_kind), _cell_call(_kind, bias=False)],
-        [wrong(t(2, 4), *_wrong.args[1:], match="cannot be multiplied")],
+        _cell_call(_kind),
+        _cell_call(_kind, bias=False),
+        wrong(t(2, 4), *_wrong.args[1:], match="cannot be multiplied"),
         dtypes=(*_DTYPES[_kind], torch.bfloat16),
         directives=(
             *_DIRECTIVES[_kind],
-            Directive(
-                "tolerance",
-                "the decomposition rounds to half precision at other places",
-                dtypes=(torch.bfloat16,),
-                tolerance=(2e-2, 2e-2),
+            rounding(
+                "the decomposition rounds to half precision at other places", dtypes=(torch.bfloat16,), executors=None
             ),
         ),
     )

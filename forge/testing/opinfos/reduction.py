@@ -51,26 +51,20 @@ _DTYPES = ({"dtype": torch.float64}, {"dim": (0, 1), "dtype": torch.float32})
 _ALL_DIMS = {"dim": ()}
 
 op("sum", _over_dims(*_DTYPES, _ALL_DIMS), _DIMS, dtypes=ALL)
-op(
-    "mean",
-    _over_dims(*_DTYPES, _ALL_DIMS),
-    [*_DIMS, wrong(t(3, dtype=torch.int64), match="could not infer output dtype")],
-)
+op("mean", _over_dims(*_DTYPES, _ALL_DIMS), _DIMS, wrong(t(3, dtype=torch.int64), match="could not infer output dtype"))
 _NANS = values([[1.0, math.nan, 2.0], [math.nan, 3.0, 4.0]])
 _WITH_NANS = [*_over_dims(*_DTYPES), floats(sample(_NANS), sample(_NANS, 0))]
 op("nansum", _WITH_NANS, _DIMS, dtypes=REAL)
 op("nanmean", _WITH_NANS, _DIMS)
-op("amax amin", _over_dims(_ALL_DIMS, empty=False), [*_DIMS, _NO_ELEMENTS], dtypes=ALL)
+op("amax amin", _over_dims(_ALL_DIMS, empty=False), _DIMS, _NO_ELEMENTS, dtypes=ALL)
 op("any all", _over_dims(_ALL_DIMS), _DIMS, dtypes=ALL, gradient=False)
 _ZEROS = values([[1, 0, 2], [0, 3, 0], [1, 2, 3]], torch.int64)
 op(
     "prod",
-    [
-        *_over_dim({"dtype": torch.float64}, {"dim": 1, "dtype": torch.float32}),
-        sample(_ZEROS.to(DTYPE)),
-        sample(_ZEROS.to(DTYPE), 1),
-        sample(t(0, 3), 0),
-    ],
+    _over_dim({"dtype": torch.float64}, {"dim": 1, "dtype": torch.float32}),
+    sample(_ZEROS.to(DTYPE)),
+    sample(_ZEROS.to(DTYPE), 1),
+    sample(t(0, 3), 0),
     _DIM,
     dtypes=ALL,
     domain=(-2, 2),
@@ -79,7 +73,8 @@ op(
 _COUNTED = values([[1, 0, 2], [0, 3, 0]], torch.int64).to(DTYPE)
 op(
     "count_nonzero",
-    [*(sample(_COUNTED, dim) for dim in (None, 0, (0, 1))), sample(_COUNTED, dim=1)],
+    *(sample(_COUNTED, dim) for dim in (None, 0, (0, 1))),
+    sample(_COUNTED, dim=1),
     _DIMS,
     dtypes=ALL,
     gradient=False,
@@ -87,15 +82,20 @@ op(
 _EXTREMES = values([[math.inf, 1.0], [-math.inf, -math.inf], [1000.0, 1000.0]])
 op(
     "logsumexp",
-    [*_over_dims(all_by_default=False), floats(sample(_EXTREMES, 1))],
+    _over_dims(all_by_default=False),
+    floats(sample(_EXTREMES, 1)),
     _DIMS,
     dtypes=(*FLOATS, torch.int64),
     directives=(_STEPWISE,),
 )
 op(
     "Tensor.sum_to_size",
-    [sample(_X, 3, 1), sample(_X, (2, 1, 4)), sample(_X, (1,)), sample(_X * 1, 2, 3, 4), sample(t(), ())],
-    [wrong(t(2, 3), (2,), match="is not expandable to size")],
+    sample(_X, 3, 1),
+    sample(_X, (2, 1, 4)),
+    sample(_X, (1,)),
+    sample(_X * 1, 2, 3, 4),
+    sample(t(), ()),
+    wrong(t(2, 3), (2,), match="is not expandable to size"),
 )
 
 
@@ -104,21 +104,20 @@ op(
 _XS, _M = [shared(t(*shape)) for shape in _SHAPES[:3]], shared(t(3, 4))
 op(
     "var std var_mean std_mean",
-    [
-        *(
-            sample(x, *args, **kwargs)
-            for x in _XS
-            for args, kwargs in (((), {}), ((False,), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True}))
-        ),
-        sample(_M, 0, False),
-        sample(_M, 1, True, True),
-        sample(_M, (0, 1), correction=0),
-        sample(_M, dim=1, unbiased=False),
-        sample(_M, correction=2, dim=0, keepdim=True),
-        sample(_M, axis=1),
-        sample(_M.t(), 0),
-    ],
-    [*_DIM, wrong(t(3, dtype=torch.int64), match="only support floating point and complex dtypes")],
+    *(
+        sample(x, *args, **kwargs)
+        for x in _XS
+        for args, kwargs in (((), {}), ((False,), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True}))
+    ),
+    sample(_M, 0, False),
+    sample(_M, 1, True, True),
+    sample(_M, (0, 1), correction=0),
+    sample(_M, dim=1, unbiased=False),
+    sample(_M, correction=2, dim=0, keepdim=True),
+    sample(_M, axis=1),
+    sample(_M.t(), 0),
+    _DIM,
+    wrong(t(3, dtype=torch.int64), match="only support floating point and complex dtypes"),
     directives=(
         rounding(
             "torch sums half precision in another order; one unit in the last place of bfloat16",
@@ -135,34 +134,31 @@ op(
 _Y = shared(t(2, 3))
 op(
     "max min",
-    [
-        *_over_dim(),
-        sample(_Y, t(3)),
-        sample(_Y, other=t(2, 1)),
-        sample(values([[1, 1, 0], [0, 1, 1]], torch.int64).to(DTYPE)),
-        floats(sample(values([[1.0, math.nan], [3.0, 2.0]]), 1)),
-    ],
-    [*_DIM, wrong(t(0), match="Expected reduction dim to be specified"), _NO_ELEMENTS],
+    _over_dim(),
+    sample(_Y, t(3)),
+    sample(_Y, other=t(2, 1)),
+    sample(values([[1, 1, 0], [0, 1, 1]], torch.int64).to(DTYPE)),
+    floats(sample(values([[1.0, math.nan], [3.0, 2.0]]), 1)),
+    _DIM,
+    wrong(t(0), match="Expected reduction dim to be specified"),
+    _NO_ELEMENTS,
     dtypes=ALL,
 )
 _WIDE = t(dtype=torch.float64)
 op(
     "aminmax",
-    [
-        *(sample(t(*shape), **kwargs) for shape in _SHAPES for kwargs in ({}, {"dim": 0})),
-        sample(t(2, 3), dim=1, keepdim=True),
-    ],
-    [
-        wrong(t(2, 3), dim=3, error=IndexError, match="Dimension out of range"),
-        wrong(t(2, 3), out=(_WIDE, _WIDE), match="Expected out tensor to have dtype"),
-    ],
+    *(sample(t(*shape), **kwargs) for shape in _SHAPES for kwargs in ({}, {"dim": 0})),
+    sample(t(2, 3), dim=1, keepdim=True),
+    wrong(t(2, 3), dim=3, error=IndexError, match="Dimension out of range"),
+    wrong(t(2, 3), out=(_WIDE, _WIDE), match="Expected out tensor to have dtype"),
     dtypes=ALL,
-    gradient=TORCH >= (2, 12),  # torch's derivative came then
+    gradient=TORCH >= (2, 12),
 )
 op(
     "argmax argmin",
     _over_dim({"keepdim": True}),
-    [*_DIM, wrong(t(0), error=IndexError, match="Expected reduction dim to be specified")],
+    _DIM,
+    wrong(t(0), error=IndexError, match="Expected reduction dim to be specified"),
     dtypes=REAL,
     gradient=False,
 )
@@ -177,7 +173,8 @@ _MIDDLE = values([[1.0, math.nan, 2.0], [5.0, 3.0, 4.0]])
 for _middle in (torch.median, torch.nanmedian):
     op(
         _middle.__name__,
-        [*_over_dim(), floats(sample(_MIDDLE), sample(_MIDDLE, 1), sample(values([2.0, 2.0, 2.0, 1.0])))],
+        _over_dim(),
+        floats(sample(_MIDDLE), sample(_MIDDLE, 1), sample(values([2.0, 2.0, 2.0, 1.0]))),
         _DIM,
         reference=_of_contiguous(_middle),
     )
@@ -186,7 +183,7 @@ _K_ERRORS = [
     wrong(t(2, 3), 5, match="out of range"),
     wrong(t(2, 3), 1, 4, error=IndexError, match="Dimension out of range"),
 ]
-op("kthvalue", [sample(_M, 2), sample(_M, 1, 0), sample(_M, k=3, dim=1, keepdim=True), sample(t(), 1)], _K_ERRORS)
+op("kthvalue", sample(_M, 2), sample(_M, 1, 0), sample(_M, k=3, dim=1, keepdim=True), sample(t(), 1), _K_ERRORS)
 
 
 # sorting
@@ -200,12 +197,10 @@ def _distinct(*shape: int) -> Value:
 _D = shared(_distinct(3, 4))
 op(
     "topk",
-    [
-        *(sample(_D, k) for k in (0, 1, 3)),
-        sample(_D, 2, 0, False),
-        sample(_D, k=4, dim=-1, largest=True, sorted=True),
-        sample(_distinct(), 1),
-    ],
+    *(sample(_D, k) for k in (0, 1, 3)),
+    sample(_D, 2, 0, False),
+    sample(_D, k=4, dim=-1, largest=True, sorted=True),
+    sample(_distinct(), 1),
     _K_ERRORS,
     dtypes=(*FLOATS, *INTEGERS),
 )
@@ -221,8 +216,9 @@ op("sort", _SORTED, _DIM, dtypes=REAL)
 op("argsort", _SORTED, _DIM, dtypes=REAL, gradient=False)
 op(
     "msort",
-    [sample(_distinct(5)), sample(_distinct(3, 4))],
-    [wrong([1.0], error=TypeError, match="must be Tensor")],
+    sample(_distinct(5)),
+    sample(_distinct(3, 4)),
+    wrong([1.0], error=TypeError, match="must be Tensor"),
     dtypes=REAL,
 )
 
@@ -236,14 +232,15 @@ _SCANS = [
 _IN_DTYPES = Where(  # torch's gradient of a complex cumprod in a real dtype is wrong
     lambda dtype: not dtype.is_complex, [sample(t(2, 3), 1, dtype=dtype) for dtype in (torch.float64, torch.float32)]
 )
-op("cumsum", [*_SCANS, _IN_DTYPES], _DIM, dtypes=ALL)
-op("cumprod", [*_SCANS, _IN_DTYPES], _DIM, dtypes=ALL, domain=(-2, 2))
+op("cumsum", _SCANS, _IN_DTYPES, _DIM, dtypes=ALL)
+op("cumprod", _SCANS, _IN_DTYPES, _DIM, dtypes=ALL, domain=(-2, 2))
 op("logcumsumexp", _SCANS, _DIM)
 op("cummax cummin", _SCANS, _DIM, dtypes=ALL)
 op(
     "histc",
-    [sample(t(20), 5), sample(t(4, 5), bins=4, min=-1, max=2)],
-    [wrong(t(3), 0, match="bins must be > 0")],
+    sample(t(20), 5),
+    sample(t(4, 5), bins=4, min=-1, max=2),
+    wrong(t(3), 0, match="bins must be > 0"),
     dtypes=FLOATS[:2],
     gradient=False,
 )

@@ -4,10 +4,9 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import FLOATS, sample
+from forge.testing.opinfo import sample
 from forge.testing.table import DTYPE, ints, op, rounding, t, wrong
 
-_SHAPES: list[tuple[tuple[int, ...], int]] = [((5,), 0), ((2, 3), -1), ((2, 3, 4), 1), ((), 0)]
 _ROWS = [
     sample(t(5), 0),
     sample(t(2, 3), -1),
@@ -38,14 +37,12 @@ _CANCELS = rounding(
     8e-3,
     dtypes=(torch.bfloat16,),
 )
-_op = partial(
-    op,
-    samples=[*_ROWS, sample(ints(*range(6)).view(2, 3), 1, dtype=torch.float32)],
-    mistakes=[*_ERRORS, wrong(t(3), error=TypeError, match='missing .* "dim"')],
-)
+_INTEGERS = sample(ints(*range(6)).view(2, 3), 1, dtype=torch.float32)
+_NO_DIM = wrong(t(3), error=TypeError, match='missing .* "dim"')
+_op = partial(op, family=(_ROWS, _INTEGERS, _ERRORS, _NO_DIM))
 _op("softmax", directives=(_LAST_PLACE,))
 _op("log_softmax", directives=(_LAST_PLACE, _CANCELS))
-_op = partial(op, samples=[*_ROWS, sample(t(2, 3), 1, 5), sample(t(2, 3), -1, 3, torch.float32)], mistakes=_ERRORS)
+_op = partial(op, family=(_ROWS, sample(t(2, 3), 1, 5), sample(t(2, 3), -1, 3, torch.float32), _ERRORS))
 _op("nn.functional.softmax nn.functional.softmin", directives=(_LAST_PLACE,))
 _op("nn.functional.log_softmax", directives=(_LAST_PLACE, _CANCELS))
 
@@ -57,9 +54,13 @@ _ROUNDED_PRODUCT = rounding(
 )
 _op = partial(
     op,
-    samples=[sample(t(*shape), t(*shape), dim, DTYPE) for shape, dim in _SHAPES],
-    mistakes=[wrong(t(3), t(3), 5, torch.float32, error=IndexError, match="Dimension out of range")],
-    dtypes=FLOATS,
+    family=(
+        sample(t(5), t(5), 0, DTYPE),
+        sample(t(2, 3), t(2, 3), -1, DTYPE),
+        sample(t(2, 3, 4), t(2, 3, 4), 1, DTYPE),
+        sample(t(), t(), 0, DTYPE),
+        wrong(t(3), t(3), 5, torch.float32, error=IndexError, match="Dimension out of range"),
+    ),
 )
 _op("aten._softmax_backward_data", directives=(_ROUNDED_PRODUCT,))
 _op("aten._log_softmax_backward_data")

@@ -45,18 +45,18 @@ def sizes_of_svd(*args: Any, **kwargs: Any) -> Any:
 
 
 _LETTER = wrong(hermitian(3, 3), "X", match="UPLO")
-register("linalg.eigh", _HERMITIAN, (FLAT, OBLONG, _LETTER), dtypes=_REAL)
-register("linalg.eigh.sizes", _HERMITIAN, (FLAT, OBLONG), symbols=("torch.linalg.eigh",), op=sizes_of_eigh)
-register("linalg.eigvalsh", _HERMITIAN, (FLAT, OBLONG, _LETTER))
+register("linalg.eigh", _HERMITIAN, FLAT, OBLONG, _LETTER, dtypes=_REAL)
+register("linalg.eigh.sizes", _HERMITIAN, FLAT, OBLONG, op=sizes_of_eigh)
+register("linalg.eigvalsh", _HERMITIAN, FLAT, OBLONG, _LETTER)
 _GENERAL = (sample(regular(3, 3)), sample(regular(2, 4, 4)), sample(regular(3, 3, column_major=True)), sample(t(0, 0)))
-register("linalg.eig", _GENERAL, (FLAT, OBLONG), symbols=("torch.linalg.eig",), op=sizes_of_eig)
+register("linalg.eig", _GENERAL, FLAT, OBLONG, op=sizes_of_eig)
 _OVERWRITTEN = Directive(
     "skip",
     "torch's kernel for a GPU overwrites a column-major argument, and not in the same way from call to call",
     test="test_inputs_unchanged",
     devices=("cuda",),
 )
-register("linalg.eigvals", _GENERAL, (FLAT, OBLONG), directives=(_OVERWRITTEN,))
+register("linalg.eigvals", _GENERAL, FLAT, OBLONG, directives=(_OVERWRITTEN,))
 
 _SHAPES = (
     sample(regular(3, 3)),
@@ -68,11 +68,11 @@ _SHAPES = (
     sample(regular(3, 3, column_major=True)),
     sample(t(0, 3)),
 )
-register("linalg.svd", _SHAPES[:4], (FLAT,), dtypes=_REAL)
-register("linalg.svd.sizes", _SHAPES[:4], (FLAT,), symbols=("torch.linalg.svd",), op=sizes_of_svd)
-register("linalg.svdvals", _SHAPES[:2] + _SHAPES[4:], (FLAT,))
-register("svd", (*_SHAPES[:2], sample(regular(4, 3)), sample(regular(3, 3), some=False)), (FLAT,), dtypes=_REAL)
-register("svd.values", (sample(regular(3, 4), True, False), sample(regular(2, 3, 3), compute_uv=False)), (FLAT,))
+register("linalg.svd", _SHAPES[:4], FLAT, dtypes=_REAL)
+register("linalg.svd.sizes", _SHAPES[:4], FLAT, op=sizes_of_svd)
+register("linalg.svdvals", _SHAPES[:2] + _SHAPES[4:], FLAT)
+register("svd", _SHAPES[:2], sample(regular(4, 3)), sample(regular(3, 3), some=False), FLAT, dtypes=_REAL)
+register("svd.values", sample(regular(3, 4), True, False), sample(regular(2, 3, 3), compute_uv=False), FLAT)
 
 
 # pseudoinverses, ranks
@@ -89,14 +89,16 @@ _RANKS = (
     sample(t(0, 3)),
 )
 _FLAT_RANK = wrong(t(3), match="2 or more|at least 2")
-register("linalg.pinv", _RANKS, (_FLAT_RANK,))
-register("pinverse", (*_RANKS[:3], sample(regular(3, 3), 0.1)), (_FLAT_RANK,))
-register("linalg.matrix_rank", (*_RANKS, sample(regular(3, 3), 2.5)), (_FLAT_RANK,), gradient=False)
+register("linalg.pinv", _RANKS, _FLAT_RANK)
+register("pinverse", _RANKS[:3], sample(regular(3, 3), 0.1), _FLAT_RANK)
+register("linalg.matrix_rank", _RANKS, sample(regular(3, 3), 2.5), _FLAT_RANK, gradient=False)
 _NO_NORM = wrong(t(3, 3), 5, error=WRONG_OPTION, match="invalid norm type")
 _MISTAKES = (FLAT, _NO_NORM, wrong(t(2, 3), "fro", match="square"))
 register(
     "linalg.cond",
-    (*[sample(regular(2, 3, 3), p) for p in (None, "nuc", 2, -2)], sample(regular(3, 4)), sample(t(2, 0, 0))),
+    *[sample(regular(2, 3, 3), p) for p in (None, "nuc", 2, -2)],
+    sample(regular(3, 4)),
+    sample(t(2, 0, 0)),
     _MISTAKES,
 )
 
@@ -108,13 +110,10 @@ def detached_cond(A: Any, p: Any) -> Any:
 
 register(
     "linalg.cond.of_inverses",
-    (
-        *[sample(regular(2, 3, 3), p) for p in ("fro", 1, -1, math.inf, -math.inf)],
-        sample(values([[0.0, 0.0], [0.0, 0.0]]), 1),
-        sample(values([[1.0, 1.0], [1.0, 1.0]]), "fro"),
-    ),
+    *[sample(regular(2, 3, 3), p) for p in ("fro", 1, -1, math.inf, -math.inf)],
+    sample(values([[0.0, 0.0], [0.0, 0.0]]), 1),
+    sample(values([[1.0, 1.0], [1.0, 1.0]]), "fro"),
     _MISTAKES[1:],
     gradient=False,
-    symbols=("torch.linalg.cond",),
     op=detached_cond,
 )

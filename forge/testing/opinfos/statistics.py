@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from forge.testing.opinfo import FLOATS, Directive, Sample, sample
-from forge.testing.table import Value, ints, op, t, values, wrong
+from forge.testing.table import Value, ints, op, rounding, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 _DTYPES = (torch.float32, torch.float64)
@@ -36,7 +36,7 @@ _bad_quantiles = [
 ]
 _untraced = Directive("skip", "before torch 2.13, Dynamo does not trace it", test="test_jit")
 _directives = (_untraced,) if TORCH < (2, 13) else ()
-_quantile = partial(op, samples=_quantiles, mistakes=_bad_quantiles, directives=_directives)
+_quantile = partial(op, family=(_quantiles, _bad_quantiles), directives=_directives)
 _quantile("quantile nanquantile", dtypes=_DTYPES)
 _quantile("Tensor.quantile Tensor.nanquantile", dtypes=_DTYPES[:1])
 
@@ -47,34 +47,26 @@ _NO_HISTOGRAM = Directive("skip", "torch has a kernel for a CPU alone", devices=
 _EDGES = values([-2.0, -0.5, 0.5, 2.5])
 op(
     "histogram",
-    [
-        sample(t(20), 4),
-        sample(t(4, 3).t(), 5, range=(-1.0, 2.0)),
-        sample(t(3, 4), _EDGES),
-        sample(t(3, 4), 3, weight=t(3, 4, low=0, high=1), density=True),
-        sample(t(0), _EDGES),
-    ],
-    [
-        wrong(t(3), 0, match="bins must be > 0"),
-        wrong(t(3), 3, weight=t(2), match="should have the same shape"),
-        wrong(t(3), t(2, 2), match="should have one dimension"),
-    ],
+    sample(t(20), 4),
+    sample(t(4, 3).t(), 5, range=(-1.0, 2.0)),
+    sample(t(3, 4), _EDGES),
+    sample(t(3, 4), 3, weight=t(3, 4, low=0, high=1), density=True),
+    sample(t(0), _EDGES),
+    wrong(t(3), 0, match="bins must be > 0"),
+    wrong(t(3), 3, weight=t(2), match="should have the same shape"),
+    wrong(t(3), t(2, 2), match="should have one dimension"),
     dtypes=_DTYPES,
     gradient=False,
     directives=(_NO_HISTOGRAM,),
 )
 op(
     "histogramdd",
-    [
-        sample(t(10, 2), [2, 3]),
-        sample(t(10, 2), 3, range=[-1.0, 1.0, -2.0, 2.0]),
-        sample(t(2, 5, 2), [_EDGES, values([-3.0, 0.0, 3.0])], density=True),
-        sample(t(10, 2).t(), [4] * 10, weight=t(2, low=0, high=1)),
-    ],
-    [
-        wrong(t(5, 2), [2, 3, 4], match="must be equal to the innermost dimension"),
-        wrong(t(5), [2], match="at least 2 dimensions|innermost dimension"),  # the latter since torch 2.15
-    ],
+    sample(t(10, 2), [2, 3]),
+    sample(t(10, 2), 3, range=[-1.0, 1.0, -2.0, 2.0]),
+    sample(t(2, 5, 2), [_EDGES, values([-3.0, 0.0, 3.0])], density=True),
+    sample(t(10, 2).t(), [4] * 10, weight=t(2, low=0, high=1)),
+    wrong(t(5, 2), [2, 3, 4], match="must be equal to the innermost dimension"),
+    wrong(t(5), [2], match="at least 2 dimensions|innermost dimension"),  # the latter since torch 2.15
     dtypes=_DTYPES,
     gradient=False,
     directives=(_NO_HISTOGRAM,),
@@ -99,28 +91,16 @@ def _ways(reduce: str, data: Value) -> list[Sample]:
 _ALL = ("sum", "mean", "prod", "max", "min")
 op(
     "segment_reduce",
-    [
-        *[each for reduce in _ALL for each in _ways(reduce, t(5))],
-        *[each for reduce in _ALL for each in _ways(reduce, t(5, 2))],
-        *[sample(t(2, 5, 3), reduce, lengths=_LENGTHS_OF_ROWS, axis=1, initial=1) for reduce in _ALL],
-        # of a largest or smallest element that repeats, torch divides only positive gradients
-        sample(values([1.0, 1.0, 0.0, 2.0, 0.0]), "prod", lengths=_LENGTHS, initial=1),
-        sample(values([1.0, 1.0, 3.0, 2.0, 0.0]), "prod", lengths=_LENGTHS, initial=1),
-    ],
-    [
-        wrong(t(5), "sum", match="Either lengths or offsets"),
-        wrong(t(5), "xx", lengths=_LENGTHS, match="must be either sum, prod"),
-        wrong(t(5), "sum", lengths=_LENGTHS, axis=1, error=IndexError, match="out of range"),
-        wrong(t(5), "sum", indices=_LENGTHS, match="indices based reduction"),
-    ],
+    *[each for reduce in _ALL for each in _ways(reduce, t(5))],
+    *[each for reduce in _ALL for each in _ways(reduce, t(5, 2))],
+    *[sample(t(2, 5, 3), reduce, lengths=_LENGTHS_OF_ROWS, axis=1, initial=1) for reduce in _ALL],
+    # of a largest or smallest element that repeats, torch divides only positive gradients
+    sample(values([1.0, 1.0, 0.0, 2.0, 0.0]), "prod", lengths=_LENGTHS, initial=1),
+    sample(values([1.0, 1.0, 3.0, 2.0, 0.0]), "prod", lengths=_LENGTHS, initial=1),
+    wrong(t(5), "sum", match="Either lengths or offsets"),
+    wrong(t(5), "xx", lengths=_LENGTHS, match="must be either sum, prod"),
+    wrong(t(5), "sum", lengths=_LENGTHS, axis=1, error=IndexError, match="out of range"),
+    wrong(t(5), "sum", indices=_LENGTHS, match="indices based reduction"),
     dtypes=FLOATS,
-    directives=(
-        Directive(
-            "tolerance",
-            "terms that cancel are rounded to half precision in another order",
-            executors=("torch-prims",),
-            dtypes=(torch.bfloat16, torch.float16),
-            tolerance=(2e-2, 2e-2),
-        ),
-    ),
+    directives=(rounding("terms that cancel are rounded to half precision in another order"),),
 )

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Directive, sample
-from forge.testing.table import op, t, wrong
+from forge.testing.opinfo import sample
+from forge.testing.table import op, rounding, t, wrong
 
 
 def _beside(function: Callable) -> Callable:
@@ -18,18 +18,12 @@ def _beside(function: Callable) -> Callable:
 
 
 _LENGTHS = (sample(t(1), 7), sample(t(1), 8, False), sample(t(1), 1), sample(t(1), 0), sample(t(1), 6, periodic=True))
-_ROUNDED = Directive(
-    "tolerance",
-    "both round to half precision after each step, and the terms of a window cancel near its ends",
-    executors=("torch-prims",),
-    dtypes=(torch.bfloat16, torch.float16),
-    tolerance=(2e-2, 2e-2),
-)
+_ROUNDED = rounding("both round to half precision after each step, and the terms of a window cancel near its ends")
 _ERRORS = [
     wrong(t(1), -1, match="non-negative window_length"),
     wrong(t(1), 3, dtype=torch.int64, match="floating point dtypes"),
 ]
-_op = partial(op, mistakes=_ERRORS, wrap=_beside, directives=(_ROUNDED,))
+_op = partial(op, family=_ERRORS, wrap=_beside, directives=(_ROUNDED,))
 _op("bartlett_window blackman_window hann_window", _LENGTHS)
 _op("hamming_window", [*_LENGTHS, sample(t(1), 6, True, 0.6, 0.3)])
 _op("kaiser_window", [*_LENGTHS, sample(t(1), 6, False, 3.0), sample(t(1), 6, True, beta=0.0)])
