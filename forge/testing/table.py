@@ -6,7 +6,7 @@ A tensor stands in a row by its shape, and is made anew in every row for each de
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -148,10 +148,20 @@ def floats(*rows: Sample) -> Where:
     return Where(lambda dtype: dtype.is_floating_point, rows)
 
 
-Row = Sample | Where
+Row = Sample | Where | ErrorSample
+Rows = Row | Iterable["Rows"]
 
 
-def calls(*rows: Row) -> SampleGenerator:
+def flat(rows: Rows) -> Iterator[Row]:
+    """Yield the rows of nested lists."""
+    if isinstance(rows, Row):
+        yield rows
+    else:
+        for each in rows:
+            yield from flat(each)
+
+
+def calls(*rows: Sample | Where) -> SampleGenerator:
     """Return a generator of the samples that the rows describe."""
 
     def samples(info: OpInfo, device: torch.device, dtype: torch.dtype) -> Iterator[Sample]:
@@ -202,21 +212,22 @@ def no_tensor(*rest: Any, **kwargs: Any) -> ErrorSample:
 
 def op(
     names: str,
-    samples: Sequence[Row] | SampleGenerator,
-    mistakes: Sequence[ErrorSample] | ErrorGenerator,
-    *,
+    *rows: Rows,
+    family: Rows = (),
     op: Callable | None = None,
     wrap: Callable[[Callable], Callable] | None = None,
     symbols: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
-    """Register an OpInfo for each name: of the function of torch that the name begins with.
+    """Register an OpInfo for each name, with the rows and those of its family.
 
-    The rest of a dotted name tells OpInfos of one function apart. `wrap` makes of the function what is tested in its
-    place; `op` is tested instead. `symbols` has the function's own symbol then. The options are those of OpInfo.
+    It is one of the function of torch that the name begins with; the rest of a dotted name tells OpInfos of one
+    function apart. `wrap` makes of the function what is tested in its place, and `op` is tested instead: the function's
+    symbol is covered all the same, unless `symbols` says otherwise. The options are those of OpInfo.
     """
-    samples = samples if callable(samples) else calls(*samples)
-    mistakes = mistakes if callable(mistakes) else errors(*mistakes)
+    every = list(flat((*rows, family)))
+    samples = calls(*(row for row in every if not isinstance(row, ErrorSample)))
+    mistakes = errors(*(row for row in every if isinstance(row, ErrorSample)))
     for name in names.split():
         function = op or function_of(name)
         function = function if wrap is None else wrap(function)

@@ -79,12 +79,8 @@ op(
 _HALVING = "Halving dimension must be even"
 op(
     "nn.functional.glu",
-    sample(t(2, 6)),
-    sample(t(4, 3), 0),
-    sample(t(2, 4, 3), dim=1),
-    sample(t(4, 3).t()),
-    wrong(t(3), match=_HALVING),
-    wrong(t(), match="does not support 0-dim"),
+    [sample(t(2, 6)), sample(t(4, 3), 0), sample(t(2, 4, 3), dim=1), sample(t(4, 3).t())],
+    [wrong(t(3), match=_HALVING), wrong(t(), match="does not support 0-dim")],
 )
 
 
@@ -119,14 +115,12 @@ op(
 )
 op(
     "aten.elu_backward",
-    sample(t(5), 0.7, 1.5, 2.0, False, t(5)),
-    sample(t(5), 0.7, 1.5, 1.0, True, t(5)),
+    [sample(t(5), 0.7, 1.5, 2.0, False, t(5)), sample(t(5), 0.7, 1.5, 1.0, True, t(5))],
     wrong(t(3), 1.0, 1, 1, False, t(4), match="must match"),
 )
 op(
     "aten.glu_backward",
-    sample(t(2, 3), t(2, 6), -1),
-    sample(t(2, 3), t(4, 3), 0),
+    [sample(t(2, 3), t(2, 6), -1), sample(t(2, 3), t(4, 3), 0)],
     wrong(t(3), t(3), 0, match=_HALVING),
     directives=(rounding("eager rounds to half precision between its steps", 2e-2, 1e-3),),
 )

@@ -30,7 +30,6 @@ op(
     sample(t(0, 3)),
     sample(t(3, 4).t()),
     sample(values([0.0, -0.0, 1.0, -8.0, 2.0**-20, math.nan])),
-    wrong([1.0], error=TypeError, match="must be Tensor"),
-    wrong(t(3, dtype=torch.int64), match="floating-point"),
+    [wrong([1.0], error=TypeError, match="must be Tensor"), wrong(t(3, dtype=torch.int64), match="floating-point")],
     dtypes=FLOATS,
 )

@@ -23,18 +23,13 @@ _op(
 )
 _op(
     "cartesian_prod",
-    sample(t(2), t(3)),
-    sample(t(2), t(3), t(4)),
-    sample(t(2), t(0)),
-    sample(t(3)),
-    wrong(t(2, 2), t(2), match="Expect a 1D vector"),
-    wrong(t(2), t(2).long(), match="to have the same dtype"),
+    [sample(t(2), t(3)), sample(t(2), t(3), t(4)), sample(t(2), t(0)), sample(t(3))],
+    [wrong(t(2, 2), t(2), match="Expect a 1D vector"), wrong(t(2), t(2).long(), match="to have the same dtype")],
 )
 _op(
     "diagflat Tensor.diagflat",
     unary((3,), (2, 3), (), (0,)),
-    sample(t(2), 1),
-    sample(t(2, 2), offset=-2),
+    [sample(t(2), 1), sample(t(2, 2), offset=-2)],
     wrong("x", error=(TypeError, AttributeError), match="Tensor|diagflat"),
 )
 _op(

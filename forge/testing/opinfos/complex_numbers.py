@@ -11,21 +11,19 @@ from forge.torch_internals.versions import WRONG_KIND
 _REAL = (torch.float32, torch.float64)
 _NOT_A_TENSOR = wrong([1.0], error=TypeError, match="must be Tensor")
 
-_PAIRS = (
+op(
+    "complex polar",
     sample(t(5), t(5)),
     sample(t(2, 3), t(3)),
     sample(t(), t()),
     sample(t(0, 3), t(3)),
     sample(t(3, 4).t(), t(4, 3)),
-)
-_PAIR_MISTAKES = (
     wrong(t(3), 1.0, error=TypeError, match="must be Tensor"),
     wrong(t(3), t(3, dtype=torch.float64), match="scalar type"),
     wrong(t(3, dtype=torch.int64), t(3, dtype=torch.int64), match="Half, Float or Double"),
     wrong(t(3), t(4), match="must match the size"),
+    dtypes=_REAL,
 )
-op("complex", _PAIRS, _PAIR_MISTAKES, dtypes=_REAL)
-op("polar", _PAIRS, _PAIR_MISTAKES, dtypes=_REAL)
 
 _ANY = (sample(t(5)), sample(t(2, 3)), sample(t()), sample(t(0, 3)), sample(t(3, 4).t()))
 op("conj real resolve_conj resolve_neg", _ANY, _NOT_A_TENSOR, dtypes=(*FLOATS, torch.int64, torch.bool))
@@ -46,10 +44,7 @@ _COMPLEX = [
 op("imag view_as_real", _COMPLEX, _NOT_A_TENSOR, wrong(t(3), error=WRONG_KIND, match="complex"), dtypes=_REAL)
 op(
     "view_as_complex",
-    sample(t(2)),
-    sample(t(3, 2)),
-    sample(t(2, 3, 2)),
-    sample(t(0, 2)),
+    [sample(t(2)), sample(t(3, 2)), sample(t(2, 3, 2)), sample(t(0, 2))],
     _NOT_A_TENSOR,
     wrong(t(3, 2, dtype=torch.int64), match="half, float and double"),
     wrong(t(2, 3), match="last dimension of size 2"),

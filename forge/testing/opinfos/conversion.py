@@ -53,8 +53,6 @@ _op(
 _DOUBLE = Value(lambda target: f"torch.{'' if target.device.type == 'cpu' else f'{target.device.type}.'}DoubleTensor")
 _op(
     "Tensor.type",
-    sample(_X, torch.float64),
-    sample(_X, dtype=torch.int64),
-    sample(_X, _DOUBLE),
+    [sample(_X, torch.float64), sample(_X, dtype=torch.int64), sample(_X, _DOUBLE)],
     wrong(t(3), "torch.NoTensor", error=ValueError, match="invalid type"),
 )

@@ -40,9 +40,7 @@ _narrow("narrow_copy Tensor.narrow_copy", gradient=TORCH >= (2, 12))  # torch's 
 op("alias_copy", unary((2, 3), (), (0, 3)), no_tensor(), dtypes=_WITH_COMPLEX)
 op(
     "split_copy",
-    sample(t(5, 3), 2),
-    sample(t(4, 6).t(), 4, -1),
-    sample(t(0, 3), 2),
+    [sample(t(5, 3), 2), sample(t(4, 6).t(), 4, -1), sample(t(0, 3), 2)],
     wrong(t(), 2, match="at least a 1-dimensional tensor"),
     dtypes=_WITH_COMPLEX,
 )

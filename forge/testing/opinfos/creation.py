@@ -36,13 +36,14 @@ _op(
     dtypes=(torch.float32,),
 )
 
-_likes = [
-    *unary((2, 3), (), (0, 3)),
+_no_tensor = [wrong([1.0], error=TypeError, match="must be Tensor")]
+_op(
+    "zeros_like ones_like",
+    unary((2, 3), (), (0, 3)),
     sample(t(2, 3), dtype=torch.float64),
     sample(t(2, 3, 4, 5).to(memory_format=torch.channels_last), device=DEVICE),
-]
-_no_tensor = [wrong([1.0], error=TypeError, match="must be Tensor")]
-_op("zeros_like ones_like", _likes, _no_tensor)
+    _no_tensor,
+)
 # of integers: gradients cannot be compared of unspecified values
 _op("empty_like", *(sample(index(*shape, high=9), dtype=DTYPE) for shape in ((2, 3), (), (0, 3))), _no_tensor)
 _op(
@@ -51,19 +52,19 @@ _op(
     sample(t(2), 1.5, dtype=torch.float64),
     wrong([1.0], 1, error=TypeError, match="must be Tensor"),
 )
-_news = [
+_bad_new = [wrong(t(2), (-1,), match="negative dimension")]
+_op(
+    "Tensor.new_zeros Tensor.new_ones",
     sample(t(2), 2, 3),
     sample(t(2), (2, 3)),
     sample(t(2), [0], dtype=torch.float64),
     sample(t(2), (), device=DEVICE),
-]
-_bad_new = [wrong(t(2), (-1,), match="negative dimension")]
-_op("Tensor.new_zeros Tensor.new_ones", _news, _bad_new)
+    _bad_new,
+)
 _op("Tensor.new_empty", sample(ints(1), 2, 3, dtype=DTYPE), sample(ints(1), (0, 2)), _bad_new)
 _op(
     "Tensor.new_full",
-    sample(t(2), (2, 3), 1),
-    sample(t(2), (), 1, dtype=torch.float64),
+    [sample(t(2), (2, 3), 1), sample(t(2), (), 1, dtype=torch.float64)],
     wrong(t(2), (-1,), 1, match="negative dimension"),
 )
 
@@ -90,17 +91,13 @@ _op(
 )
 _op(
     "as_tensor",
-    sample(t(2, 3)),
-    sample(t(2, 3), dtype=torch.float64),
-    sample([1, 2], device=DEVICE),
-    sample(2.5, dtype=DTYPE),
+    [sample(t(2, 3)), sample(t(2, 3), dtype=torch.float64), sample([1, 2], device=DEVICE), sample(2.5, dtype=DTYPE)],
     _ragged,
     gradient=True,
 )
 _op(
     "Tensor.new_tensor",
-    sample(t(2), [1, 0]),
-    sample(t(2), 1, dtype=torch.float64),
+    [sample(t(2), [1, 0]), sample(t(2), 1, dtype=torch.float64)],
     wrong(t(2), [[1, 2], [3]], error=ValueError, match="expected sequence.* of (one )?length"),
 )
 _op(
@@ -123,15 +120,12 @@ _op(
         sample(0.0, 7.0, 2.0),
         sample(start=1, end=4, step=2),
     ),
-    wrong(0, 5, 0, match="step must be nonzero"),
-    wrong(5, 0, match="inconsistent with step sign"),
+    [wrong(0, 5, 0, match="step must be nonzero"), wrong(5, 0, match="inconsistent with step sign")],
     dtypes=REAL,
 )
 _op(
     "arange.inferred_dtype",
-    sample(0.0, 2.0, 0.3, device=DEVICE),
-    sample(2, 0.5, -0.25, device=DEVICE),
-    sample(3.5, device=DEVICE),
+    [sample(0.0, 2.0, 0.3, device=DEVICE), sample(2, 0.5, -0.25, device=DEVICE), sample(3.5, device=DEVICE)],
     wrong(5.0, 0.0, match="inconsistent with step sign"),
     dtypes=(torch.float32,),
 )
@@ -154,9 +148,7 @@ _op(
 )
 _op(
     "linspace.tensors",
-    sample(t(), t(), 5),
-    sample(t(), 3, steps=4, dtype=torch.float64),
-    sample(-2.0, t(), 1),
+    [sample(t(), t(), 5), sample(t(), 3, steps=4, dtype=torch.float64), sample(-2.0, t(), 1)],
     wrong(t(1), 2.0, 3, match="0-dimensional start and end"),
     dtypes=REAL[:2],
 )

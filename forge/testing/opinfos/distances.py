@@ -38,10 +38,7 @@ op("renorm", _renorms, _bad_renorm, dtypes=_DTYPES)
 op("Tensor.renorm", _renorms, _bad_renorm, dtypes=(torch.float32, torch.complex64))
 op(
     "pdist",
-    sample(t(4, 3)),
-    sample(t(5, 2).t(), 1.0),
-    sample(t(1, 3)),
-    sample(t(3, 0)),
+    [sample(t(4, 3)), sample(t(5, 2).t(), 1.0), sample(t(1, 3)), sample(t(3, 0))],
     *[sample(t(4, 3), p) for p in (0.0, *_ORDERS)],
     *[sample(values(_REPEATED), p) for p in (0.5, 1.0, 2.0, 3.0, math.inf)],
     wrong(t(3), match="only supports 2D tensors"),

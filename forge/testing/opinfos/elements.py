@@ -14,8 +14,7 @@ op(
     sample(t()),
     sample(t(0, 3), 1),
     _NOT_A_TENSOR,
-    wrong(t(3), mode=1, match="Unknown hash_tensor mode"),
-    wrong(t(3), 2, error=IndexError, match="out of range"),
+    [wrong(t(3), mode=1, match="Unknown hash_tensor mode"), wrong(t(3), 2, error=IndexError, match="out of range")],
     dtypes=ALL,
     gradient=False,
 )
@@ -28,8 +27,7 @@ op(
     sample(t(2, 3), size=0),
     sample(t(), size=1),
     sample(t(0, 3), size=2),
-    wrong([1.0], size=2, error=TypeError, match="must be Tensor"),
-    wrong(t(3), size=-1, match="non-negative"),
+    [wrong([1.0], size=2, error=TypeError, match="must be Tensor"), wrong(t(3), size=-1, match="non-negative")],
     dtypes=ALL,
     gradient=False,
 )

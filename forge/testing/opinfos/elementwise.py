@@ -141,8 +141,7 @@ _SPECIAL = values([math.nan, math.inf, -math.inf, 1.0])
 op(
     "isclose",
     binary(),
-    sample(_X, _X.clone(), rtol=0.0, atol=0.0),
-    sample(_X, _X + 1, 0.5, 1.0),
+    [sample(_X, _X.clone(), rtol=0.0, atol=0.0), sample(_X, _X + 1, 0.5, 1.0)],
     floats(sample(_SPECIAL, _SPECIAL.clone(), equal_nan=True), sample(_SPECIAL, _SPECIAL.clone())),
     wrong(t(3), t(3).double(), match="did not match"),
     dtypes=(*FLOATS, torch.int64),

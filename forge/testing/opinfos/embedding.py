@@ -31,16 +31,14 @@ def _shortened(indices: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs
 
 op(
     "nn.functional.embedding.max_norm",
-    sample(index(2, 3, high=5), t(5, 4), max_norm=1.0),
-    sample(ints(1, 1, 3), t(5, 4), 1, 0.5, 1.0),
+    [sample(index(2, 3, high=5), t(5, 4), max_norm=1.0), sample(ints(1, 1, 3), t(5, 4), 1, 0.5, 1.0)],
     wrong(t(2), t(5, 4), max_norm=1.0, match="scalar types: Long, Int|Long"),
     dtypes=(torch.float32, torch.float64),
     op=_shortened,
 )
 op(
     "embedding_renorm",
-    sample(t(5, 4), index(2, 3, high=5), 1.0, 2.0),
-    sample(t(5, 4), ints(1, 1, 3), 0.5, 1.0),
+    [sample(t(5, 4), index(2, 3, high=5), 1.0, 2.0), sample(t(5, 4), ints(1, 1, 3), 0.5, 1.0)],
     wrong(t(5, 4), t(2), 1.0, 2.0, match="scalar types: Long, Int|Long"),
     dtypes=(torch.float32, torch.float64, torch.complex64),
     gradient=False,
@@ -57,9 +55,7 @@ op(
 )
 op(
     "nn.functional.one_hot",
-    sample(index(2, 3, high=5), 5),
-    sample(index(high=3), num_classes=4),
-    sample(ints(), 3),
+    [sample(index(2, 3, high=5), 5), sample(index(high=3), num_classes=4), sample(ints(), 3)],
     wrong(t(2), 3, match="only applicable to index tensor"),
     dtypes=(torch.float32,),
     gradient=False,

@@ -34,8 +34,7 @@ register(
     sample(t(3, 2), lower(3, 3), False),
     sample(t(3, 2), regular(2, 3, 3), transpose=True),
     sample(t(2, 3, 2), regular(3, 3), True, True, True),
-    wrong(t(3), regular(3, 3), match="at least 2 dimensions"),
-    wrong(t(3, 2), t(2, 3), match="square"),
+    [wrong(t(3), regular(3, 3), match="at least 2 dimensions"), wrong(t(3, 2), t(2, 3), match="square")],
 )
 
 # Cholesky's
@@ -48,25 +47,25 @@ _POSITIVE = (
 )
 _NEGATIVE = wrong(values([[-1.0, 0.0], [0.0, 1.0]]), error=torch.linalg.LinAlgError, match="not positive-definite")
 _UPPER = sample(hermitian(2, 3, 3), upper=True)
-register("linalg.cholesky_ex", _POSITIVE, _UPPER, FLAT, OBLONG)
-register("linalg.cholesky", _POSITIVE, _UPPER, FLAT, OBLONG)
+register("linalg.cholesky_ex linalg.cholesky", _POSITIVE, _UPPER, FLAT, OBLONG)
 if TORCH < (2, 15):  # torch.cholesky is an error
     register("cholesky", _POSITIVE, sample(hermitian(3, 3), True), OBLONG)
-_FACTORS = (
+register(
+    "cholesky_inverse",
     sample(lower(3, 3)),
     sample(lower(2, 4, 4, column_major=True)),
     sample(regular(3, 3), True),
     sample(regular(2, 3, 3), upper=False),
+    FLAT,
+    OBLONG,
 )
-register("cholesky_inverse", _FACTORS, FLAT, OBLONG)
 register(
     "cholesky_solve",
     sample(t(3, 2), lower(3, 3)),
     sample(t(2, 3, 1), lower(3, 3, column_major=True)),
     sample(t(3, 2), regular(2, 3, 3), True),
     sample(t(3, 2), regular(3, 3), upper=False),
-    wrong(t(3), lower(3, 3), match="at least 2 dim"),
-    wrong(t(2, 2), lower(3, 3), match="ncompatible"),
+    [wrong(t(3), lower(3, 3), match="at least 2 dim"), wrong(t(2, 2), lower(3, 3), match="ncompatible")],
 )
 
 # LU
@@ -80,8 +79,7 @@ _SHAPES = (
     sample(t(0, 3)),
 )
 register("linalg.lu_factor_ex", _SHAPES, sample(regular(3, 3), check_errors=True), FLAT)
-register("linalg.lu_factor", _SHAPES, FLAT)
-register("linalg.lu", _SHAPES, FLAT)
+register("linalg.lu_factor linalg.lu", _SHAPES, FLAT)
 register("lu", _SHAPES[:4], sample(regular(3, 3), get_infos=True), FLAT)
 _PIVOTS = values([2, 3, 3], torch.int32)
 _UNPACKED_WRONG = (wrong(regular(3, 3), ints(1, 2, 3), match="int32"), wrong(t(3), _PIVOTS, match="2 or more"))
@@ -102,8 +100,7 @@ def unpack_pivots(LU: Any, pivots: Any) -> Any:
 
 register(
     "lu_unpack.pivots",
-    sample(regular(3, 3), _PIVOTS),
-    sample(regular(5, 3), _PIVOTS),
+    [sample(regular(3, 3), _PIVOTS), sample(regular(5, 3), _PIVOTS)],
     _UNPACKED_WRONG[:1],
     gradient=False,
     op=unpack_pivots,
@@ -114,13 +111,11 @@ register(
     sample(regular(3, 3), _PIVOTS, t(2, 3, 2), adjoint=True),
     sample(regular(3, 3, column_major=True), _PIVOTS, t(2, 3), left=False),
     sample(regular(3, 3), _PIVOTS, t(2, 3), left=False, adjoint=True),
-    wrong(regular(3, 3), _PIVOTS, t(2, 2), match="ncompatible shapes"),
-    wrong(t(3), _PIVOTS, t(3, 1), match="2 dim"),
+    [wrong(regular(3, 3), _PIVOTS, t(2, 2), match="ncompatible shapes"), wrong(t(3), _PIVOTS, t(3, 1), match="2 dim")],
 )
 register(
     "lu_solve",
-    sample(t(3, 2), regular(3, 3), _PIVOTS),
-    sample(t(2, 3, 2), regular(3, 3), _PIVOTS),
+    [sample(t(3, 2), regular(3, 3), _PIVOTS), sample(t(2, 3, 2), regular(3, 3), _PIVOTS)],
     wrong(t(2, 2), regular(3, 3), _PIVOTS, match="ncompatible shapes"),
 )
 
@@ -128,9 +123,7 @@ register(
 
 register(
     "linalg.ldl_factor",
-    sample(hermitian(3, 3)),
-    sample(hermitian(2, 3, 3), hermitian=True),
-    sample(t(0, 0)),
+    [sample(hermitian(3, 3)), sample(hermitian(2, 3, 3), hermitian=True), sample(t(0, 0))],
     FLAT,
     OBLONG,
     gradient=False,
@@ -149,8 +142,7 @@ _WITHOUT_ROWS = "Q is not computed, and torch has no gradient"
 register(
     "linalg.qr",
     _SHAPES,
-    sample(regular(3, 4), "complete"),
-    sample(regular(2, 3, 3), mode="complete"),
+    [sample(regular(3, 4), "complete"), sample(regular(2, 3, 3), mode="complete")],
     FLAT,
     wrong(regular(3, 3), "raw", match="mode"),
 )
@@ -163,8 +155,7 @@ def detached_qr(A: Any, mode: str) -> Any:
 
 register(
     "linalg.qr.without_gradient",
-    sample(regular(4, 3), "complete"),
-    sample(regular(2, 3, 4), "r"),
+    [sample(regular(4, 3), "complete"), sample(regular(2, 3, 4), "r")],
     wrong(regular(3, 3), "raw", match="mode"),
     gradient=False,
     op=detached_qr,

@@ -82,10 +82,7 @@ def _frequencies(name: str) -> None:
 
     op(
         f"fft.{name}",
-        sample(t(1), 5),
-        sample(t(1), 8, 0.5),
-        sample(t(1), n=1, d=2.0),
-        sample(t(1), 0),
+        [sample(t(1), 5), sample(t(1), 8, 0.5), sample(t(1), n=1, d=2.0), sample(t(1), 0)],
         wrong(t(1, dtype=torch.int64), 3, match="floating point"),
         dtypes=(torch.float32, torch.float64),
         symbols=(f"torch.fft.{name}",),

@@ -71,21 +71,15 @@ _INDEX_KEYS: tuple[Any, ...] = (
     (values(1, torch.int64), ALL_OF_IT, _ROWS),
     ([0, 1], [1, 2]),
 )
-_wrong_keys = [
+_op(
+    "getitem",
+    *(sample(t(3, 4, 5), key) for key in (*_BASIC_KEYS, *_INDEX_KEYS)),
+    [sample(t(), ...), sample(t(), None), sample(t(0, 3), ints()), sample(t(5, 4).t(), ints(3, 3))],
     wrong(t(3), 3, error=IndexError, match="out of bounds|out of range"),
     wrong(t(3), (0, 0), error=IndexError, match="too many indices"),
     wrong(t(3), 1.5, error=IndexError, match="only integers, slices"),
     wrong(t(3), slice(None, None, -1), error=ValueError, match="step must be positive|greater than zero"),
     wrong(t(3), t(2), error=IndexError, match="tensors used as indices"),
-]
-_op(
-    "getitem",
-    *(sample(t(3, 4, 5), key) for key in (*_BASIC_KEYS, *_INDEX_KEYS)),
-    sample(t(), ...),
-    sample(t(), None),
-    sample(t(0, 3), ints()),
-    sample(t(5, 4).t(), ints(3, 3)),
-    _wrong_keys,
     op=operator.getitem,
 )
 
@@ -137,9 +131,7 @@ _op(
 )
 _op(
     "ops.aten.index",
-    sample(t(3, 4), [ints(0, 2)]),
-    sample(t(3, 4), [None, ints(0, 2)]),
-    sample(t(3, 4), [ints([0], [1]), ints(0, 2)]),
+    [sample(t(3, 4), [ints(0, 2)]), sample(t(3, 4), [None, ints(0, 2)]), sample(t(3, 4), [ints([0], [1]), ints(0, 2)])],
     wrong(t(3), [t(2)], error=IndexError, match="tensors used as indices"),
     op=torch.ops.aten.index.Tensor,
 )
@@ -160,8 +152,7 @@ _wrong_selection = [
 _op(
     "index_select",
     *(sample(*selection) for selection in _selections),
-    sample(t(), 0, ints(0)),
-    sample(t(3), 0, values(2, torch.int64)),
+    [sample(t(), 0, ints(0)), sample(t(3), 0, values(2, torch.int64))],
     _wrong_selection,
 )
 
@@ -169,8 +160,7 @@ _op(
 _op(
     "index_add",
     *(sample(*selection, source) for selection, source in zip(_selections, (t(3, 4), t(3, 1), t(3, 2)), strict=False)),
-    sample(*_selections[0], t(3, 4), alpha=2),
-    sample(t(), 0, ints(0), t()),
+    [sample(*_selections[0], t(3, 4), alpha=2), sample(t(), 0, ints(0), t())],
     wrong(t(3), 0, ints(0), t(1).double(), match="same (dtype|scalar type)"),
     dtypes=REAL,
     directives=(
@@ -195,8 +185,7 @@ _op(
 _op(
     "index_fill",
     *(sample(*selection, 1) for selection in _selections[:3]),
-    sample(*_selections[0], t()),
-    sample(t(), 0, ints(0), 1),
+    [sample(*_selections[0], t()), sample(t(), 0, ints(0), 1)],
     wrong(t(3), 0, ints(0), t(2), match="0-dim"),
 )
 _op(
@@ -283,23 +272,18 @@ _op(
 )
 _op(
     "masked_scatter",
-    sample(t(3, 4), mask(3, 4), t(12)),
-    sample(t(3, 4), mask(4), t(5, 4)),
-    sample(t(3, 4), mask(3, 1), t(12)),
+    [sample(t(3, 4), mask(3, 4), t(12)), sample(t(3, 4), mask(4), t(5, 4)), sample(t(3, 4), mask(3, 1), t(12))],
     wrong(t(3), t(3), t(3), match="expected.*(Bool|Boolean|bool)|mask"),
     wrong(t(3), mask(3), t(3).double(), match="same dtypes"),
 )
 _op(
     "select_scatter",
-    sample(t(3, 4), t(4), 0, 1),
-    sample(t(3, 4), t(3), 1, -1),
+    [sample(t(3, 4), t(4), 0, 1), sample(t(3, 4), t(3), 1, -1)],
     wrong(t(3, 4), t(3), 0, 1, match="expected src to have a size equal"),
 )
 _op(
     "slice_scatter",
-    sample(t(3, 4), t(2, 4), 0, 1),
-    sample(t(3, 4), t(3, 2), dim=1, start=0, end=4, step=2),
-    sample(t(3, 4), t(3, 4)),
+    [sample(t(3, 4), t(2, 4), 0, 1), sample(t(3, 4), t(3, 2), dim=1, start=0, end=4, step=2), sample(t(3, 4), t(3, 4))],
     wrong(t(3, 4), t(3, 4), 0, 1, match="expected src to have a size equal"),
 )
 
@@ -311,19 +295,13 @@ def _copied(x: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
 
 _op(
     "Tensor.copy_",
-    sample(t(3, 4), t(3, 4)),
-    sample(t(3, 4), t(4)),
-    sample(t(3, 4), t(3, 1).float()),
-    sample(t(4, 3).t(), t()),
+    [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4)), sample(t(3, 4), t(3, 1).float()), sample(t(4, 3).t(), t())],
     wrong(t(3), t(4), match="must match the existing size"),
     op=_copied,
 )
 _op(
     "fill",
-    sample(t(3, 4), 1),
-    sample(t(3, 4), t()),
-    sample(t(), True),
-    sample(t(0, 2), 2),
+    [sample(t(3, 4), 1), sample(t(3, 4), t()), sample(t(), True), sample(t(0, 2), 2)],
     wrong(t(3), t(2), match="0-dimension value tensor"),
 )
 
@@ -343,8 +321,7 @@ _op(
 )
 _op(
     "bucketize",
-    sample(t(2, 3), _sorted[0]),
-    sample(t(), _sorted[0], right=True, out_int32=True),
+    [sample(t(2, 3), _sorted[0]), sample(t(), _sorted[0], right=True, out_int32=True)],
     wrong(t(3), t(2, 3), match="must be 1 dimension"),
     dtypes=REAL,
     gradient=False,

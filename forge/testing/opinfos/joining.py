@@ -44,39 +44,28 @@ _splits = [
     sample(t(0, 3), 2),
 ]
 _bad_split = [wrong(t(5), [1, 2], match="sum exactly to 5"), wrong(t(), 2, match="at least a 1-dimensional tensor")]
-_op("split", _splits, _bad_split)
-_op("Tensor.split", _splits, _bad_split)
+_op("split Tensor.split", _splits, _bad_split)
 _op(
     "split_with_sizes",
-    sample(t(5, 3), [1, 4]),
-    sample(t(5, 3), [1, 2], dim=1),
+    [sample(t(5, 3), [1, 4]), sample(t(5, 3), [1, 2], dim=1)],
     wrong(t(5), [1, 2], match="sum exactly to 5"),
 )
 _op(
     "chunk",
-    sample(t(5, 3), 2),
-    sample(t(5, 3), 4, -1),
-    sample(t(0, 3), 2),
-    sample(t(6), chunks=3, dim=0),
-    wrong(t(5), 0, match="to be greater than 0"),
-    wrong(t(), 1, match="at least a 1-dimensional tensor"),
+    [sample(t(5, 3), 2), sample(t(5, 3), 4, -1), sample(t(0, 3), 2), sample(t(6), chunks=3, dim=0)],
+    [wrong(t(5), 0, match="to be greater than 0"), wrong(t(), 1, match="at least a 1-dimensional tensor")],
 )
 _tensor_splits = [sample(t(4, 6, 8), 2), sample(t(4, 6, 8), (1, 3)), sample(t(4, 6, 8), [2, 2, -1])]
 _op(
     "tensor_split",
     _tensor_splits,
-    sample(t(5), 3),
-    sample(t(2, 5), 3, dim=-1),
-    wrong(t(5), 0, match="must be larger than 0"),
-    wrong(t(), 1, match="at least a 1-dimensional tensor"),
+    [sample(t(5), 3), sample(t(2, 5), 3, dim=-1)],
+    [wrong(t(5), 0, match="must be larger than 0"), wrong(t(), 1, match="at least a 1-dimensional tensor")],
 )
 _op("hsplit vsplit dsplit", _tensor_splits, wrong(t(5, 7, 9), 2, match="not divisible by the split_size"))
 _op(
     "unbind",
-    sample(t(3, 2)),
-    sample(t(3, 2), -1),
-    sample(t(2)),
-    sample(t(0, 2)),
+    [sample(t(3, 2)), sample(t(3, 2), -1), sample(t(2)), sample(t(0, 2))],
     wrong(t(2), 1, error=IndexError, match="out of range"),
 )
 
@@ -90,21 +79,18 @@ _repeats = [
     sample(t(), (2, 2)),
     sample(t(2, 3), (0, 2)),
 ]
-_bad_repeat = [
+_op(
+    "Tensor.repeat",
+    _repeats,
     wrong(t(2, 3), (2,), match="can not be smaller than number of dimensions"),
     wrong(t(2), (-1,), match="negative dimension"),
-]
-_op("Tensor.repeat", _repeats, _bad_repeat)
+)
 _bad_tile = [wrong(t(2), (-1,), match="negative dimension")]
 _tiles = [sample(t(2, 3), (2,)), sample(t(3), (2, 1, 2))]
-_op("tile", _tiles, _bad_tile)
-_op("Tensor.tile", _tiles, _bad_tile)
+_op("tile Tensor.tile", _tiles, _bad_tile)
 _op(
     "repeat_interleave",
-    sample(t(2, 3), 2),
-    sample(t(2, 3), 2, 1),
-    sample(t(2, 3), 0, dim=0),
-    sample(t(), 3),
+    [sample(t(2, 3), 2), sample(t(2, 3), 2, 1), sample(t(2, 3), 0, dim=0), sample(t(), 3)],
     wrong(t(2), -1, match="[Rr]epeats must be non-negative"),
     wrong(t(2), 2, 1, error=IndexError, match="out of range"),
 )
@@ -139,8 +125,7 @@ _op(
     sample(t(3, 5), prepend=t(3, 1), append=t(3, 2)),
     sample(t(4), 3),
     sample(t(3, 5), 0),
-    wrong(t(), match="at least one-dimensional"),
-    wrong(t(3), -1, match="order must be non-negative"),
+    [wrong(t(), match="at least one-dimensional"), wrong(t(3), -1, match="order must be non-negative")],
 )
 
 register_computed("split Tensor.split split_with_sizes chunk tensor_split hsplit vsplit dsplit unbind".split())

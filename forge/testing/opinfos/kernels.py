@@ -89,9 +89,7 @@ def _upsample_bilinear(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
 
 op(
     "nn.functional.upsample_bilinear",
-    sample(t(2, 3, 4, 5), 8),
-    sample(t(2, 3, 4, 5), scale_factor=2.0),
-    sample(t(2, 3, 4, 5), (2, 7)),
+    [sample(t(2, 3, 4, 5), 8), sample(t(2, 3, 4, 5), scale_factor=2.0), sample(t(2, 3, 4, 5), (2, 7))],
     wrong(t(2, 3, 4, 5), error=ValueError, match="should be defined"),
     directives=(rounding("torch rounds to half precision at other places", executors=None),),
     op=_upsample_bilinear,
@@ -108,8 +106,7 @@ for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
     )
     op(
         f"aten.{_name}.vec",
-        sample(t(2, 3, 6, 5), [3, 4], False, None),
-        sample(t(2, 3, 6, 6), None, True, [0.5, 1.5]),
+        [sample(t(2, 3, 6, 5), [3, 4], False, None), sample(t(2, 3, 6, 6), None, True, [0.5, 1.5])],
         wrong(t(2, 3, 6, 5), None, False, None, match="exactly one of"),
         dtypes=_ONCE,
         op=getattr(aten, _name).vec,

@@ -39,24 +39,17 @@ _MATMUL_ERRORS = (
     wrong(t(2, 3), t(3, dtype=torch.float64), match="same dtype"),
 )
 op("matmul", _MATMUL, _MATMUL_ERRORS, dtypes=WITH_INTEGERS)
-op("linalg.matmul", _MATMUL[:4], _MATMUL_ERRORS[:1])
-op("operator.matmul", _MATMUL[:4], _MATMUL_ERRORS[:1])
+op("linalg.matmul operator.matmul", _MATMUL[:4], _MATMUL_ERRORS[:1])
 op(
     "mm",
-    sample(t(2, 3), t(3, 4)),
-    sample(t(3, 2).t(), t(3, 4)),
-    sample(t(0, 3), t(3, 4)),
-    wrong(t(2, 3), t(2, 3), match="cannot be multiplied"),
-    wrong(t(2, 3), t(3), match="to have 2 dims"),
+    [sample(t(2, 3), t(3, 4)), sample(t(3, 2).t(), t(3, 4)), sample(t(0, 3), t(3, 4))],
+    [wrong(t(2, 3), t(2, 3), match="cannot be multiplied"), wrong(t(2, 3), t(3), match="to have 2 dims")],
     dtypes=WITH_INTEGERS,
 )
 op(
     "bmm",
-    sample(t(5, 2, 3), t(5, 3, 4)),
-    sample(t(3, 4, 2).transpose(0, -1), t(2, 3, 1)),
-    sample(t(0, 2, 3), t(0, 3, 4)),
-    wrong(t(2, 3, 3), t(1, 3, 2), match="batches"),
-    wrong(t(2, 3), t(3, 2), match="to have 3 dims"),
+    [sample(t(5, 2, 3), t(5, 3, 4)), sample(t(3, 4, 2).transpose(0, -1), t(2, 3, 1)), sample(t(0, 2, 3), t(0, 3, 4))],
+    [wrong(t(2, 3, 3), t(1, 3, 2), match="batches"), wrong(t(2, 3), t(3, 2), match="to have 3 dims")],
 )
 op("mv", sample(t(2, 3), t(3)), wrong(t(2, 3), t(2), match="cannot be multiplied"))
 op("dot", sample(t(3), t(3)), sample(t(0), t(0)), wrong(t(2), t(3), match="multiplied"))
@@ -65,33 +58,25 @@ op("outer", sample(t(3), t(4)), sample(t(0), t(4)), wrong(t(2, 2), t(2), match="
 op("ger", sample(t(3), t(4)), wrong(t(3), t(2, 2), match="to have 1 dims"))
 op(
     "inner",
-    sample(t(3), t(3)),
-    sample(t(2, 3), t(4, 5, 3)),
-    sample(t(), t(3)),
+    [sample(t(3), t(3)), sample(t(2, 3), t(4, 5, 3)), sample(t(), t(3))],
     wrong(t(2, 3), t(2), match="last dimension must match"),
 )
 op(
     "kron",
-    sample(t(2, 3), t(4)),
-    sample(t(2), t(3, 1, 2)),
-    sample(t(), t(2, 2)),
+    [sample(t(2, 3), t(4)), sample(t(2), t(3, 1, 2)), sample(t(), t(2, 2))],
     wrong([1.0], t(2), error=TypeError, match="must be"),
     dtypes=WITH_INTEGERS,
 )
 op("trace", sample(t(3, 5)), sample(t(3, 3)), wrong(t(2), match="to have 2 dims"))
 op(
     "chain_matmul",
-    sample(t(2, 3), t(3, 5), t(5, 2)),
-    sample(t(2, 3), t(3, 5)),
+    [sample(t(2, 3), t(3, 5), t(5, 2)), sample(t(2, 3), t(3, 5))],
     wrong(t(2, 3), t(2, 3), match="broadcast"),
 )
 op(
     "linalg.multi_dot",
-    sample([t(2, 3), t(3, 5), t(5, 2)]),
-    sample([t(3), t(3, 5), t(5)]),
-    sample([t(2, 3), t(3, 50), t(50, 4), t(4)]),
-    wrong([t(2, 3)], match="at least 2 tensors"),
-    wrong([t(2, 3), t(2, 3)], match="broadcast"),
+    [sample([t(2, 3), t(3, 5), t(5, 2)]), sample([t(3), t(3, 5), t(5)]), sample([t(2, 3), t(3, 50), t(50, 4), t(4)])],
+    [wrong([t(2, 3)], match="at least 2 tensors"), wrong([t(2, 3), t(2, 3)], match="broadcast")],
 )
 
 _ROUNDED = rounding(
@@ -243,16 +228,12 @@ op(
     "linalg.matrix_norm",
     *[sample(t(2, 3, 4), order, keepdim=keepdim) for order in _MATRIX_ORDERS for keepdim in (False, True)],
     *[sample(t(0, 3), order) for order in (1, math.inf, 2, "nuc")],
-    wrong(t(3), match="at least 2 dimensions"),
-    wrong(t(3, 3), 7, match="not supported"),
+    [wrong(t(3), match="at least 2 dimensions"), wrong(t(3, 3), 7, match="not supported")],
     dtypes=(torch.float32, torch.float64),
 )
 op(
     "linalg.norm",
-    sample(t(2, 3)),
-    sample(t(2, 3), 1),
-    sample(t(2, 3), dim=1),
-    sample(t(5), 3),
+    [sample(t(2, 3)), sample(t(2, 3), 1), sample(t(2, 3), dim=1), sample(t(5), 3)],
     *[sample(t(2, 3, 4), order, (2, 0), True) for order in _MATRIX_ORDERS],
     wrong(t(2, 3, 4), 2, match="1D or 2D"),
     wrong(t(5), "fro", match="at least 2 dimensions"),
@@ -280,16 +261,12 @@ op("Tensor.norm.nuc", _NUCLEAR, _TWO_DIMS, dtypes=(torch.float32, torch.float64)
 
 op(
     "cross",
-    sample(t(2, 3, 4), t(2, 3, 4)),
-    sample(t(3, 3), t(3, 3), -1),
-    sample(t(1, 3), t(2, 3)),
-    wrong(t(2, 2), t(2, 2), match="no dimension of size 3"),
-    wrong(t(3), t(3, 3), match="same number of dim"),
+    [sample(t(2, 3, 4), t(2, 3, 4)), sample(t(3, 3), t(3, 3), -1), sample(t(1, 3), t(2, 3))],
+    [wrong(t(2, 2), t(2, 2), match="no dimension of size 3"), wrong(t(3), t(3, 3), match="same number of dim")],
 )
 op(
     "linalg.cross",
-    sample(t(2, 3), t(1, 3)),
-    sample(t(3, 4), t(3, 4), dim=0),
+    [sample(t(2, 3), t(1, 3)), sample(t(3, 4), t(3, 4), dim=0)],
     wrong(t(2, 2), t(2, 2), match="must have length 3"),
 )
 op(
@@ -298,15 +275,12 @@ op(
     sample(t(3, 4, 2), t(4, 2), -1),
     sample(t(5), t(5), dim=0),
     sample(t(3, 4), t(3, 4), 1, 9.0),
-    wrong(t(3, 4), t(3, 5), match="do not broadcast"),
-    wrong(t(3, 4), t(3, 4), 3, error=IndexError, match="range"),
+    [wrong(t(3, 4), t(3, 5), match="do not broadcast"), wrong(t(3, 4), t(3, 4), 3, error=IndexError, match="range")],
     op=F.cosine_similarity,
 )
 op(
     "pairwise_distance",
-    sample(t(3, 4), t(3, 4)),
-    sample(t(3, 4), t(4), 1.0, keepdim=True),
-    sample(t(4), t(4), 3.0),
+    [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4), 1.0, keepdim=True), sample(t(4), t(4), 3.0)],
     wrong(t(3, 4), t(3, 5), match="do not broadcast"),
     op=F.pairwise_distance,
 )
@@ -333,8 +307,7 @@ op(
     sample(t(0, 0)),
     sample(t(3, 3).t()),
     sample(t(3, 3), hermitian=True, check_errors=False),
-    wrong(t(3), match="2 dimensions"),
-    wrong(t(2, 3), match="square"),
+    [wrong(t(3), match="2 dimensions"), wrong(t(2, 3), match="square")],
     dtypes=(torch.float32, torch.float64, torch.complex64),
     gradient=False,
 )

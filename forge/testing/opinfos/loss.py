@@ -85,16 +85,14 @@ _op("l1_loss", _PAIRS, _PAIR_ERRORS)
 _op(
     "smooth_l1_loss",
     _PAIRS,
-    sample(t(3, 4), t(3, 4), beta=0.3),
-    sample(t(3, 4), t(3, 4), beta=0.0),
+    [sample(t(3, 4), t(3, 4), beta=0.3), sample(t(3, 4), t(3, 4), beta=0.0)],
     _PAIR_ERRORS,
     wrong(t(3), t(3), beta=-1.0, match="negative values"),
 )
 _op(
     "huber_loss",
     _PAIRS,
-    sample(t(3, 4), t(3, 4), delta=0.3),
-    sample(t(3, 4), t(3, 4), weight=t(3, 4, low=0.1, high=2)),
+    [sample(t(3, 4), t(3, 4), delta=0.3), sample(t(3, 4), t(3, 4), weight=t(3, 4, low=0.1, high=2))],
     _PAIR_ERRORS,
     wrong(t(3), t(3), delta=-1.0, match="non-positive values"),
 )
@@ -116,8 +114,7 @@ def _fixed_options(op: Callable, names: tuple[str, ...]) -> Callable:
 _FOUR = values([0.5, 1.0, 2.0, 0.25])
 _op(
     "binary_cross_entropy",
-    sample(t(3, 4), t(3, 4)),
-    sample(t(3, 4), t(3, 4), weight=_FOUR),
+    [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(3, 4), weight=_FOUR)],
     wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
     wrap=partial(_fixed_options, names=("weight",)),
     symbols=("torch.nn.functional.binary_cross_entropy",),
@@ -125,8 +122,7 @@ _op(
 )
 _op(
     "binary_cross_entropy_with_logits",
-    sample(t(3, 4), t(3, 4, low=0, high=1)),
-    sample(t(3, 4), t(3, 4, low=0, high=1), weight=_FOUR, pos_weight=_FOUR),
+    [sample(t(3, 4), t(3, 4, low=0, high=1)), sample(t(3, 4), t(3, 4, low=0, high=1), weight=_FOUR, pos_weight=_FOUR)],
     wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
     wrap=partial(_fixed_options, names=("weight", "pos_weight")),
     symbols=("torch.nn.functional.binary_cross_entropy_with_logits",),
@@ -148,9 +144,7 @@ _op(
 )
 _op(
     "gaussian_nll_loss",
-    sample(t(3, 4), t(3, 4), t(3, 4)),
-    sample(t(3, 4), t(3, 4), t(3, 1), full=True),
-    sample(t(3, 4), t(3, 4), t(3)),
+    [sample(t(3, 4), t(3, 4), t(3, 4)), sample(t(3, 4), t(3, 4), t(3, 1), full=True), sample(t(3, 4), t(3, 4), t(3))],
     wrong(t(3, 4), t(3, 4), t(2), error=ValueError, match="incorrect size"),
     _unknown(t(3), t(3), t(3, low=0.1, high=1)),
     domain=(0.1, 3.0),
@@ -174,25 +168,21 @@ def _last_fixed(op: Callable) -> Callable:
 
 _op(
     "hinge_embedding_loss",
-    sample(t(3), _SIGNS),
-    sample(t(3), _SIGNS, margin=0.5),
+    [sample(t(3), _SIGNS), sample(t(3), _SIGNS, margin=0.5)],
     _unknown(t(3), t(3)),
     wrap=_last_fixed,
     symbols=("torch.nn.functional.hinge_embedding_loss",),
 )
 _op(
     "cosine_embedding_loss",
-    sample(t(3, 4), t(3, 4), _SIGNS),
-    sample(t(3, 4), t(3, 4), _SIGNS, margin=0.1),
-    sample(t(4), t(4), values(-1.0)),
+    [sample(t(3, 4), t(3, 4), _SIGNS), sample(t(3, 4), t(3, 4), _SIGNS, margin=0.1), sample(t(4), t(4), values(-1.0))],
     wrong(t(3), t(3), t(3), match="expects 2D input"),
     wrap=_last_fixed,
     symbols=("torch.nn.functional.cosine_embedding_loss",),
 )
 _op(
     "margin_ranking_loss",
-    sample(t(3), t(3), _SIGNS),
-    sample(t(3), t(3), _SIGNS, margin=0.5),
+    [sample(t(3), t(3), _SIGNS), sample(t(3), t(3), _SIGNS, margin=0.5)],
     wrong(t(3), t(3), t(3, 3), match="same dimension"),
     wrap=_last_fixed,
     symbols=("torch.nn.functional.margin_ranking_loss",),
@@ -214,7 +204,6 @@ _op(
 )
 _op(
     "multilabel_soft_margin_loss",
-    sample(t(3, 4), t(3, 4, low=0, high=1)),
-    sample(t(3, 4), t(3, 4, low=0, high=1), t(4)),
+    [sample(t(3, 4), t(3, 4, low=0, high=1)), sample(t(3, 4), t(3, 4, low=0, high=1), t(4))],
     wrong(t(3), t(4), match="do not broadcast"),
 )

@@ -25,15 +25,12 @@ register(
     sample(regular(2, 4, 5), q=3, niter=1),
     sample(regular(4, 4), 2, 0),
     sample(regular(4, 3), q=3, M=t(3)),
-    wrong(regular(4, 3), -1, match="negative"),
-    wrong(regular(4, 3), 2, M=t(2), match="size|expand"),
+    [wrong(regular(4, 3), -1, match="negative"), wrong(regular(4, 3), 2, M=t(2), match="size|expand")],
     wrap=approximated,
 )
 register(
     "pca_lowrank",
-    sample(regular(5, 4), 2),
-    sample(regular(2, 4, 5), 3),
-    sample(regular(4, 4), q=2, center=False, niter=1),
+    [sample(regular(5, 4), 2), sample(regular(2, 4, 5), 3), sample(regular(4, 4), q=2, center=False, niter=1)],
     wrong(regular(4, 3), 4, error=ValueError, match="not greater than min"),
     wrong(regular(4, 3), 2, niter=-1, error=ValueError, match="non-negative"),
     wrap=approximated,

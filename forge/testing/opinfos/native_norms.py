@@ -66,8 +66,7 @@ _op("native_batch_norm", _samples, _mistakes, wrap=_updating)
 _op(
     "_native_batch_norm_legit",
     _samples,
-    sample(_x, *_parameters, True, 0.1, 1e-5),
-    sample(_x, None, None, training=True, momentum=0.1, eps=1e-5),
+    [sample(_x, *_parameters, True, 0.1, 1e-5), sample(_x, None, None, training=True, momentum=0.1, eps=1e-5)],
     _mistakes,
     op=_updating(torch_native_batch_norm_legit),
 )
@@ -78,8 +77,7 @@ _op(
 )
 _op(
     "_batch_norm_with_update",
-    sample(_x, *_parameters, *_running, 0.1, 1e-5),
-    sample(t(4, 3), *_parameters, *_running, 0.5, 1e-3),
+    [sample(_x, *_parameters, *_running, 0.1, 1e-5), sample(t(4, 3), *_parameters, *_running, 0.5, 1e-3)],
     wrong(_x, t(4), None, *_running, 0.1, 1e-5, match="should contain", stricter="torch reads beyond the weight"),
     symbols=("torch.ops.aten._batch_norm_with_update.default",),
     directives=(

@@ -39,8 +39,7 @@ _op("layer_norm", _LAST[:2], _BOTH, _LAST_ERRORS)
 _op(
     "nn.functional.rms_norm",
     _LAST,
-    sample(t(2, 3, 4), (4,), t(4), 1e-5),
-    sample(t(2, 3, 4), (3, 4), t(3, 4), 1e-2),
+    [sample(t(2, 3, 4), (4,), t(4), 1e-5), sample(t(2, 3, 4), (3, 4), t(3, 4), 1e-2)],
     _LAST_ERRORS,
 )
 _op("rms_norm", _LAST[:2], _LAST_ERRORS)
@@ -139,15 +138,12 @@ _op(
 )
 _op(
     "nn.functional.instance_norm",
-    sample(t(2, 3, 4, 5)),
-    sample(t(2, 3, 5), None, None, t(3), t(3)),
-    sample(t(2, 3, 2, 3, 2), eps=1e-2),
+    [sample(t(2, 3, 4, 5)), sample(t(2, 3, 5), None, None, t(3), t(3)), sample(t(2, 3, 2, 3, 2), eps=1e-2)],
     wrong(t(2, 3, 1), error=ValueError, match="more than 1 spatial element"),
 )
 _op(
     "nn.functional.instance_norm.statistics",
-    sample(t(2, 3, 4, 5), *_statistics(3), t(3), t(3)),
-    sample(t(2, 3, 4, 5), *_statistics(3), use_input_stats=False),
+    [sample(t(2, 3, 4, 5), *_statistics(3), t(3), t(3)), sample(t(2, 3, 4, 5), *_statistics(3), use_input_stats=False)],
     wrong(t(2, 3, 1), *_statistics(3), error=ValueError, match="more than 1 spatial element"),
     dtypes=(torch.float32, torch.float64),
     directives=(),
@@ -165,18 +161,12 @@ _op(
 
 _op(
     "nn.functional.normalize",
-    sample(t(3, 4)),
-    sample(t(3, 4, 2), 3.0, -1),
-    sample(t(5), dim=0),
-    sample(t(2, 3, 4), 1.0, (0, 2), eps=50.0),
+    [sample(t(3, 4)), sample(t(3, 4, 2), 3.0, -1), sample(t(5), dim=0), sample(t(2, 3, 4), 1.0, (0, 2), eps=50.0)],
     wrong(t(3), error=IndexError, match="out of range"),
 )
 _op(
     "nn.functional.local_response_norm",
-    sample(t(2, 6, 4, 5), 3),
-    sample(t(2, 6, 4), 2, 0.1, 0.5, 2.0),
-    sample(t(0, 6, 4), 2),
-    sample(t(2, 6, 0), 2),
+    [sample(t(2, 6, 4, 5), 3), sample(t(2, 6, 4), 2, 0.1, 0.5, 2.0), sample(t(0, 6, 4), 2), sample(t(2, 6, 0), 2)],
     wrong(t(2, 3), 2, error=ValueError, match="3D or higher"),
 )
 _op(

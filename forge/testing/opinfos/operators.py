@@ -12,10 +12,7 @@ aten = torch.ops.aten
 
 op(
     "aten.alias",
-    sample(t(2, 3)),
-    sample(t()),
-    sample(t(0, 2)),
-    sample(t(2, 3).t()),
+    [sample(t(2, 3)), sample(t()), sample(t(0, 2)), sample(t(2, 3).t())],
     wrong(3, match="Expected a value of type 'Tensor' for argument 'self'"),
     dtypes=(*ALL, torch.complex64),
 )

@@ -14,10 +14,7 @@ _INTEGER = Value(lambda target: torch.int64 if target.dtype.is_floating_point el
 
 op(
     "diagonal_scatter Tensor.diagonal_scatter",
-    sample(t(3, 4), t(3)),
-    sample(t(4, 3).t(), t(2), 2),
-    sample(t(2, 3, 4), t(4, 2), -1, 1, 0),
-    sample(t(0, 3), t(0)),
+    [sample(t(3, 4), t(3)), sample(t(4, 3).t(), t(2), 2), sample(t(2, 3, 4), t(4, 2), -1, 1, 0), sample(t(0, 3), t(0))],
     wrong(t(3, 4), t(2), match="to have a size equal to the slice"),
     wrong(t(3, 4), t(3), 0, 1, 1, match="cannot be identical"),
     dtypes=_WITH_COMPLEX,

@@ -18,12 +18,10 @@ _op = partial(op, gradient=False)
 
 _sizes = from_arguments(sample(2, 3), sample((2, 3)), sample(()), sample(0, 2), sample(size=(20,)))
 _negative = [wrong(2, -1, match="negative dimension")]
-_op("rand", _sizes, _negative)
-_op("randn", _sizes, _negative)
+_op("rand randn", _sizes, _negative)
 _no_tensor = [wrong([1.0], error=TypeError, match="must be Tensor")]
 _likes = [*unary((2, 3), (), (0, 3)), sample(t(2, 3), dtype=torch.float64)]
-_op("rand_like", _likes, _no_tensor)
-_op("randn_like", _likes, _no_tensor)
+_op("rand_like randn_like", _likes, _no_tensor)
 _empty_range = "from=5 >= to=5"
 _op(
     "randint",
@@ -34,9 +32,7 @@ _op(
 )
 _op(
     "randint_like",
-    sample(t(2, 3), 5),
-    sample(t(4), 2, 7),
-    sample(t(), high=3),
+    [sample(t(2, 3), 5), sample(t(4), 2, 7), sample(t(), high=3)],
     wrong(t(2), 5, 5, match=_empty_range),
     dtypes=REAL,
 )
@@ -56,14 +52,11 @@ _op(
     sample(t(5).abs() + 1, 3),
     sample(t(2, 5).abs() + 1, 7, True),
     sample(t(2, 5).abs() + 1, num_samples=1, replacement=False),
-    wrong(t(3).abs(), 5, match="without replacement"),
-    wrong(t(3).abs(), 0, match="cannot sample n_sample <= 0"),
+    [wrong(t(3).abs(), 5, match="without replacement"), wrong(t(3).abs(), 0, match="cannot sample n_sample <= 0")],
 )
 _op(
     "bernoulli",
-    sample(t(2, 3).sigmoid()),
-    sample(t(2, 3), 0.25),
-    sample(t(), p=1),
+    [sample(t(2, 3).sigmoid()), sample(t(2, 3), 0.25), sample(t(), p=1)],
     wrong(t(3), p=2.0, match="expects p to be in"),
     gradient=True,
 )
@@ -90,27 +83,26 @@ def _fill(name: str, *args: Any, **options: Any) -> None:
 _fill(
     "uniform_",
     unary((2, 3), (), (0, 3)),
-    sample(t(4), -1, 1),
-    sample(t(4), to=3),
+    [sample(t(4), -1, 1), sample(t(4), to=3)],
     wrong(t(3), 2, 1, match="from=2 > to=1"),
 )
 _fill(
-    "normal_", unary((2, 3), (), (0, 3)), sample(t(20), 1, 2), sample(t(4), std=3), wrong(t(3), 0, -1, match="std >= 0")
+    "normal_",
+    unary((2, 3), (), (0, 3)),
+    [sample(t(20), 1, 2), sample(t(4), std=3)],
+    wrong(t(3), 0, -1, match="std >= 0"),
 )
 _fill(
     "bernoulli_",
     unary((2, 3), ()),
-    sample(t(4), 0.2),
-    sample(t(4), Value(lambda target: torch.rand(4))),
+    [sample(t(4), 0.2), sample(t(4), Value(lambda target: torch.rand(4)))],
     wrong(t(3), 2.0, match="expects p to be in"),
     dtypes=REAL,
 )
 _fill("exponential_", unary((2, 3), (), (0, 3)), sample(t(4), lambd=2.0), wrong(t(3), -1.0, match="lambda > 0"))
 _fill(
     "random_",
-    sample(t(4), 5),
-    sample(t(2, 3), 2, 7),
-    sample(t(3), 0, to=4),
+    [sample(t(4), 5), sample(t(2, 3), 2, 7), sample(t(3), 0, to=4)],
     wrong(t(3), 5, 5, match=_empty_range),
     dtypes=REAL,
     directives=(Directive("xfail", "Dynamo does not trace Tensor.random_", test="test_jit", executors=("torch",)),),
@@ -159,8 +151,7 @@ def _dropped_in_place(x: torch.Tensor, p: float) -> torch.Tensor:
 
 _op(
     "nn.functional.dropout.inplace",
-    sample(t(3, 4), 0.3),
-    sample(t(3, 4), 1.0),
+    [sample(t(3, 4), 0.3), sample(t(3, 4), 1.0)],
     _bad_p,
     symbols=("torch.dropout_",),
     gradient=True,

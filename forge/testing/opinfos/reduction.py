@@ -62,9 +62,7 @@ _ZEROS = values([[1, 0, 2], [0, 3, 0], [1, 2, 3]], torch.int64)
 op(
     "prod",
     _over_dim({"dtype": torch.float64}, {"dim": 1, "dtype": torch.float32}),
-    sample(_ZEROS.to(DTYPE)),
-    sample(_ZEROS.to(DTYPE), 1),
-    sample(t(0, 3), 0),
+    [sample(_ZEROS.to(DTYPE)), sample(_ZEROS.to(DTYPE), 1), sample(t(0, 3), 0)],
     _DIM,
     dtypes=ALL,
     domain=(-2, 2),
@@ -90,11 +88,7 @@ op(
 )
 op(
     "Tensor.sum_to_size",
-    sample(_X, 3, 1),
-    sample(_X, (2, 1, 4)),
-    sample(_X, (1,)),
-    sample(_X * 1, 2, 3, 4),
-    sample(t(), ()),
+    [sample(_X, 3, 1), sample(_X, (2, 1, 4)), sample(_X, (1,)), sample(_X * 1, 2, 3, 4), sample(t(), ())],
     wrong(t(2, 3), (2,), match="is not expandable to size"),
 )
 
@@ -135,9 +129,7 @@ _Y = shared(t(2, 3))
 op(
     "max min",
     _over_dim(),
-    sample(_Y, t(3)),
-    sample(_Y, other=t(2, 1)),
-    sample(values([[1, 1, 0], [0, 1, 1]], torch.int64).to(DTYPE)),
+    [sample(_Y, t(3)), sample(_Y, other=t(2, 1)), sample(values([[1, 1, 0], [0, 1, 1]], torch.int64).to(DTYPE))],
     floats(sample(values([[1.0, math.nan], [3.0, 2.0]]), 1)),
     _DIM,
     wrong(t(0), match="Expected reduction dim to be specified"),
@@ -198,9 +190,7 @@ _D = shared(_distinct(3, 4))
 op(
     "topk",
     *(sample(_D, k) for k in (0, 1, 3)),
-    sample(_D, 2, 0, False),
-    sample(_D, k=4, dim=-1, largest=True, sorted=True),
-    sample(_distinct(), 1),
+    [sample(_D, 2, 0, False), sample(_D, k=4, dim=-1, largest=True, sorted=True), sample(_distinct(), 1)],
     _K_ERRORS,
     dtypes=(*FLOATS, *INTEGERS),
 )
@@ -216,8 +206,7 @@ op("sort", _SORTED, _DIM, dtypes=REAL)
 op("argsort", _SORTED, _DIM, dtypes=REAL, gradient=False)
 op(
     "msort",
-    sample(_distinct(5)),
-    sample(_distinct(3, 4)),
+    [sample(_distinct(5)), sample(_distinct(3, 4))],
     wrong([1.0], error=TypeError, match="must be Tensor"),
     dtypes=REAL,
 )
@@ -238,8 +227,7 @@ op("logcumsumexp", _SCANS, _DIM)
 op("cummax cummin", _SCANS, _DIM, dtypes=ALL)
 op(
     "histc",
-    sample(t(20), 5),
-    sample(t(4, 5), bins=4, min=-1, max=2),
+    [sample(t(20), 5), sample(t(4, 5), bins=4, min=-1, max=2)],
     wrong(t(3), 0, match="bins must be > 0"),
     dtypes=FLOATS[:2],
     gradient=False,

@@ -29,8 +29,7 @@ op(
             {"scale_factor": 1.7, "recompute_scale_factor": True},
         )
     ],
-    sample(t(2, 3, 4, 4), (3, 9)),
-    sample(t(2, 3, 4, 4), scale_factor=(0.5, 2)),
+    [sample(t(2, 3, 4, 4), (3, 9)), sample(t(2, 3, 4, 4), scale_factor=(0.5, 2))],
     *[sample(t(2, 3, 8, 8), 3, mode=mode, antialias=True) for mode in ("bilinear", "bicubic")],
     wrong(t(2, 3, 4), error=ValueError, match="either size or scale_factor"),
     wrong(t(2, 3, 4), 2, 2, error=ValueError, match="only one of size"),
@@ -43,8 +42,7 @@ op(
 )
 op(
     "nn.functional.upsample",
-    sample(t(2, 3, 4, 4), scale_factor=2),
-    sample(t(2, 3, 4, 4), (3, 5), mode="bilinear", align_corners=True),
+    [sample(t(2, 3, 4, 4), scale_factor=2), sample(t(2, 3, 4, 4), (3, 5), mode="bilinear", align_corners=True)],
     wrong(t(2, 3, 4), error=ValueError, match="either size or scale_factor"),
     dtypes=_WHOLE,
 )
@@ -87,8 +85,7 @@ op(
 )
 op(
     "nn.functional.affine_grid",
-    sample(t(2, 2, 3), [2, 3, 4, 5], False),
-    sample(t(2, 3, 4), [2, 3, 4, 5, 6], align_corners=True),
+    [sample(t(2, 2, 3), [2, 3, 4, 5], False), sample(t(2, 3, 4), [2, 3, 4, 5, 6], align_corners=True)],
     wrong(t(2, 3, 3), [2, 3, 4, 4], error=ValueError, match="Expected a batch of affine matrices"),
     wrong(t(2, 2, 3), [2, 3, 4], error=NotImplementedError, match="only supports 4D and 5D"),
     dtypes=_WHOLE,
@@ -96,24 +93,19 @@ op(
 
 op(
     "pixel_shuffle",
-    sample(t(2, 8, 3, 4), 2),
-    sample(t(8, 3, 4), 2),
-    sample(t(2, 2, 9, 1, 2), 3),
-    wrong(t(2, 3, 4, 4), 2, match="divisible by the square"),
-    wrong(t(4, 4), 2, match="at least 3 dimensions"),
+    [sample(t(2, 8, 3, 4), 2), sample(t(8, 3, 4), 2), sample(t(2, 2, 9, 1, 2), 3)],
+    [wrong(t(2, 3, 4, 4), 2, match="divisible by the square"), wrong(t(4, 4), 2, match="at least 3 dimensions")],
     op=F.pixel_shuffle,
 )
 op(
     "pixel_unshuffle",
-    sample(t(2, 2, 4, 6), 2),
-    sample(t(2, 6, 3), 3),
+    [sample(t(2, 2, 4, 6), 2), sample(t(2, 6, 3), 3)],
     wrong(t(2, 3, 5, 4), 2, match="divisible by downscale_factor"),
     op=F.pixel_unshuffle,
 )
 op(
     "channel_shuffle",
-    sample(t(2, 8, 3, 4), 2),
-    sample(t(2, 6, 3), 3),
+    [sample(t(2, 8, 3, 4), 2), sample(t(2, 6, 3), 3)],
     wrong(t(2, 3, 4), 2, match="divisible by the number of groups|must be divisible by groups"),
     op=F.channel_shuffle,
 )

@@ -16,67 +16,55 @@ _op = partial(op, dtypes=ALL)
 _out_of_range = [wrong(t(2, 3), 5, error=IndexError, match=DIM)]
 _bad_shape = [wrong(t(2, 3), (4, 2), match="is invalid for input of size")]
 
-_reshapes = [
+_varied = [sample(t(2, 6), 3, -1), sample(t(2, 6), [4, 3])]
+_op(
+    "reshape",
     sample(t(2, 6), (3, 4)),
     sample(t(2, 6), (-1,)),
     sample(t(2, 6), (2, -1, 3)),
     sample(t(2, 6), (2, 6)),
     sample(t(0, 3), (3, 0)),
     sample(t(1), ()),
-]
-_varied = [sample(t(2, 6), 3, -1), sample(t(2, 6), [4, 3])]
-_op("reshape", _reshapes, _bad_shape)
-_op("Tensor.reshape", _varied, _bad_shape)
-_op("Tensor.view", _varied, _bad_shape)
+    _bad_shape,
+)
+_op("Tensor.reshape Tensor.view", _varied, _bad_shape)
 _likes = [sample(t(2, 6), t(4, 3)), sample(t(0), t(0, 2))]
 _bad_like = [wrong(t(2, 3), t(4), match="is invalid for input of size")]
-_op("Tensor.view_as", _likes, _bad_like)
-_op("Tensor.reshape_as", _likes, _bad_like)
+_op("Tensor.view_as Tensor.reshape_as", _likes, _bad_like)
 _op(
     "flatten",
     unary((2, 3, 4), (), (0, 3)),
-    sample(t(2, 3, 4), 1),
-    sample(t(2, 3, 4), 0, -2),
-    sample(t(2, 3, 4), start_dim=1, end_dim=1),
-    wrong(t(2, 3), 1, 0, match="cannot come after"),
-    wrong(t(2, 3), 4, error=IndexError, match=DIM),
+    [sample(t(2, 3, 4), 1), sample(t(2, 3, 4), 0, -2), sample(t(2, 3, 4), start_dim=1, end_dim=1)],
+    [wrong(t(2, 3), 1, 0, match="cannot come after"), wrong(t(2, 3), 4, error=IndexError, match=DIM)],
 )
 _no_tensor = [wrong([1.0], error=TypeError, match="must be Tensor|must be a tensor|expected Tensor")]
 _op("ravel", unary((2, 3), (), (0, 3)), _no_tensor)
 _op(
     "unflatten",
-    sample(t(2, 6), 1, (2, 3)),
-    sample(t(2, 6), -1, (-1, 2)),
-    sample(t(6, 2), dim=0, sizes=[3, 2]),
-    wrong(t(2, 6), 1, (4, 2), match="don't multiply up"),
-    wrong(t(2, 6), 1, (), match="must be non-empty"),
+    [sample(t(2, 6), 1, (2, 3)), sample(t(2, 6), -1, (-1, 2)), sample(t(6, 2), dim=0, sizes=[3, 2])],
+    [wrong(t(2, 6), 1, (4, 2), match="don't multiply up"), wrong(t(2, 6), 1, (), match="must be non-empty")],
 )
 _op("unsqueeze", *(sample(t(2, 3), dim) for dim in (0, 1, 2, -1, -3)), sample(t(), 0), _out_of_range)
 _op(
     "squeeze",
     unary((1, 2, 1, 3), (), (1, 1)),
-    sample(t(1, 2, 1), 0),
-    sample(t(1, 2, 1), 1),
-    sample(t(1, 2, 1), (0, -1)),
-    sample(t(), -1),
+    [sample(t(1, 2, 1), 0), sample(t(1, 2, 1), 1), sample(t(1, 2, 1), (0, -1)), sample(t(), -1)],
     _out_of_range,
 )
-_expands = [
+_bad_expand = [wrong(t(2, 3), (2, 4), match="expanded size"), wrong(t(2, 3), (3,), match="number of sizes provided")]
+_op(
+    "Tensor.expand Tensor.broadcast_to broadcast_to",
     sample(t(2, 1), (2, 3)),
     sample(t(3), (2, 3)),
     sample(t(), (2,)),
     sample(t(1, 3), (0, 3)),
     sample(t(2, 1), (4, -1, 3)),
-]
-_bad_expand = [wrong(t(2, 3), (2, 4), match="expanded size"), wrong(t(2, 3), (3,), match="number of sizes provided")]
-_op("Tensor.expand", _expands, _bad_expand)
-_op("Tensor.broadcast_to", _expands, _bad_expand)
-_op("broadcast_to", _expands, _bad_expand)
+    _bad_expand,
+)
 _op("Tensor.expand_as", sample(t(2, 1), t(2, 3)), sample(t(3), t(4, 3)), wrong(t(2), t(2, 3), match="expanded size"))
 _op(
     "broadcast_tensors",
-    sample(t(2, 1), t(3)),
-    sample(t(), t(2, 0), t(1, 1)),
+    [sample(t(2, 1), t(3)), sample(t(), t(2, 0), t(1, 1))],
     wrong(t(2), t(3), match="must match the size of tensor b"),
 )
 _op(
@@ -101,8 +89,7 @@ _swaps = [
     sample(t(0, 2), 0, 1),
 ]
 _bad_swap = [wrong(t(2, 3), 0, 2, error=IndexError, match=DIM)]
-_op("transpose", _swaps, _bad_swap)
-_op("swapaxes", _swaps, _bad_swap)
+_op("transpose swapaxes", _swaps, _bad_swap)
 _permutes = [sample(t(2, 3, 4), (2, 0, 1)), sample(t(2, 3), (0, 1)), sample(t(2, 0, 4), (-1, 0, 1)), sample(t(), ())]
 _bad_permute = [
     wrong(t(2, 3), (0,), match="number of dims don't match"),
@@ -112,12 +99,12 @@ _bad_permute = [
 _op("permute", _permutes, _bad_permute)
 _op("Tensor.permute", sample(t(2, 3, 4), 2, 0, 1), sample(t(2, 3), dims=(1, 0)), _bad_permute)
 _moves = [sample(t(2, 3, 4), 0, 2), sample(t(2, 3, 4), (0, 1), (-1, 0)), sample(t(2, 3), 1, 1)]
-_bad_move = [
+_op(
+    "movedim moveaxis",
+    _moves,
     wrong(t(2, 3), (0, 1), (0,), match="Invalid source or destination"),
     wrong(t(2, 3), 0, 3, error=IndexError, match=DIM),
-]
-_op("movedim", _moves, _bad_move)
-_op("moveaxis", _moves, _bad_move)
+)
 _op("t", unary((2, 3), (3,), ()), wrong(t(2, 3, 4), match="expects a tensor with <= 2 dim"))
 _matrices = unary((2, 3), (4, 2, 3), (2, 0))
 _op("adjoint", _matrices, wrong(t(3), match="only supported on matrices"))
@@ -143,10 +130,7 @@ _op("Tensor.mH", _matrices, _no_matrix, op=_attribute("mH"))
 
 _op(
     "select",
-    sample(t(2, 3), 0, 1),
-    sample(t(2, 3), -1, -3),
-    sample(t(4), 0, 2),
-    sample(t(3, 4).t(), 1, 0),
+    [sample(t(2, 3), 0, 1), sample(t(2, 3), -1, -3), sample(t(4), 0, 2), sample(t(3, 4).t(), 1, 0)],
     wrong(t(2, 3), 0, 2, error=IndexError, match="out of bounds|out of range"),
     wrong(t(), 0, 0, error=IndexError, match="0-dim tensor"),
 )
@@ -184,18 +168,13 @@ _op(
 _op(
     "diagonal",
     unary((3, 4), (2, 3, 4), (0, 3)),
-    sample(t(3, 4), 1),
-    sample(t(3, 4), -5),
-    sample(t(2, 3, 4), offset=-1, dim1=2, dim2=0),
+    [sample(t(3, 4), 1), sample(t(3, 4), -5), sample(t(2, 3, 4), offset=-1, dim1=2, dim2=0)],
     wrong(t(2, 3), 0, 1, 1, match="cannot be identical"),
 )
 _op(
     "Tensor.unfold",
-    sample(t(7), 0, 3, 2),
-    sample(t(2, 5), -1, 2, 1),
-    sample(t(4, 3), 0, 4, 1),
-    wrong(t(3), 0, 4, 1, match="maximum size"),
-    wrong(t(3), 0, 1, 0, match="step is 0"),
+    [sample(t(7), 0, 3, 2), sample(t(2, 5), -1, 2, 1), sample(t(4, 3), 0, 4, 1)],
+    [wrong(t(3), 0, 4, 1, match="maximum size"), wrong(t(3), 0, 1, 0, match="step is 0")],
 )
 
 
@@ -220,25 +199,21 @@ _op(
     "rot90",
     unary((2, 3), (2, 3, 4)),
     *(sample(t(2, 3), k, (1, 0)) for k in (-1, 0, 2, 3)),
-    wrong(t(3), match="expected total dims >= 2"),
-    wrong(t(2, 3), 1, (0,), match="expected total rotation dims"),
+    [wrong(t(3), match="expected total dims >= 2"), wrong(t(2, 3), 1, (0,), match="expected total rotation dims")],
 )
 _triangles = [*unary((3, 4), (2, 3, 3), (0, 3)), sample(t(3, 4), 1), sample(t(3, 4), diagonal=-2)]
 _no_matrices = [wrong(t(3), match="must have at least 2 dim")]
-_op("tril", _triangles, _no_matrices)
-_op("triu", _triangles, _no_matrices)
+_op("tril triu", _triangles, _no_matrices)
 _op(
     "diag_embed",
     unary((3,), (2, 3)),
-    sample(t(2, 3), 1),
-    sample(t(2, 3), offset=-1, dim1=0, dim2=2),
+    [sample(t(2, 3), 1), sample(t(2, 3), offset=-1, dim1=0, dim2=2)],
     wrong(t(2, 3), 0, 1, 1, match="cannot be identical"),
 )
 _op(
     "diag",
     unary((3,), (3, 4)),
-    sample(t(3), 2),
-    sample(t(3, 4), -1),
+    [sample(t(3), 2), sample(t(3, 4), -1)],
     wrong(t(2, 3, 4), match="Supports 1D or 2D tensors"),
 )
 

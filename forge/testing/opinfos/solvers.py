@@ -12,13 +12,15 @@ def _near_identity(*shape: int, side: int) -> Value:
     return (t(*shape) / 3 * 0.3).then(lambda x: x + torch.eye(side, device=x.device).reshape(x.shape))
 
 
-_SQUARE = (
+register(
+    "linalg.inv inverse linalg.inv_ex",
     sample(regular(3, 3)),
     sample(regular(2, 1, 4, 4)),
     sample(regular(3, 3, column_major=True)),
     sample(t(0, 0)),
+    FLAT,
+    OBLONG,
 )
-register("linalg.inv inverse linalg.inv_ex", _SQUARE, FLAT, OBLONG)
 _SYSTEMS = (
     sample(regular(3, 3), t(3, 2)),
     sample(regular(3, 3), t(3)),
@@ -33,25 +35,19 @@ register("linalg.solve", _SYSTEMS, _MISFITS)
 register("linalg.solve_ex", _SYSTEMS, sample(regular(3, 3), t(3), check_errors=True), _MISFITS)
 register(
     "linalg.tensorinv",
-    sample(_near_identity(2, 3, 6, side=6)),
-    sample(_near_identity(4, 2, 2, side=4), ind=1),
-    wrong(t(2, 3, 5), match="satisfy the requirement"),
-    wrong(t(2, 2), 0, match="positive integer"),
+    [sample(_near_identity(2, 3, 6, side=6)), sample(_near_identity(4, 2, 2, side=4), ind=1)],
+    [wrong(t(2, 3, 5), match="satisfy the requirement"), wrong(t(2, 2), 0, match="positive integer")],
 )
 
 
 register(
     "linalg.tensorsolve",
-    sample(_near_identity(2, 3, 6, side=6), t(2, 3)),
-    sample(_near_identity(2, 6, 3, side=6), t(2, 3), dims=(1,)),
+    [sample(_near_identity(2, 3, 6, side=6), t(2, 3)), sample(_near_identity(2, 6, 3, side=6), t(2, 3), dims=(1,))],
     wrong(t(2, 3, 5), t(2, 3), match="satisfy the requirement"),
 )
 register(
     "matrix_exp",
-    sample(t(3, 3, low=-1, high=1)),
-    sample(t(2, 4, 4, low=-1, high=1)),
-    sample(t(3, 3).t()),
-    sample(t(0, 0)),
+    [sample(t(3, 3, low=-1, high=1)), sample(t(2, 4, 4, low=-1, high=1)), sample(t(3, 3).t()), sample(t(0, 0))],
     FLAT,
     OBLONG,
     op=torch.linalg.matrix_exp,
@@ -60,35 +56,23 @@ register(
     "linalg.matrix_power",
     *[sample(regular(3, 3), n) for n in (2, 0, 1, 3, 6, -1, -2)],
     sample(regular(2, 3, 3, column_major=True), 5),
-    wrong(t(3), 2, match="at least 2 dim"),
-    wrong(t(2, 3), 2, match="square"),
+    [wrong(t(3), 2, match="at least 2 dim"), wrong(t(2, 3), 2, match="square")],
 )
 register(
     "linalg.vecdot",
-    sample(t(3), t(3)),
-    sample(t(2, 3), t(3)),
-    sample(t(4, 3), t(4, 1), dim=0),
-    sample(t(2, 0), t(2, 0)),
+    [sample(t(3), t(3)), sample(t(2, 3), t(3)), sample(t(4, 3), t(4, 1), dim=0), sample(t(2, 0), t(2, 0))],
     wrong(t(3, dtype=torch.int64), t(3, dtype=torch.int64), match="floating point or complex"),
     dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64),
 )
 register(
     "linalg.vander",
-    sample(t(3)),
-    sample(t(2, 3)),
-    sample(t(3), N=5),
-    sample(t(3), N=2),
-    sample(t(), N=2),
-    wrong(t(3), N=1, match="greater than 1"),
-    wrong(values([True, False], torch.bool), match="but got"),
+    [sample(t(3)), sample(t(2, 3)), sample(t(3), N=5), sample(t(3), N=2), sample(t(), N=2)],
+    [wrong(t(3), N=1, match="greater than 1"), wrong(values([True, False], torch.bool), match="but got")],
     dtypes=(*REAL[:2], torch.int64, torch.complex64),
 )
 register(
     "linalg.diagonal",
-    sample(t(3, 4)),
-    sample(t(2, 3, 4), offset=1),
-    sample(t(2, 3, 4), offset=-1, dim1=0, dim2=2),
-    sample(t(3, 3).t()),
+    [sample(t(3, 4)), sample(t(2, 3, 4), offset=1), sample(t(2, 3, 4), offset=-1, dim1=0, dim2=2), sample(t(3, 3).t())],
     wrong(t(3, 3), dim1=1, dim2=1, match="cannot be identical"),
     dtypes=(*REAL, torch.complex64),
 )

@@ -97,8 +97,7 @@ op(
 )
 op(
     "aten.logit_backward",
-    sample(t(5), t(5), None),
-    sample(t(5), t(5), 0.2),
+    [sample(t(5), t(5), None), sample(t(5), t(5), 0.2)],
     wrong(t(3), t(4), match="must match"),
     domain=(0.05, 0.95),
     gradient=False,

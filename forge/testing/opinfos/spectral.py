@@ -97,8 +97,7 @@ _MISTAKES = (FLAT, _NO_NORM, wrong(t(2, 3), "fro", match="square"))
 register(
     "linalg.cond",
     *[sample(regular(2, 3, 3), p) for p in (None, "nuc", 2, -2)],
-    sample(regular(3, 4)),
-    sample(t(2, 0, 0)),
+    [sample(regular(3, 4)), sample(t(2, 0, 0))],
     _MISTAKES,
 )
 
@@ -111,8 +110,7 @@ def detached_cond(A: Any, p: Any) -> Any:
 register(
     "linalg.cond.of_inverses",
     *[sample(regular(2, 3, 3), p) for p in ("fro", 1, -1, math.inf, -math.inf)],
-    sample(values([[0.0, 0.0], [0.0, 0.0]]), 1),
-    sample(values([[1.0, 1.0], [1.0, 1.0]]), "fro"),
+    [sample(values([[0.0, 0.0], [0.0, 0.0]]), 1), sample(values([[1.0, 1.0], [1.0, 1.0]]), "fro")],
     _MISTAKES[1:],
     gradient=False,
     op=detached_cond,
