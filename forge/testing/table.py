@@ -272,6 +272,11 @@ def method(name: str) -> Callable:
     return call
 
 
+def on_a_clone(function: Callable) -> Callable:
+    """Return the function of a clone of its first argument, which it changes."""
+    return lambda x, *args, **kwargs: function(x.clone(), *args, **kwargs)
+
+
 def register_computed(names: Sequence[str]) -> None:
     """Register `name.computed` for OpInfos of views: copies of their results.
 

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from forge.testing.opinfo import ALL, FLOATS, REAL, Sample, sample
-from forge.testing.table import DEVICE, DTYPE, index, ints, op, t, unary, values, wrong
+from forge.testing.table import DEVICE, DTYPE, index, ints, on_a_clone, op, t, unary, values, wrong
 
 _op = partial(op, dtypes=ALL, gradient=False)
 
@@ -67,11 +67,6 @@ _op(
     [sample(t(2), (2, 3), 1), sample(t(2), (), 1, dtype=torch.float64)],
     wrong(t(2), (-1,), 1, match="negative dimension"),
 )
-
-
-def _zeroed(x: torch.Tensor) -> torch.Tensor:
-    """x.zero_() on a clone of x."""
-    return x.clone().zero_()
 
 
 # numbers
@@ -178,5 +173,5 @@ _op(
     unary((2, 3), (), (0, 3)),
     wrong("x", error=AttributeError, match="clone"),
     gradient=True,
-    op=_zeroed,
+    wrap=on_a_clone,
 )

@@ -14,6 +14,7 @@ from forge.testing.table import (
     index,
     ints,
     mask,
+    on_a_clone,
     op,
     permutation,
     register_computed,
@@ -288,16 +289,11 @@ _op(
 )
 
 
-def _copied(x: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
-    """x.copy_(src) on a clone of x."""
-    return x.clone().copy_(src)
-
-
 _op(
     "Tensor.copy_",
     [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(4)), sample(t(3, 4), t(3, 1).float()), sample(t(4, 3).t(), t())],
     wrong(t(3), t(4), match="must match the existing size"),
-    op=_copied,
+    wrap=on_a_clone,
 )
 _op(
     "fill",

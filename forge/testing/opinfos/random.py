@@ -1,15 +1,13 @@
 """OpInfos of the random family: under one seed, eager's bits and eager's state of the generator."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from forge.testing.opinfo import FLOATS, INTEGERS, REAL, Directive, sample
 from forge.testing.opinfos.creation import from_arguments
-from forge.testing.table import DEVICE, DTYPE, Value, op, t, unary, wrong
+from forge.testing.table import DEVICE, DTYPE, Value, on_a_clone, op, t, unary, wrong
 
 _op = partial(op, gradient=False)
 
@@ -64,44 +62,29 @@ _op(
 
 # methods that fill a tensor
 
-
-def filling(name: str) -> Callable:
-    """x.name(...) on a clone of x."""
-
-    def fill(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return getattr(x.clone(), name)(*args, **kwargs)
-
-    fill.__name__ = name
-    return fill
-
-
-def _fill(name: str, *args: Any, **options: Any) -> None:
-    """Register a method that fills a tensor."""
-    op(f"Tensor.{name}", *args, op=filling(name), **options)
-
-
+_fill = partial(op, wrap=on_a_clone)
 _fill(
-    "uniform_",
+    "Tensor.uniform_",
     unary((2, 3), (), (0, 3)),
     [sample(t(4), -1, 1), sample(t(4), to=3)],
     wrong(t(3), 2, 1, match="from=2 > to=1"),
 )
 _fill(
-    "normal_",
+    "Tensor.normal_",
     unary((2, 3), (), (0, 3)),
     [sample(t(20), 1, 2), sample(t(4), std=3)],
     wrong(t(3), 0, -1, match="std >= 0"),
 )
 _fill(
-    "bernoulli_",
+    "Tensor.bernoulli_",
     unary((2, 3), ()),
     [sample(t(4), 0.2), sample(t(4), Value(lambda target: torch.rand(4)))],
     wrong(t(3), 2.0, match="expects p to be in"),
     dtypes=REAL,
 )
-_fill("exponential_", unary((2, 3), (), (0, 3)), sample(t(4), lambd=2.0), wrong(t(3), -1.0, match="lambda > 0"))
+_fill("Tensor.exponential_", unary((2, 3), (), (0, 3)), sample(t(4), lambd=2.0), wrong(t(3), -1.0, match="lambda > 0"))
 _fill(
-    "random_",
+    "Tensor.random_",
     [sample(t(4), 5), sample(t(2, 3), 2, 7), sample(t(3), 0, to=4)],
     wrong(t(3), 5, 5, match=_empty_range),
     dtypes=REAL,

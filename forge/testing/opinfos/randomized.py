@@ -1,32 +1,26 @@
 """OpInfos of the random functions that torch's library draws as a whole: under one seed, eager's bits."""
 
-from typing import Any
+from functools import partial
 
 from forge.testing.opinfo import REAL, sample
-from forge.testing.opinfos.random import filling
-from forge.testing.table import op, t, unary, wrong
+from forge.testing.table import on_a_clone, op, t, unary, wrong
 
-
-def _fill(name: str, *args: Any, **options: Any) -> None:
-    """Register a method that fills a tensor."""
-    op(f"Tensor.{name}", *args, op=filling(name), **options)
-
-
+_fill = partial(op, wrap=on_a_clone)
 _fill(
-    "cauchy_",
+    "Tensor.cauchy_",
     unary((2, 3), (), (0, 3)),
     [sample(t(4), 1.0, 2.0), sample(t(4), sigma=3)],
     wrong(t(3), 0, -1.0, match="sigma > 0"),
 )
 _fill(
-    "geometric_",
+    "Tensor.geometric_",
     unary((2, 3), (), (0, 3), p=0.3),
     sample(t(4), 0.9),
     wrong(t(3), 2.0, match="expects p to be in"),
     dtypes=REAL,
 )
 _fill(
-    "log_normal_",
+    "Tensor.log_normal_",
     unary((2, 3), (), (0, 3)),
     [sample(t(4), 0.0, 0.5), sample(t(4), std=3)],
     wrong(t(3), 0, -1.0, match="std > 0"),

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from forge.testing.opinfo import ALL, sample
-from forge.testing.table import ints, mask, op, register_computed, t, unary, wrong
+from forge.testing.table import ints, mask, on_a_clone, op, register_computed, t, unary, wrong
 
 DIM = "out of range"
 
@@ -237,12 +237,7 @@ def _written_diagonal(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _detached_clone(x: torch.Tensor) -> torch.Tensor:
-    """A clone of x, detached in place."""
-    return x.clone().detach_()
-
-
-_op("detach_", unary((2, 3), ()), wrong(None, error=AttributeError, match="clone"), gradient=False, op=_detached_clone)
+_op("detach_", unary((2, 3), ()), wrong(None, error=AttributeError, match="clone"), gradient=False, wrap=on_a_clone)
 
 
 def _written_parts(x: torch.Tensor) -> torch.Tensor:
