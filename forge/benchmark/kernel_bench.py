@@ -129,7 +129,7 @@ def bench(
 def _nowhere(kernels: Sequence[Kernel], dtype: torch.dtype | None, device: torch.device | None) -> str:
     dtypes = dict.fromkeys(dtype_name(each) for kernel in kernels for each in kernel.dtypes)
     devices = dict.fromkeys(str(each) for kernel in kernels for each in kernel.devices)
-    asked = [dtype_name(dtype)] * (dtype is not None) + [f"on {device}"] * (device is not None)
+    asked = [*([] if dtype is None else [dtype_name(dtype)]), *([] if device is None else [f"on {device}"])]
     return (
         f"{' '.join(asked) or 'nothing'} was asked for, but the kernels are for {', '.join(dtypes)} "
         f"on {', '.join(devices) or 'no device that is here'}"
@@ -199,7 +199,9 @@ class _Program:
         """By name, what makes a function of no arguments that runs it."""
         own = HubExecutor("kernels", None, faster=False)
         own.add([self.kernel])
-        made = {self.kernel.name: partial(self._compile, [own, "torch"], self.kernel.name)}
+        made: dict[str, Callable[[], Callable[[], Any]]] = {
+            self.kernel.name: partial(self._compile, [own, "torch"], self.kernel.name)
+        }
         eager = reference_of(self.kernel.target, self.kernel.pattern)
         if eager is not None:
             made[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
@@ -355,7 +357,8 @@ def parse_shapes(text: str) -> Shapes:
 def parse_dtype(text: str) -> torch.dtype:
     """torch's dtype of a name. Raises ValueError for what is none."""
     found = getattr(torch, text, None)
-    check(isinstance(found, torch.dtype), lambda: f"--dtype is {text!r}, but must be a dtype of torch, such as float32")
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"--dtype is {text!r}, but must be a dtype of torch, such as float32")
     return found
 
 

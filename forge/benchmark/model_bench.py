@@ -36,6 +36,7 @@ class System:
 
 
 _numbers = itertools.count()
+target: Callable[..., Any]  # a global of each copy of _call, which `entry` sets
 
 
 def _call(*args: Any, **kwargs: Any) -> Any:
@@ -191,6 +192,7 @@ def show(timed: Sequence[SystemTiming]) -> str:
     rows = [("", "time", *(f"of {name}" for name in others), "first call")]
     for each in timed:
         if each.reason is None:
+            assert each.first is not None, "a system that did not fail was called"
             ratios = (f"{_of(each, timed, name):.2f}" for name in others)
             rows.append((each.system, in_seconds(statistics.median(each.seconds)), *ratios, in_seconds(each.first)))
     failed = [f"{each.system} failed: {each.reason}" for each in timed if each.reason is not None]

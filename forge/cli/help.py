@@ -29,7 +29,7 @@ def show(ctx: typer.Context, commands: Sequence[Any] = ()) -> None:
 
 def _parts(ctx: typer.Context, commands: Sequence[Any]) -> Iterator[RenderableType]:
     parameters = ctx.command.get_params(ctx)
-    arguments = [each.metavar for each in parameters if each.param_type_name == "argument"]
+    arguments = [str(each.metavar) for each in parameters if each.param_type_name == "argument"]
     usage = " ".join([ctx.command_path, *arguments, "[OPTIONS]", *["COMMAND ..."] * bool(commands)])
     yield Text.assemble(("Usage: ", "bold"), usage)
     for paragraph in inspect.cleandoc(ctx.command.help or "").split("\n\n"):

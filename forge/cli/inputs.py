@@ -23,7 +23,8 @@ def parse_inputs(given: Sequence[str], device: torch.device) -> tuple[tuple[Any,
 
     Raises typer.BadParameter, naming the input, for what is not SYNTAX.
     """
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for text in given:
         match = _NAMED.fullmatch(text.strip())
         if match is None:

@@ -56,6 +56,7 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
         TypeError: If `jitted` is not a result of forge.jit.
     """
     again = handle_of(jitted, "forge.bisect").again
+    assert again is not None, "forge.jit sets it"
     target, options = again.args[0], again.keywords
     bisected = _BisectionTarget(target, args, kwargs)
     executors = list(resolve_executors(options["executors"]))
@@ -132,6 +133,6 @@ class _BisectionTarget:
         wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}
         flowing = [each.sum() for each in results if each.requires_grad]
         if wanted and flowing:
-            grads = torch.autograd.grad(sum(flowing), list(wanted.values()), allow_unused=True)
+            grads = torch.autograd.grad(sum(flowing[1:], flowing[0]), list(wanted.values()), allow_unused=True)
             found |= {f"gradient {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
         return found

@@ -182,6 +182,7 @@ def _by_name(bound: BoundSymbol, given: Sequence[torch.Tensor | None]) -> dict[s
 def _parameter(bound: BoundSymbol, name: str) -> str:
     """Return what the function that runs a call names the argument in which it gets the value `name`."""
     op = bound.symbol.op
+    assert op is not None, "a call that runs has a function"
     try:
         if isinstance(op, OpOverload):
             known = [argument.name for argument in op._schema.arguments]

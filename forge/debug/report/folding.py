@@ -133,16 +133,17 @@ def _repetitions(
 
 def _periods(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> list[tuple[int, int]]:
     """Return how far calls are from their like in a neighbouring layer, and whether that is the one before or after."""
-    places: dict[tuple, list[int]] = {}
+    places: dict[tuple, list[tuple[int, int]]] = {}
     for at in range(start, end):
-        if calls[at].layer is not None:
-            places.setdefault(patterns[at], []).append(at)
+        layer = calls[at].layer
+        if layer is not None:
+            places.setdefault(patterns[at], []).append((at, layer))
     return sorted(
         {
-            (other - at, calls[other].layer - calls[at].layer)
+            (other - at, neighbour - layer)
             for found in places.values()
-            for at, other in pairwise(found)
-            if abs(calls[other].layer - calls[at].layer) == 1
+            for (at, layer), (other, neighbour) in pairwise(found)
+            if abs(neighbour - layer) == 1
         }
     )
 

@@ -72,7 +72,8 @@ class _Pool:
 def _data(told: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool) -> dict[str, Any]:
     whole = told.to_dict()
     taken = ("name", "captured", "graphs", "executors", "seconds", "saved_bytes", "shortened", "cached")
-    strings, declined = _Pool(), {}
+    strings = _Pool()
+    declined: dict[Any, int] = {}
     return {
         **{name: whole[name] for name in taken},
         "summary": text.summary(told),
@@ -170,8 +171,8 @@ def _costs(told: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] 
     }
     rest = longest["operations"][COSTS:]
     if rest:
-        sums = (sum(each[place] for each in rest) for place in (1, 2, 3))
-        longest["operations"][COSTS:] = [(f"{len(rest)} others", *sums)]
+        _, times, sizes, counts = zip(*rest, strict=True)
+        longest["operations"][COSTS:] = [(f"{len(rest)} others", sum(times), sum(sizes), sum(counts))]
     return longest
 
 

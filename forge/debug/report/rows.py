@@ -118,10 +118,10 @@ class CostRow:
         seconds, size = 0.0, 0
         for cost in costs:
             seconds, size = seconds + cost.seconds, size + cost.bytes
-            row = next((makers[name] for name in cost.outputs if name in makers), None)
-            if row is not None:
-                name = row.region or row.operation
-                made = regions[row.region] if row.region else [row]
+            maker = next((makers[name] for name in cost.outputs if name in makers), None)
+            if maker is not None:
+                name = maker.region or maker.operation
+                made = regions[maker.region] if maker.region else [maker]
                 outputs = tuple(output for each in made for output in each.outputs)
-                yield cls(row.graph, row.phase, name, row.executor, outputs, seconds, size)
+                yield cls(maker.graph, maker.phase, name, maker.executor, outputs, seconds, size)
                 seconds, size = 0.0, 0

@@ -39,10 +39,11 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 def plain(told: "Explanation") -> str:
     """Without colours, as wide as the terminal."""
     width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
-    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, emoji=False, markup=False)
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None, highlight=False, emoji=False, markup=False)
     for each in render(told):
         console.print(each, soft_wrap=isinstance(each, Text))  # what is no table goes on as the reader's screen has it
-    lines = console.file.getvalue().splitlines()
+    lines = file.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -103,10 +104,11 @@ def _spent(costs: Sequence[CostRow]) -> str:
     total = sum(each.seconds for each in costs)
     if not total:
         return ""
-    by_executor: Counter[str] = Counter()
+    by_executor: dict[str, float] = {}
     for each in costs:
-        by_executor[each.executor] += each.seconds
-    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in by_executor.most_common())
+        by_executor[each.executor] = by_executor.get(each.executor, 0.0) + each.seconds
+    longest = sorted(by_executor.items(), key=lambda each: -each[1])
+    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest)
     return f": {in_seconds(total)} ({shares})"
 
 
