@@ -277,6 +277,24 @@ def on_a_clone(function: Callable) -> Callable:
     return lambda x, *args, **kwargs: function(x.clone(), *args, **kwargs)
 
 
+def detaching(*which: int | str) -> Callable[[Callable], Callable]:
+    """Return what makes a function detach the arguments at these positions or of these names.
+
+    It is for arguments for which torch has no gradient.
+    """
+
+    def wrap(function: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            fixed = {i % len(args) if isinstance(i, int) else i for i in which}
+            args = tuple(x.detach() if i in fixed and x is not None else x for i, x in enumerate(args))
+            return function(*args, **{name: x.detach() if name in fixed else x for name, x in kwargs.items()})
+
+        run.__name__ = function.__name__
+        return run
+
+    return wrap
+
+
 def register_computed(names: Sequence[str]) -> None:
     """Register `name.computed` for OpInfos of views: copies of their results.
 

@@ -7,7 +7,7 @@ import torch
 
 from forge.testing.opinfo import sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, hermitian, lower, register, regular
-from forge.testing.table import ints, t, values, wrong
+from forge.testing.table import detaching, ints, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 warnings.filterwarnings("ignore", message=r"torch\.(lu|qr|svd|cholesky|triangular_solve)")
@@ -148,17 +148,13 @@ register(
 )
 
 
-def detached_qr(A: Any, mode: str) -> Any:
-    """Modes of which torch has no gradient: it raises in the backward."""
-    return torch.linalg.qr(A.detach(), mode)
-
-
+# modes of which torch has no gradient: it raises in the backward
 register(
     "linalg.qr.without_gradient",
     [sample(regular(4, 3), "complete"), sample(regular(2, 3, 4), "r")],
     wrong(regular(3, 3), "raw", match="mode"),
     gradient=False,
-    op=detached_qr,
+    wrap=detaching(0),
 )
 if TORCH < (2, 15):  # torch.qr is an error
     register("qr", _SHAPES[:4], sample(regular(3, 4), some=False), FLAT)

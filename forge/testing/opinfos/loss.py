@@ -1,13 +1,10 @@
 """OpInfos of the loss family."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from forge.testing.opinfo import ErrorSample, Sample, sample
-from forge.testing.table import flat, index, ints, op, rounding, t, values, wrong
+from forge.testing.table import detaching, flat, index, ints, op, rounding, t, values, wrong
 
 REDUCTIONS = ("none", "mean", "sum")
 _ROUNDED = rounding("the decomposition rounds to half precision at other places than torch's kernels do", 3e-2, 1e-1)
@@ -34,16 +31,7 @@ _IGNORED = ints(0, -100, 2, 1)
 _WEIGHTS = values([0.5, 1.0, 2.0, 0.25, 1.5])
 
 
-def _fixed_weight(op: Callable) -> Callable:
-    """op with its weight detached: torch has no gradient for it."""
-
-    def run(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, **options: Any) -> Any:
-        return op(input, target, None if weight is None else weight.detach(), **options)
-
-    run.__name__ = op.__name__
-    return run
-
-
+_FIXED_WEIGHT = detaching(2, "weight")  # torch has no gradient for it
 _CLASSES = (
     sample(t(4, 5), index(4, high=5)),
     sample(t(4, 5), _IGNORED),
@@ -60,7 +48,7 @@ _CLASS_ERRORS = (
     wrong(t(4, 5), index(4, high=5), t(4), match="weight tensor should be defined"),
     _unknown(t(4, 5), index(4, high=5)),
 )
-_op("nll_loss", _CLASSES, _CLASS_ERRORS, wrap=_fixed_weight, symbols=("torch.nn.functional.nll_loss",))
+_op("nll_loss", _CLASSES, _CLASS_ERRORS, wrap=_FIXED_WEIGHT)
 _op(
     "cross_entropy",
     _CLASSES,
@@ -71,7 +59,7 @@ _op(
     sample(t(5), t(5, low=0, high=1)),
     _CLASS_ERRORS,
     wrong(t(4, 5), index(4, high=5), label_smoothing=2.0, match="between 0.0 and 1.0"),
-    wrap=_fixed_weight,
+    wrap=_FIXED_WEIGHT,
     symbols=("torch.nn.functional.cross_entropy",),
 )
 
@@ -101,22 +89,12 @@ _op(
 # probabilities
 
 
-def _fixed_options(op: Callable, names: tuple[str, ...]) -> Callable:
-    """op with these options detached: torch has no gradient for them."""
-
-    def run(input: torch.Tensor, target: torch.Tensor, **options: Any) -> Any:
-        return op(input, target, **{key: v.detach() if key in names else v for key, v in options.items()})
-
-    run.__name__ = op.__name__
-    return run
-
-
 _FOUR = values([0.5, 1.0, 2.0, 0.25])
 _op(
     "binary_cross_entropy",
     [sample(t(3, 4), t(3, 4)), sample(t(3, 4), t(3, 4), weight=_FOUR)],
     wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
-    wrap=partial(_fixed_options, names=("weight",)),
+    wrap=detaching("weight"),
     symbols=("torch.nn.functional.binary_cross_entropy",),
     domain=(0.1, 0.9),
 )
@@ -124,7 +102,7 @@ _op(
     "binary_cross_entropy_with_logits",
     [sample(t(3, 4), t(3, 4, low=0, high=1)), sample(t(3, 4), t(3, 4, low=0, high=1), weight=_FOUR, pos_weight=_FOUR)],
     wrong(t(3), t(4), error=ValueError, match="must be the same as input size"),
-    wrap=partial(_fixed_options, names=("weight", "pos_weight")),
+    wrap=detaching("weight", "pos_weight"),
     symbols=("torch.nn.functional.binary_cross_entropy_with_logits",),
 )
 op(
@@ -156,35 +134,26 @@ _op(
 _SIGNS = values([1.0, -1.0, 1.0])
 
 
-def _last_fixed(op: Callable) -> Callable:
-    """op with its last argument, the target, detached."""
-
-    def run(*args: Any, **options: Any) -> Any:
-        return op(*args[:-1], args[-1].detach(), **options)
-
-    run.__name__ = op.__name__
-    return run
-
-
+_FIXED_TARGET = detaching(-1)
 _op(
     "hinge_embedding_loss",
     [sample(t(3), _SIGNS), sample(t(3), _SIGNS, margin=0.5)],
     _unknown(t(3), t(3)),
-    wrap=_last_fixed,
+    wrap=_FIXED_TARGET,
     symbols=("torch.nn.functional.hinge_embedding_loss",),
 )
 _op(
     "cosine_embedding_loss",
     [sample(t(3, 4), t(3, 4), _SIGNS), sample(t(3, 4), t(3, 4), _SIGNS, margin=0.1), sample(t(4), t(4), values(-1.0))],
     wrong(t(3), t(3), t(3), match="expects 2D input"),
-    wrap=_last_fixed,
+    wrap=_FIXED_TARGET,
     symbols=("torch.nn.functional.cosine_embedding_loss",),
 )
 _op(
     "margin_ranking_loss",
     [sample(t(3), t(3), _SIGNS), sample(t(3), t(3), _SIGNS, margin=0.5)],
     wrong(t(3), t(3), t(3, 3), match="same dimension"),
-    wrap=_last_fixed,
+    wrap=_FIXED_TARGET,
     symbols=("torch.nn.functional.margin_ranking_loss",),
 )
 _op(
@@ -199,7 +168,7 @@ _op(
     "soft_margin_loss",
     sample(t(3), _SIGNS),
     _unknown(t(3), t(3)),
-    wrap=_last_fixed,
+    wrap=_FIXED_TARGET,
     symbols=("torch.nn.functional.soft_margin_loss",),
 )
 _op(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from forge.testing.opinfo import sample
-from forge.testing.table import Value, op, rounding, t, values, wrong
+from forge.testing.table import Value, detaching, op, rounding, t, values, wrong
 from forge.torch_internals.functions import torch_weight_norm
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -68,17 +68,6 @@ def _statistics(channels: int) -> tuple[Value, Value]:
     return values(steps[::-1]), values(steps)
 
 
-def _fixed(op: Callable, *places: int) -> Callable:
-    """op with the arguments at `places` detached: torch has no gradient for running statistics."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        given = [arg.detach() if i in places and arg is not None else arg for i, arg in enumerate(args)]
-        return op(*given, **kwargs)
-
-    run.__name__ = op.__name__
-    return run
-
-
 _BATCH_ERRORS = (
     wrong(t(2, 3), None, None, match="to be defined"),
     wrong(t(2, 3), *_statistics(2), match="should contain 3 elements"),
@@ -92,7 +81,7 @@ _op(
     sample(t(2, 3, 2, 3, 2), *_statistics(3), t(3), t(3)),
     sample(t(0, 3, 5), *_statistics(3), t(3), t(3)),
     _BATCH_ERRORS[:2],
-    op=_fixed(F.batch_norm, 1, 2),
+    wrap=detaching(1, 2),
 )
 _op(
     "nn.functional.batch_norm.train",
@@ -102,7 +91,7 @@ _op(
     sample(t(0, 3), None, None, t(3), t(3), True),
     sample(t(2, 3, 0), None, None, training=True),
     _BATCH_ERRORS,
-    op=_fixed(F.batch_norm),
+    wrap=detaching(),
     symbols=(),
 )
 
@@ -134,7 +123,7 @@ _op(
     sample(t(4, 3, 5), t(3), t(3), *_statistics(3), False, 0.1, 1e-5, True),
     sample(t(4, 3, 5), t(3), t(3), None, None, True, 0.1, 1e-5, True),
     wrong(t(4, 3), t(2), None, None, None, True, 0.1, 1e-5, True, match="should contain 3 elements"),
-    op=_fixed(torch.batch_norm, 3, 4),
+    wrap=detaching(3, 4),
 )
 _op(
     "nn.functional.instance_norm",

@@ -1,14 +1,13 @@
 """OpInfos of the elementwise functions that are written in several steps."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from forge.testing.opinfo import FLOATS, INTEGERS, sample
 from forge.testing.opinfos.elementwise import BINARY_ERRORS, UNARY, UNARY_ERRORS, binary
-from forge.testing.table import Row, floats, op, rounding, shared, t, values, wrong
+from forge.testing.table import Row, detaching, floats, op, rounding, shared, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 _STEPWISE = rounding("eager rounds to half precision after each step, and loses the last bits where terms cancel")
@@ -47,12 +46,8 @@ _polygamma("Tensor.polygamma", op=lambda n, x: x.polygamma(n))
 _op("mvlgamma", [sample(t(2, 3), p) for p in (1, 3)], wrong(t(3), 0, match="greater than or equal to 1"), domain=(2, 5))
 
 
-def _of_constant_order(function: Callable) -> Callable:
-    """torch has a derivative of the incomplete gamma functions by their second argument alone."""
-    return lambda input, other: function(input.detach(), other)
-
-
-_op("igamma igammac", binary(), BINARY_ERRORS, wrap=_of_constant_order)
+# torch has a derivative by the second argument alone
+_op("igamma igammac", binary(), BINARY_ERRORS, wrap=detaching(0))
 _op("special.zeta", binary(2.5, first=(2.5,)), BINARY_ERRORS, domain=(1.5, 4))
 
 _THREE = [shared(t(3)) for _ in range(3)]

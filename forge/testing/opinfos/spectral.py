@@ -11,7 +11,7 @@ import torch
 
 from forge.testing.opinfo import Directive, sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, SOLVED, hermitian, register, regular, singular
-from forge.testing.table import t, values, wrong
+from forge.testing.table import detaching, t, values, wrong
 from forge.torch_internals.versions import WRONG_OPTION
 
 _HERMITIAN = (
@@ -102,16 +102,12 @@ register(
 )
 
 
-def detached_cond(A: Any, p: Any) -> Any:
-    """By inverses: torch's backward raises, for its forward changes an inverse in place."""
-    return torch.linalg.cond(A.detach(), p)
-
-
+# torch's backward raises, for its forward changes an inverse in place
 register(
     "linalg.cond.of_inverses",
     *[sample(regular(2, 3, 3), p) for p in ("fro", 1, -1, math.inf, -math.inf)],
     [sample(values([[0.0, 0.0], [0.0, 0.0]]), 1), sample(values([[1.0, 1.0], [1.0, 1.0]]), "fro")],
     _MISTAKES[1:],
     gradient=False,
-    op=detached_cond,
+    wrap=detaching(0),
 )
