@@ -68,7 +68,7 @@ class Bench:
         return self.seconds[who] / self.seconds[EAGER]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         candidates = [
             {
                 "name": who,
@@ -169,7 +169,7 @@ def _time_candidates(told: Bench, kernel: Kernel, call: Call, device: torch.devi
             size = size or program.bytes(run())
             runs[who] = run
         except Exception as error:  # of the candidate's own code: the others are timed all the same
-            reasons[who] = str(error) if isinstance(error, _ExecutorDeclined) else in_one_line(error)
+            reasons[who] = str(error) if isinstance(error, _DeclineError) else in_one_line(error)
     tensors = program.tensors
     return replace(
         told,
@@ -181,7 +181,7 @@ def _time_candidates(told: Bench, kernel: Kernel, call: Call, device: torch.devi
     )
 
 
-class _ExecutorDeclined(Exception):
+class _DeclineError(Exception):
     """The requested executor declined the call; carries the reason."""
 
 
@@ -196,7 +196,7 @@ class _Program:
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def candidates(self) -> dict[str, Callable[[], Callable[[], Any]]]:
-        """By name, what makes a function of no arguments that runs it."""
+        """Return by name what makes a function of no arguments that runs it."""
         own = HubExecutor("kernels", None, faster=False)
         own.add([self.kernel])
         made: dict[str, Callable[[], Callable[[], Any]]] = {
@@ -211,13 +211,13 @@ class _Program:
         return made
 
     def _compile(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
-        """Return a function that runs the call. Raises _ExecutorDeclined where the executor `taken_by` does not run
+        """Return a function that runs the call. Raises _DeclineError where the executor `taken_by` does not run
         it."""
         with torch.set_grad_enabled(self.backward):
             executable, report = Direct(self._symbol_call, executors).compile(self.call.args, self.call.kwargs)
         if taken_by is not None and all(claim.executor != taken_by for claim in report.claims):
             reasons = [reason for claim in report.claims for who, reason in claim.declined if who == taken_by]
-            raise _ExecutorDeclined(reasons[0] if reasons else "it does not take the call")
+            raise _DeclineError(reasons[0] if reasons else "it does not take the call")
         return partial(self._run, partial(executable.call, *self.tensors))
 
     def _symbol_call(self, *args: Any, **kwargs: Any) -> Any:
@@ -355,7 +355,7 @@ def parse_shapes(text: str) -> Shapes:
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """torch's dtype of a name. Raises ValueError for what is none."""
+    """Return torch's dtype of a name. Raises ValueError for what is none."""
     found = getattr(torch, text, None)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"--dtype is {text!r}, but must be a dtype of torch, such as float32")
@@ -371,7 +371,7 @@ def parse_device(text: str) -> torch.device:
 
 
 def as_json(results: Sequence[Bench]) -> dict[str, Any]:
-    """Plain data, with what it was measured on."""
+    """Return plain data, with what it was measured on."""
     devices = dict.fromkeys(torch.device(each.device) for each in results)
     return {
         "torch": torch.__version__,
@@ -383,7 +383,7 @@ def as_json(results: Sequence[Bench]) -> dict[str, Any]:
 
 
 def rich_table(results: Sequence[Bench]) -> Table:
-    """For a terminal: the fastest of each call in green."""
+    """Return a table for a terminal, with the fastest of each call in green."""
     made = Table(*HEADER, box=None, header_style="bold")
     for each in results:
         best = min(each.seconds, key=each.seconds.__getitem__, default=None)

@@ -54,7 +54,7 @@ def entry(function: Callable) -> Callable:
 
 
 def systems(executors: Sequence[str] | None = None) -> dict[str, System]:
-    """Eager, torch.compile and forge, by name. executors: forge's."""
+    """Return eager, torch.compile and forge, by name. executors: forge's."""
     found = [
         System(EAGER, lambda function: function),
         System(PEER, lambda function: torch.compile(entry(function))),
@@ -83,8 +83,10 @@ def inference(model: Callable, inputs: Mapping[str, Any], args: Sequence[Any] = 
 def training_step(
     model: Callable, parameters: Sequence[torch.Tensor], inputs: Mapping[str, Any], args: Sequence[Any] = ()
 ) -> Callable[[], Any]:
-    """Forward, loss, backward; no optimizer. The loss is the result, its `loss`, or the sum of all its tensors; the
-    gradients are those of `parameters`."""
+    """Return a step of forward, loss and backward, without an optimizer.
+
+    The loss is the result, its `loss`, or the sum of all its tensors; the gradients are those of `parameters`.
+    """
     parameters = list(parameters)
 
     def run() -> Any:
@@ -115,7 +117,7 @@ class Case:
     training: bool = False
 
     def copy(self) -> "Case":
-        """With a module and tensors of its own."""
+        """Return the case with a module and tensors of its own."""
         module = isinstance(self.target, torch.nn.Module)
         args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, (self.args, dict(self.kwargs)))
         return Case(self.name, copy.deepcopy(self.target) if module else self.target, args, kwargs, self.training)
@@ -171,7 +173,7 @@ def compare(case: Case, compared: Sequence[System], rounds: int) -> list[SystemT
 
 
 def as_json(timed: Sequence[SystemTiming]) -> list[dict[str, Any]]:
-    """Plain data; `of_eager` and `of_torch_compile` are medians over rounds of the ratio of times."""
+    """Return plain data; `of_eager` and `of_torch_compile` are medians over rounds of the ratio of times."""
     return [
         {
             "name": each.system,

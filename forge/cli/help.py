@@ -70,7 +70,7 @@ def _first_sentence(help: str) -> str:
 
 
 def _name(option: Any) -> Text:
-    """`-o, --output FILE`."""
+    """Return an option's names and metavar, as in `-o, --output FILE`."""
     short = [name for name in option.opts if not name.startswith("--")]
     long = [name for name in option.opts if name.startswith("--")]
     metavar = "" if option.is_flag or not option.metavar else f" {option.metavar}"

@@ -14,8 +14,8 @@ from forge.cli.names import DTYPES, EXECUTORS, SYSTEMS
 _PANEL = "See into a program"
 
 
-def _completing(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Completes names between commas: the one behind the last."""
+def _completion(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a completion of names between commas: of the one behind the last."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")
@@ -80,7 +80,7 @@ class Program:
             metavar="NAME,...",
             help="Who is asked to run each operation, in this order, such as inductor,torch; by default those of "
             "forge.jit.",
-            autocompletion=_completing(EXECUTORS),
+            autocompletion=_completion(EXECUTORS),
         ),
     ] = None
 
@@ -155,7 +155,7 @@ def bench(
         typer.Option(
             metavar="NAME,...",
             help="These alone, of eager, torch.compile and forge.",
-            autocompletion=_completing(SYSTEMS),
+            autocompletion=_completion(SYSTEMS),
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -88,7 +88,7 @@ def _first(classes: Any) -> Any:
 
 
 def _config(config_class: Any, settings: dict[str, Any]) -> Any:
-    """Small, without a cache; as the settings say."""
+    """Return a small config without a cache, and with the settings."""
     usual = config_class()
     known = {**usual.to_dict(), **usual.attribute_map}
     for name in settings:
@@ -110,7 +110,7 @@ def _small(usual: Any) -> dict[str, Any]:
 
 
 def _arguments(model: torch.nn.Module, config: Any, training: bool, given: dict[str, Any]) -> dict[str, Any]:
-    """Random tokens or images, and labels where the model is trained."""
+    """Return random tokens or images, and labels where the model is trained."""
     cpu = torch.device("cpu")
     if model.main_input_name == "pixel_values":
         side = config.image_size if isinstance(getattr(config, "image_size", None), int) else 32
@@ -127,7 +127,7 @@ def _arguments(model: torch.nn.Module, config: Any, training: bool, given: dict[
 
 
 def _labels(model: Any, training: bool, shape: tuple[int, ...], given: torch.Tensor) -> dict[str, Any]:
-    """Classes of that shape, or the tokens themselves, where the model makes a loss of them."""
+    """Return classes of that shape, or the tokens themselves, where the model makes a loss of them."""
     if not training or "labels" not in inspect.signature(model.forward).parameters:
         return {}
     if type(model).__name__.endswith("Classification"):

@@ -121,7 +121,7 @@ class _BisectionTarget:
         return None
 
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
-        """Results and gradients by name."""
+        """Return results and gradients by name."""
         target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
         args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, self._given)
         with same_random_numbers():

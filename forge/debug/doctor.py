@@ -45,7 +45,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order in which it is shown. A question that fails is a finding, not an error."""
+    """Return all findings, in the order in which they are shown. A question that fails is a finding, not an error."""
     found = []
     for section, look in SECTIONS.items():
         try:

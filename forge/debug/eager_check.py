@@ -66,8 +66,10 @@ class CheckedTrace:
         return run
 
     def _before_opaque(self, bound: BoundSymbol) -> Note | None:
-        """Of the reference's calls, those of functions that may be the user's are not known to leave what they are
-        given: all that reads it later would be compared with something else than eager gives."""
+        """Keep copies of what an opaque call of the reference is given, which it may change.
+
+        All that reads it later would be compared with something else than eager gives.
+        """
         return self._before(bound) if Tag.OPAQUE in bound.all_tags else None
 
     def _keep(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
@@ -287,7 +289,7 @@ def copy_as_leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Afterwards, torch's generators are where they were before."""
+    """Set torch's generators back to where they were, at the end."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)):
         yield

@@ -13,7 +13,7 @@ from forge.torch_internals.pytree import torch_pytree
 
 
 def against_eager(call: Callable, eager: Callable, program: Program) -> Callable:
-    """`call`, which raises CheckError where a result, a changed input or a gradient is not as `eager` gives it.
+    """Return `call` with a check: CheckError for a result, a changed input or a gradient that is not as `eager`'s.
     Gradients are not compared where the program changes an input that requires one."""
     names, mutated = program.trace.input_names, program.mutated
     compare = _Comparison(tolerance_of(program.trace))

@@ -192,7 +192,7 @@ class _InstrumentedTrace:
         return ()
 
     def see(self, number: int, *values: Any) -> None:
-        """After call `number`."""
+        """Note the state after call `number`."""
         raise NotImplementedError
 
     def run(self, inputs: list[Any]) -> Any:
@@ -257,7 +257,7 @@ class _Clock(_InstrumentedTrace):
         return result
 
     def costs(self, sizes: dict[int, int]) -> list[Cost]:
-        """Of the calls that are no deletions."""
+        """Return the costs of the calls that are no deletions."""
         return [
             Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._found[number]), sizes.get(number, 0))
             for number, bound in enumerate(self.calls)

@@ -121,7 +121,7 @@ def _folds(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: in
 def _repetitions(
     calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(where, how many calls, how often) of what repeats there with the next layer's number, or the last one's."""
+    """Yield (where, how many calls, how often) of what repeats there with a neighbouring layer's number."""
     for period, step in _periods(calls, patterns, start, end):
         run = 0
         for at in range(end - period - 1, start - 1, -1):

@@ -156,8 +156,10 @@ def _saved_by_module(told: "Explanation") -> list[tuple[str, int, int]]:
 
 
 def _costs(told: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] | None:
-    """(name, seconds, bytes that the results hold, how many calls) of what was measured, by operation of each phase and
-    by executor, the longest first; None where nothing was."""
+    """Return (name, seconds, bytes that the results hold, how many calls), the longest first.
+
+    They are by operation of each phase and by executor; None where nothing was measured.
+    """
     if not told.costs:
         return None
     found: dict[str, dict[str, tuple[float, int, int]]] = {"operations": {}, "executors": {}}

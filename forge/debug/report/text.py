@@ -37,7 +37,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def plain(told: "Explanation") -> str:
-    """Without colours, as wide as the terminal."""
+    """Return the text of a report without colours, as wide as the terminal."""
     width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, highlight=False, emoji=False, markup=False)
@@ -100,7 +100,7 @@ def summary(told: "Explanation") -> str:
 
 
 def _spent(costs: Sequence[CostRow]) -> str:
-    """`: 1.2 ms (inductor 60 %, torch 40 %)`; nothing where nothing was measured."""
+    """Return `: 1.2 ms (inductor 60 %, torch 40 %)`; nothing where nothing was measured."""
     total = sum(each.seconds for each in costs)
     if not total:
         return ""
@@ -113,7 +113,7 @@ def _spent(costs: Sequence[CostRow]) -> str:
 
 
 def _cost(calls: Sequence[Line], by_output: Mapping[str, CostRow]) -> tuple[str, str]:
-    """(time, memory) of calls, one of each layer, together."""
+    """Return (time, memory) of calls, one of each layer, together."""
     names = [name for line in calls for row in line.rows for name in row.outputs]
     found = {id(by_output[name]): by_output[name] for name in names if name in by_output}
     if not found:
@@ -163,8 +163,10 @@ class _Table:
 
 
 def _with_line(source: str, width: int) -> str:
-    """`model.py:12  h = x @ w` in `width` columns: the code goes first, then the end of the file's name, never the
-    line's number."""
+    """Return `model.py:12  h = x @ w` in `width` columns.
+
+    The code goes first, then the end of the file's name, never the line's number.
+    """
     place, gap, _ = source.partition("  ")
     if len(source) <= width or len(place + gap) + 2 <= width:  # the table cuts the code off
         return source
@@ -213,7 +215,7 @@ def _no_wrap(line: str) -> Text:
 
 
 def in_bytes(count: float) -> str:
-    """`12.3 kB`."""
+    """Return a number of bytes as `12.3 kB`."""
     power = 0
     while count >= 1000 and power < len(_UNITS) - 1:
         count, power = count / 1000, power + 1

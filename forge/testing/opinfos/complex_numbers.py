@@ -60,9 +60,9 @@ op(
 register_computed(["conj", "real", "imag", "view_as_real", "view_as_complex"])
 
 
-def _conjugated(function: Callable) -> Callable:
-    """A function of a tensor that torch conjugates where it is read."""
+def _of_conjugate(function: Callable) -> Callable:
+    """Return a function of a tensor that torch conjugates where it is read."""
     return lambda x: function(torch.conj(x))
 
 
-op("imag.conjugated conj.conjugated resolve_conj.conjugated", _COMPLEX, _NOT_A_TENSOR, dtypes=_REAL, wrap=_conjugated)
+op("imag.conjugated conj.conjugated resolve_conj.conjugated", _COMPLEX, _NOT_A_TENSOR, dtypes=_REAL, wrap=_of_conjugate)

@@ -19,7 +19,7 @@ _NO_ORDER = Directive(
 
 
 def _samples(count: int) -> tuple[Sample, ...]:
-    """Every option, with and without batch and bias."""
+    """Return rows of every option, with and without batch and bias."""
     lengths, kernel = _LENGTHS[:count], _KERNEL[:count]
     x, weight = t(2, 4, *lengths), t(6, 4, *kernel)
     return (

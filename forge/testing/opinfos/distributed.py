@@ -13,14 +13,14 @@ from forge.torchlang import sharding
 if torch.distributed.is_available():
     functional = torch.ops._c10d_functional
 
-    def _unwritten(*tests: str) -> tuple[Directive, ...]:
-        """torch's group of one process copied what it gathers, but wrote no other results."""
+    def _skips(*tests: str) -> tuple[Directive, ...]:
+        """Skip tests before torch 2.13: its group of one process copied what it gathers, but wrote no other results."""
         reason = "the results are uninitialized memory"
         return tuple(Directive("skip", reason, test=test) for test in tests) if TORCH < (2, 13) else ()
 
-    _GRADIENTS = _unwritten("test_gradient", "test_half_gradient", "test_jit", "test_fused", "test_checked")
+    _GRADIENTS = _skips("test_gradient", "test_half_gradient", "test_jit", "test_fused", "test_checked")
     _MODES = [f"test_a_caller_sees_eagers[{mode}]" for mode in ("plain", "grad", "no_grad", "inference", "dynamic")]
-    _RESULTS = (*_GRADIENTS, *_unwritten("test_consistency", "test_strided", "test_printing", *_MODES))
+    _RESULTS = (*_GRADIENTS, *_skips("test_consistency", "test_strided", "test_printing", *_MODES))
 
     _GROUP = Value(lambda target: group_of_one())
     _SHAPES = ((3,), (4, 2), (2, 3, 2))

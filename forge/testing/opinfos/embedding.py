@@ -23,8 +23,8 @@ op(
 )
 
 
-def _shortened(indices: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """On a clone of the table, which it returns, too."""
+def _with_table(indices: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Return the embedding by a clone of the table, and the clone."""
     weight = weight.clone()
     return F.embedding(indices, weight, *args, **kwargs), weight
 
@@ -34,7 +34,7 @@ op(
     [sample(index(2, 3, high=5), t(5, 4), max_norm=1.0), sample(ints(1, 1, 3), t(5, 4), 1, 0.5, 1.0)],
     wrong(t(2), t(5, 4), max_norm=1.0, match="scalar types: Long, Int|Long"),
     dtypes=(torch.float32, torch.float64),
-    op=_shortened,
+    op=_with_table,
 )
 op(
     "embedding_renorm",

@@ -10,20 +10,20 @@ from forge.testing.opinfo import Sample, sample
 from forge.testing.table import index, ints, op, t, wrong
 
 
-def _shortened(indices: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """On a clone of the table, which it returns, too."""
+def _with_table(indices: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Return the bags by a clone of the table, and the clone."""
     weight = weight.clone()
     return F.embedding_bag(indices, weight, *args, **kwargs), weight
 
 
 def _to_last(indices: torch.Tensor, weight: torch.Tensor, offsets: list[int], mode: str) -> torch.Tensor:
-    """With the number of indices as the last offset."""
-    given = torch.tensor(offsets, device=indices.device)
-    return F.embedding_bag(indices, weight, given, mode=mode, include_last_offset=True)
+    """Return the bags with the number of indices as the last offset."""
+    places = torch.tensor(offsets, device=indices.device)
+    return F.embedding_bag(indices, weight, places, mode=mode, include_last_offset=True)
 
 
 def _of_mode(mode: str) -> Iterator[Sample]:
-    """Each option; of frequencies, one index alone: torch divides the gradients of others by it, too."""
+    """Yield a row of each option; of frequencies, one index alone: torch divides the gradients of others by it, too."""
     yield sample(index(2, 3, high=5), t(5, 4), mode=mode)
     yield sample(index(2, 3, high=5), t(4, 5).t(), mode=mode)
     yield sample(ints(1, 4, 1, 2, 3), t(5, 4), ints(0, 2, 2), mode=mode)
@@ -83,5 +83,5 @@ op(
     sample(ints(1, 4, 1), t(5, 4), ints(0, 2), 0.5, 1.0, mode="sum"),
     wrong(index(2, 3, high=5), t(5, 4), max_norm=1.0, mode="min", error=ValueError, match="one of sum"),
     dtypes=(torch.float32, torch.float64),
-    op=_shortened,
+    op=_with_table,
 )

@@ -94,7 +94,7 @@ register(
 
 
 def unpack_pivots(LU: Any, pivots: Any) -> Any:
-    """P alone: torch raises in its backward."""
+    """Return P alone: torch raises in its backward."""
     return torch.lu_unpack(LU.detach(), pivots, unpack_data=False)
 
 

@@ -85,8 +85,8 @@ _op(
 )
 
 
-def _assigned(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
-    """A copy of x with x[key] = value."""
+def _assign(x: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
+    """Return a copy of x with x[key] = value."""
     out = x.clone()
     out[key] = value
     return out
@@ -119,7 +119,7 @@ _op(
     wrong(t(3, 4), 0, t(3), match="cannot be broadcast"),
     wrong(t(3), mask(4), 0, error=IndexError, match="shape of the mask"),
     symbols=("operator.setitem",),
-    op=_assigned,
+    op=_assign,
 )
 _op(
     "index_put",

@@ -81,7 +81,7 @@ op("grid_sampler_3d", _volumes, wrong(_IMAGE, _GRID, 0, 0, False, match="5D"), d
 
 
 def _upsample_bilinear(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The function as Dynamo hands it over; called directly, it calls interpolate."""
+    """Call the function as Dynamo hands it over; called directly, it calls interpolate."""
     if isinstance(input, TensorProxy):
         return input.__torch_function__(F.upsample_bilinear, (TensorProxy,), (input, *args), kwargs)
     return F.upsample_bilinear(input, *args, **kwargs)

@@ -10,14 +10,14 @@ REDUCTIONS = ("none", "mean", "sum")
 _ROUNDED = rounding("the decomposition rounds to half precision at other places than torch's kernels do", 3e-2, 1e-1)
 
 
-def _reduced(call: Sample, reductions: Sequence[str] = REDUCTIONS) -> list[Sample]:
-    """The call with each reduction."""
+def _reductions_of(call: Sample, reductions: Sequence[str] = REDUCTIONS) -> list[Sample]:
+    """Return the call with each reduction."""
     return [Sample(call.args, {**call.kwargs, "reduction": reduction}) for reduction in reductions]
 
 
 def _op(name: str, *rows: Any, **options: Any) -> None:
     """Register a loss, with every row in each reduction."""
-    reduced = [_reduced(row) if isinstance(row, Sample) else row for row in flat(rows)]
+    reduced = [_reductions_of(row) if isinstance(row, Sample) else row for row in flat(rows)]
     op(f"nn.functional.{name}", *reduced, **{"directives": (_ROUNDED,), **options})
 
 
@@ -107,8 +107,8 @@ _op(
 )
 op(
     "nn.functional.kl_div",
-    _reduced(sample(t(3, 4), t(3, 4, low=0.1, high=1)), (*REDUCTIONS, "batchmean")),
-    _reduced(sample(t(3, 4), t(3, 4), log_target=True), (*REDUCTIONS, "batchmean")),
+    _reductions_of(sample(t(3, 4), t(3, 4, low=0.1, high=1)), (*REDUCTIONS, "batchmean")),
+    _reductions_of(sample(t(3, 4), t(3, 4), log_target=True), (*REDUCTIONS, "batchmean")),
     _unknown(t(3), t(3)),
     directives=(_ROUNDED,),
 )

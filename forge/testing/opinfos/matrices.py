@@ -14,7 +14,7 @@ register = partial(op, dtypes=SOLVED)
 
 
 def _near_diagonal(x: torch.Tensor) -> torch.Tensor:
-    """Of full rank; diagonal elements, eigenvalues and singular values are far from each other."""
+    """Return matrices of full rank, with diagonal elements, eigenvalues and singular values far from each other."""
     side = min(x.shape[-2:])
     x = x * 0.4
     x.diagonal(dim1=-2, dim2=-1).add_(torch.arange(2, side + 2, device=x.device))

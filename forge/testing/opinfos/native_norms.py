@@ -40,7 +40,7 @@ _op(
 
 
 def _updating(op: Callable) -> Callable:
-    """op on clones of the running statistics, which it returns, too."""
+    """Return op on clones of the running statistics, which it returns, too."""
 
     def run(*args: Any, **kwargs: Any) -> tuple:
         args = tuple(arg.clone() if i in (3, 4) and not isinstance(arg, NUMBERS) else arg for i, arg in enumerate(args))

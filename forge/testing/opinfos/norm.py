@@ -97,7 +97,7 @@ _op(
 
 
 def _moves(op: Callable, *places: int) -> Callable:
-    """(out, moved statistics): op writes into clones of its arguments at `places`."""
+    """Return a function of (out, moved statistics): op writes into clones of its arguments at `places`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given = [arg.detach().clone() if i in places else arg for i, arg in enumerate(args)]

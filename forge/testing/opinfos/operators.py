@@ -30,7 +30,7 @@ op(
 
 
 def _backward(*mask: bool, lengths: tuple[int, ...] = (5,), **changes: Any) -> Sample:
-    """Of a convolution of 4 to 6 channels with a kernel of 3."""
+    """Return the row of a convolution of 4 to 6 channels with a kernel of 3."""
     count = len(lengths)
     how: dict[str, Any] = {"stride": [1], "padding": [0], "dilation": [1]}
     how |= {"transposed": False, "output_padding": [0], "groups": 1} | changes
@@ -58,16 +58,16 @@ op(
 )
 
 
-def _sampled(*lengths: int, mode: int, mask: tuple[bool, bool] = (True, True)) -> Sample:
-    """Of 3 places in a volume of these lengths."""
+def _grid_row(*lengths: int, mode: int, mask: tuple[bool, bool] = (True, True)) -> Sample:
+    """Return the row of 3 places in a volume of these lengths."""
     rank = len(lengths)
     places = (1,) * (rank - 1) + (3,)
     return sample(t(2, 1, *places), t(2, 1, *lengths), t(2, *places, rank, low=-0.9, high=0.9), mode, 0, False, [*mask])
 
 
 for _rank, _calls in {
-    2: [_sampled(4, 3, mode=0), _sampled(4, 3, mode=2), _sampled(4, 3, mode=0, mask=(False, True))],
-    3: [_sampled(3, 4, 2, mode=0)],
+    2: [_grid_row(4, 3, mode=0), _grid_row(4, 3, mode=2), _grid_row(4, 3, mode=0, mask=(False, True))],
+    3: [_grid_row(3, 4, 2, mode=0)],
 }.items():
     op(
         f"aten.grid_sampler_{_rank}d_backward",

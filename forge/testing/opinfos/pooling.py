@@ -11,7 +11,7 @@ def _image(count: int, *batch: int) -> Value:
 
 
 def _windows(count: int) -> tuple[Sample, ...]:
-    """Every option that max_pool and avg_pool share."""
+    """Return rows of every option that max_pool and avg_pool share."""
     x = _image(count, 2, 3)
     return (
         sample(x, 2),

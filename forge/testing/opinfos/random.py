@@ -95,8 +95,10 @@ _fill(
 # dropout
 
 
-def _drawn_otherwise(*tests: str) -> tuple[Directive, ...]:
-    """Eager's fused kernel reads several numbers at once where they lie beside each other; it takes no complex ones."""
+def _other_numbers(*tests: str) -> tuple[Directive, ...]:
+    """Return failures: eager's fused kernel reads several numbers at once where they lie beside each other.
+
+    It takes no complex ones."""
     return tuple(
         Directive(
             "xfail",
@@ -110,7 +112,7 @@ def _drawn_otherwise(*tests: str) -> tuple[Directive, ...]:
     )
 
 
-_fused = _drawn_otherwise("test_consistency", "test_gradient", "test_strided[transposed]")
+_fused = _other_numbers("test_consistency", "test_gradient", "test_strided[transposed]")
 _shapes = ((20,), (3, 4), (), (0, 3), (2, 3, 4))
 _bad_p = [
     wrong(t(2, 3), 1.5, error=ValueError, match="between 0 and 1"),
@@ -127,8 +129,8 @@ _op("nn.functional.dropout", _functional, _bad_p, gradient=True, directives=_fus
 _op("nn.functional.alpha_dropout", _functional, _bad_p, gradient=True)
 
 
-def _dropped_in_place(x: torch.Tensor, p: float) -> torch.Tensor:
-    """F.dropout(inplace=True) on a product, which may be changed."""
+def _dropout_in_place(x: torch.Tensor, p: float) -> torch.Tensor:
+    """Return F.dropout(inplace=True) of a product, which may be changed."""
     return F.dropout(x * 2, p, True, True)
 
 
@@ -138,7 +140,7 @@ _op(
     _bad_p,
     symbols=("torch.dropout_",),
     gradient=True,
-    op=_dropped_in_place,
+    op=_dropout_in_place,
 )
 _bad_torch_p = [wrong(t(2, 3), 1.5, True, match="between 0 and 1|expects p")]
 _positional = [
@@ -158,7 +160,7 @@ _op(
     sample(t(3, 4), 1.0, True),
     wrong(torch.ones(3), 1.5, True, match="between 0 and 1"),  # a GPU takes it
     gradient=True,
-    directives=(*_fused, *_drawn_otherwise("test_half_gradient")),
+    directives=(*_fused, *_other_numbers("test_half_gradient")),
 )
 _channels = [
     sample(t(2, 8, 5), 0.5, True),

@@ -25,12 +25,12 @@ _OTHER_NUMBERS = tuple(
 
 
 def _small(*shape: int) -> Value:
-    """Weights with which no gate saturates."""
+    """Return weights with which no gate saturates."""
     return t(*shape, low=-1, high=1)
 
 
 def _weights(kind: str, width: int, hidden: int, projected: int, bias: bool) -> Iterator[Value]:
-    """The parameters of one layer in one direction."""
+    """Yield the parameters of one layer in one direction."""
     gates = _GATES[kind] * hidden
     yield from (_small(gates, width), _small(gates, projected or hidden))
     if bias:

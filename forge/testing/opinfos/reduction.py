@@ -157,7 +157,7 @@ op(
 
 
 def _of_contiguous(function: Callable) -> Callable:
-    """torch.median along a dim of an expanded tensor reads memory that it has not written (torch 2.13)."""
+    """Return a function of a contiguous tensor: torch.median of an expanded one reads unwritten memory (2.13)."""
     return lambda input, *args, **kwargs: function(input.contiguous(), *args, **kwargs)
 
 

@@ -231,7 +231,7 @@ _op("detach", unary((2, 3), ()), _no_tensor, gradient=False)
 
 
 def _written_diagonal(x: torch.Tensor) -> torch.Tensor:
-    """A clone of x, changed through a view that has no inverse of its own."""
+    """Return a clone of x, changed through a view that has no inverse of its own."""
     out = x.clone()
     out.diagonal().fill_(1)
     return out
@@ -241,7 +241,7 @@ _op("detach_", unary((2, 3), ()), wrong(None, error=AttributeError, match="clone
 
 
 def _written_parts(x: torch.Tensor) -> torch.Tensor:
-    """A clone of x, changed through some of several views; eager allows that without gradients only."""
+    """Return a clone of x, changed through some of several views; eager allows that without gradients only."""
     out = x.clone()
     out.chunk(2, -1)[0].fill_(0)
     out.unbind(0)[1].fill_(1)

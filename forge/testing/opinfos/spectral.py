@@ -26,19 +26,19 @@ _REAL = SOLVED[:2]
 
 
 def sizes_of_eigh(*args: Any, **kwargs: Any) -> Any:
-    """Eigenvalues, and what does not depend on the phases of eigenvectors."""
+    """Return eigenvalues, and what does not depend on the phases of eigenvectors."""
     values, vectors = torch.linalg.eigh(*args, **kwargs)
     return values, vectors.abs()
 
 
 def sizes_of_eig(A: Any) -> Any:
-    """Eigenvalues, and what does not depend on the phases of eigenvectors."""
+    """Return eigenvalues, and what does not depend on the phases of eigenvectors."""
     values, vectors = torch.linalg.eig(A)
     return values, vectors.abs()
 
 
 def sizes_of_svd(*args: Any, **kwargs: Any) -> Any:
-    """Singular values, and what does not depend on the phases of singular vectors."""
+    """Return singular values, and what does not depend on the phases of singular vectors."""
     U, S, Vh = torch.linalg.svd(*args, **kwargs)
     length = S.shape[-1]
     return U.abs(), S, Vh.abs(), (U[..., :length] * S.unsqueeze(-2).exp()) @ Vh[..., :length, :]

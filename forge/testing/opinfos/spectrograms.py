@@ -11,7 +11,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 def _positive(length: int) -> Value:
-    """A window that is nowhere near 0."""
+    """Return a window that is nowhere near 0."""
     return t(length, low=0.5, high=1.5)
 
 
@@ -36,7 +36,7 @@ op(
 
 
 def _back(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch.istft of complex numbers made of real ones."""
+    """Return torch.istft of complex numbers made of real ones."""
     return torch.istft(torch.complex(x, x.flip(-1)), *args, **kwargs)
 
 
