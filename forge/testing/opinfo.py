@@ -22,11 +22,6 @@ class Sample:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def sample(*args: Any, **kwargs: Any) -> Sample:
-    """Return Sample(args, kwargs)."""
-    return Sample(args, kwargs)
-
-
 @dataclass(frozen=True)
 class ErrorSample:
     """A call that must raise `error` with a message that the regular expression `match` finds.

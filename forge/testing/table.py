@@ -23,7 +23,6 @@ from forge.testing.opinfo import (
     all_opinfos,
     make_tensor,
     register_opinfo,
-    sample,
 )
 from forge.torch_internals.dispatch import OpOverloadPacket
 from forge.torch_internals.pytree import torch_pytree
@@ -133,6 +132,11 @@ def shared(value: Value) -> Value:
 
 
 # the rows
+
+
+def sample(*args: Any, **kwargs: Any) -> Sample:
+    """Return the row of a call: op(*args, **kwargs)."""
+    return Sample(args, kwargs)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import FLOATS, INTEGERS, NO_COMPLEX_ON_A_GPU, Sample, sample
+from forge.testing.opinfo import FLOATS, INTEGERS, NO_COMPLEX_ON_A_GPU, Sample
 from forge.testing.opinfos.elementwise import UNARY
-from forge.testing.table import Row, floats, op, rounding, shared, t, values, wrong
+from forge.testing.table import Row, floats, op, rounding, sample, shared, t, values, wrong
 from forge.torch_internals.functions import nn_elu
 
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from forge.testing.opinfo import FLOATS, INTEGERS, sample
-from forge.testing.table import op, t, values, wrong
+from forge.testing.opinfo import FLOATS, INTEGERS
+from forge.testing.table import op, sample, t, values, wrong
 
 op(
     "gcd lcm",

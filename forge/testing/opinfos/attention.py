@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Directive, sample
-from forge.testing.table import Value, op, rounding, t, values, wrong
+from forge.testing.opinfo import Directive
+from forge.testing.table import Value, op, rounding, sample, t, values, wrong
 
 _ROUNDED = rounding(
     "torch's kernels round between blocks of keys, the decomposition not at all", 2e-2, 3e-2, executors=None

@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.testing.opinfo import FLOATS, sample
-from forge.testing.table import op, rounding, t, values, wrong
+from forge.testing.opinfo import FLOATS
+from forge.testing.table import op, rounding, sample, t, values, wrong
 
 _DTYPES = (*FLOATS, torch.int64, torch.complex64)
 _POINTS = (0, 1, 3, 4)

@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import ALL, sample
-from forge.testing.table import op, register_computed, t, unary, wrong
+from forge.testing.opinfo import ALL
+from forge.testing.table import op, register_computed, sample, t, unary, wrong
 from forge.torch_internals.functions import torch_chunk_cat
 
 _DTYPES = (*ALL, torch.complex64)

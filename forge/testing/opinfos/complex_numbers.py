@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from forge.testing.opinfo import FLOATS, sample
-from forge.testing.table import Value, op, register_computed, t, wrong
+from forge.testing.opinfo import FLOATS
+from forge.testing.table import Value, op, register_computed, sample, t, wrong
 from forge.torch_internals.versions import WRONG_KIND
 
 _REAL = (torch.float32, torch.float64)

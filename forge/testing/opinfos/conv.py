@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Directive, Sample, sample
-from forge.testing.table import op, t, wrong
+from forge.testing.opinfo import Directive, Sample
+from forge.testing.table import op, sample, t, wrong
 
 _LENGTHS = (6, 5, 4)
 _KERNEL = (3, 2, 2)

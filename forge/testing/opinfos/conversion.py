@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import ALL, sample
-from forge.testing.table import DEVICE, Value, ints, op, shared, t, unary, wrong
+from forge.testing.opinfo import ALL
+from forge.testing.table import DEVICE, Value, ints, op, sample, shared, t, unary, wrong
 
 _op = partial(op, dtypes=ALL, domain=(0, 6))
 _UNARY = unary((5,), (2, 3), (), (0, 2))

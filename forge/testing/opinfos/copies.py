@@ -6,9 +6,9 @@ from functools import partial
 import torch
 
 import forge.testing.opinfos.joining  # noqa: F401  its OpInfos are taken below, and those of shape
-from forge.testing.opinfo import ALL, all_opinfos, register_opinfo, sample
+from forge.testing.opinfo import ALL, all_opinfos, register_opinfo
 from forge.testing.opinfos.shape import NARROW_ERRORS
-from forge.testing.table import no_tensor, op, t, unary, wrong
+from forge.testing.table import no_tensor, op, sample, t, unary, wrong
 from forge.torch_internals.versions import TORCH
 
 _VIEWS = {

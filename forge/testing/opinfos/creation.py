@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import ALL, FLOATS, REAL, Sample, sample
-from forge.testing.table import DEVICE, DTYPE, index, ints, on_a_clone, op, t, unary, values, wrong
+from forge.testing.opinfo import ALL, FLOATS, REAL, Sample
+from forge.testing.table import DEVICE, DTYPE, index, ints, on_a_clone, op, sample, t, unary, values, wrong
 
 _op = partial(op, dtypes=ALL, gradient=False)
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Sample, sample
-from forge.testing.table import Value, index, ints, op, t, wrong
+from forge.testing.opinfo import Sample
+from forge.testing.table import Value, index, ints, op, sample, t, wrong
 
 
 def _labels(*shape: int) -> Value:

@@ -1,8 +1,8 @@
 """OpInfos of the determinants family."""
 
-from forge.testing.opinfo import Directive, sample
+from forge.testing.opinfo import Directive
 from forge.testing.opinfos.matrices import FLAT, OBLONG, register, regular
-from forge.testing.table import t
+from forge.testing.table import sample, t
 from forge.torch_internals.versions import TORCH
 
 _SQUARE = (

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from forge.testing.opinfo import FLOATS, sample
-from forge.testing.table import op, t, values, wrong
+from forge.testing.opinfo import FLOATS
+from forge.testing.table import op, sample, t, values, wrong
 
 _DTYPES = (*FLOATS, torch.complex64)
 _REPEATED = [[0, 0], [0, 0], [1, 1], [2, 1], [0, 1]]  # rows and differences

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import FLOATS, Directive, sample
+from forge.testing.opinfo import FLOATS, Directive
 from forge.testing.process_group import group_of_one
-from forge.testing.table import Rows, Value, op, t, wrong
+from forge.testing.table import Rows, Value, op, sample, t, wrong
 from forge.torch_internals.versions import TORCH
 from forge.torchlang import sharding
 

@@ -1,7 +1,7 @@
 """OpInfos of hashes, and of the places of elements that are not 0."""
 
-from forge.testing.opinfo import ALL, sample
-from forge.testing.table import op, t, values, wrong
+from forge.testing.opinfo import ALL
+from forge.testing.table import op, sample, t, values, wrong
 
 _NOT_A_TENSOR = wrong([1.0], error=TypeError, match="must be Tensor")
 

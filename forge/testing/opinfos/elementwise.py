@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import ALL, BOOL, FLOATS, INTEGERS, REAL, Sample, sample
-from forge.testing.table import Row, Value, Where, floats, ints, op, shared, t, unary, values, wrong
+from forge.testing.opinfo import ALL, BOOL, FLOATS, INTEGERS, REAL, Sample
+from forge.testing.table import Row, Value, Where, floats, ints, op, sample, shared, t, unary, values, wrong
 from forge.torch_internals.versions import TORCH
 
 UNARY = unary((5,), (2, 3), (), (0, 3))

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import NO_COMPLEX_ON_A_GPU, sample
-from forge.testing.table import index, ints, op, t, wrong
+from forge.testing.opinfo import NO_COMPLEX_ON_A_GPU
+from forge.testing.table import index, ints, op, sample, t, wrong
 
 op(
     "nn.functional.embedding",

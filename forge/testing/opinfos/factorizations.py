@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import sample
 from forge.testing.opinfos.matrices import FLAT, OBLONG, hermitian, lower, register, regular
-from forge.testing.table import detaching, ints, t, values, wrong
+from forge.testing.table import detaching, ints, sample, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 warnings.filterwarnings("ignore", message=r"torch\.(lu|qr|svd|cholesky|triangular_solve)")

@@ -2,8 +2,7 @@
 
 import torch
 
-from forge.testing.opinfo import sample
-from forge.testing.table import op, t, wrong
+from forge.testing.table import op, sample, t, wrong
 from forge.torch_internals.versions import WRONG_KIND
 
 _DTYPES = (torch.float32, torch.float64, torch.int64)  # on a CPU, torch transforms no half precision

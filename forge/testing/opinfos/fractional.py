@@ -2,8 +2,7 @@
 
 import torch
 
-from forge.testing.opinfo import sample
-from forge.testing.table import op, t, wrong
+from forge.testing.table import op, sample, t, wrong
 
 for _count in (2, 3):
     _lengths = (8, 7, 9)[:_count]

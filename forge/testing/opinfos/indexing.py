@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import ALL, FLOATS, REAL, sample
+from forge.testing.opinfo import ALL, FLOATS, REAL
 from forge.testing.table import (
     DTYPE,
     Target,
@@ -19,6 +19,7 @@ from forge.testing.table import (
     permutation,
     register_computed,
     rounding,
+    sample,
     shared,
     t,
     values,

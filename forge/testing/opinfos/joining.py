@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from forge.testing.opinfo import ALL, Directive, sample
-from forge.testing.table import ints, op, register_computed, t, wrong
+from forge.testing.opinfo import ALL, Directive
+from forge.testing.table import ints, op, register_computed, sample, t, wrong
 
 _op = partial(op, dtypes=ALL)
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from forge.ir import TensorProxy
-from forge.testing.opinfo import sample
-from forge.testing.table import Value, op, rounding, t, values, wrong
+from forge.testing.table import Value, op, rounding, sample, t, values, wrong
 
 aten = torch.ops.aten
 

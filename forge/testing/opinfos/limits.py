@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from forge.testing.opinfo import ALL, REAL, sample
+from forge.testing.opinfo import ALL, REAL
 from forge.testing.opinfos.elementwise import BINARY_ERRORS, EXTREMA, binary
-from forge.testing.table import Where, floats, op, shared, t, values, wrong
+from forge.testing.table import Where, floats, op, sample, shared, t, values, wrong
 
 _HIGH = shared(t(3, 1))
 op(

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge.testing.opinfo import FLOATS, Directive, ErrorSample, sample
-from forge.testing.table import op, rounding, t, wrong
+from forge.testing.opinfo import FLOATS, Directive, ErrorSample
+from forge.testing.table import op, rounding, sample, t, wrong
 
 WITH_INTEGERS = (*FLOATS, torch.int64)
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from forge.testing.opinfo import ErrorSample, Sample, sample
-from forge.testing.table import detaching, flat, index, ints, op, rounding, t, values, wrong
+from forge.testing.opinfo import ErrorSample, Sample
+from forge.testing.table import detaching, flat, index, ints, op, rounding, sample, t, values, wrong
 
 REDUCTIONS = ("none", "mean", "sum")
 _ROUNDED = rounding("the decomposition rounds to half precision at other places than torch's kernels do", 3e-2, 1e-1)

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from forge.testing.opinfo import sample
 from forge.testing.opinfos.matrices import register, regular
-from forge.testing.table import t, wrong
+from forge.testing.table import sample, t, wrong
 
 
 def _product_of(function: Callable) -> Callable:

@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.testing.opinfo import ErrorSample, Sample, sample
-from forge.testing.table import index, ints, op, t, values, wrong
+from forge.testing.opinfo import ErrorSample, Sample
+from forge.testing.table import index, ints, op, sample, t, values, wrong
 
 
 def _op(name: str, rows: tuple[Sample, ...], empty: Sample, mistakes: tuple[ErrorSample, ...]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Directive, sample
-from forge.testing.table import op, rounding, t, wrong
+from forge.testing.opinfo import Directive
+from forge.testing.table import op, rounding, sample, t, wrong
 from forge.torch_internals.functions import torch_native_batch_norm_legit
 
 aten = torch.ops.aten

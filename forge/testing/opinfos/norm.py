@@ -7,8 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import sample
-from forge.testing.table import Value, detaching, op, rounding, t, values, wrong
+from forge.testing.table import Value, detaching, op, rounding, sample, t, values, wrong
 from forge.torch_internals.functions import torch_weight_norm
 
 _HALF = (torch.bfloat16, torch.float16)

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import ALL, FLOATS, Sample, sample
-from forge.testing.table import op, t, wrong
+from forge.testing.opinfo import ALL, FLOATS, Sample
+from forge.testing.table import op, sample, t, wrong
 from forge.torch_internals.versions import TORCH
 
 aten = torch.ops.aten

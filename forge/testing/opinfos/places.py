@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.testing.opinfo import ALL, FLOATS, INTEGERS, REAL, sample
-from forge.testing.table import DTYPE, Value, index, ints, mask, op, t, wrong
+from forge.testing.opinfo import ALL, FLOATS, INTEGERS, REAL
+from forge.testing.table import DTYPE, Value, index, ints, mask, op, sample, t, wrong
 from forge.torch_internals.functions import torch_unsafe_masked_index, torch_unsafe_masked_index_put_accumulate
 
 _WITH_COMPLEX = (*ALL, torch.complex64)

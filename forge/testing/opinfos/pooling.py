@@ -1,7 +1,7 @@
 """OpInfos of pooling, unfold and fold."""
 
-from forge.testing.opinfo import Sample, sample
-from forge.testing.table import Value, op, rounding, t, wrong
+from forge.testing.opinfo import Sample
+from forge.testing.table import Value, op, rounding, sample, t, wrong
 
 _LENGTHS = (8, 7, 6)
 

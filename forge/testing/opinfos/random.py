@@ -5,9 +5,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import FLOATS, INTEGERS, REAL, Directive, sample
+from forge.testing.opinfo import FLOATS, INTEGERS, REAL, Directive
 from forge.testing.opinfos.creation import from_arguments
-from forge.testing.table import DEVICE, DTYPE, Value, on_a_clone, op, t, unary, wrong
+from forge.testing.table import DEVICE, DTYPE, Value, on_a_clone, op, sample, t, unary, wrong
 
 _op = partial(op, gradient=False)
 

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from forge.testing.opinfo import REAL, sample
-from forge.testing.table import on_a_clone, op, t, unary, wrong
+from forge.testing.opinfo import REAL
+from forge.testing.table import on_a_clone, op, sample, t, unary, wrong
 
 _fill = partial(op, wrap=on_a_clone)
 _fill(

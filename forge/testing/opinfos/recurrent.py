@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import NO_COMPLEX_ON_A_GPU, Directive, ErrorSample, Sample, sample
-from forge.testing.table import Value, op, rounding, t, wrong
+from forge.testing.opinfo import NO_COMPLEX_ON_A_GPU, Directive, ErrorSample, Sample
+from forge.testing.table import Value, op, rounding, sample, t, wrong
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _REAL = (torch.float32, torch.float64)

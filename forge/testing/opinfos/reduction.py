@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import ALL, FLOATS, INTEGERS, REAL, sample
-from forge.testing.table import DTYPE, Row, Value, Where, floats, op, rounding, shared, t, values, wrong
+from forge.testing.opinfo import ALL, FLOATS, INTEGERS, REAL
+from forge.testing.table import DTYPE, Row, Value, Where, floats, op, rounding, sample, shared, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 _SHAPES = ((5,), (2, 3), (2, 3, 4), ())

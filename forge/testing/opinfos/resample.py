@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from forge.testing.opinfo import sample
-from forge.testing.table import op, t, wrong
+from forge.testing.table import op, sample, t, wrong
 
 _LENGTHS = (7, 6, 5)
 _WHOLE = (torch.float32, torch.float64)

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import ALL, sample
-from forge.testing.table import ints, mask, on_a_clone, op, register_computed, t, unary, wrong
+from forge.testing.opinfo import ALL
+from forge.testing.table import ints, mask, on_a_clone, op, register_computed, sample, t, unary, wrong
 
 DIM = "out of range"
 

@@ -4,8 +4,7 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import sample
-from forge.testing.table import DTYPE, ints, op, rounding, t, wrong
+from forge.testing.table import DTYPE, ints, op, rounding, sample, t, wrong
 
 _ROWS = [
     sample(t(5), 0),

@@ -2,9 +2,9 @@
 
 import torch
 
-from forge.testing.opinfo import REAL, sample
+from forge.testing.opinfo import REAL
 from forge.testing.opinfos.matrices import FLAT, OBLONG, register, regular
-from forge.testing.table import Value, register_computed, t, values, wrong
+from forge.testing.table import Value, register_computed, sample, t, values, wrong
 
 
 def _near_identity(*shape: int, side: int) -> Value:

@@ -5,9 +5,9 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import FLOATS, INTEGERS, sample
+from forge.testing.opinfo import FLOATS, INTEGERS
 from forge.testing.opinfos.elementwise import BINARY_ERRORS, UNARY, UNARY_ERRORS, binary
-from forge.testing.table import Row, detaching, floats, op, rounding, shared, t, values, wrong
+from forge.testing.table import Row, detaching, floats, op, rounding, sample, shared, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 _STEPWISE = rounding("eager rounds to half precision after each step, and loses the last bits where terms cancel")

@@ -1,9 +1,9 @@
 """OpInfos of the Bessel and Airy functions and of the orthogonal polynomials."""
 
 from forge.prims.special_functions import BESSEL, POLYNOMIALS, SMOOTH
-from forge.testing.opinfo import FLOATS, INTEGERS, sample
+from forge.testing.opinfo import FLOATS, INTEGERS
 from forge.testing.opinfos.elementwise import UNARY, UNARY_ERRORS
-from forge.testing.table import index, ints, op, t, wrong
+from forge.testing.table import index, ints, op, sample, t, wrong
 
 _DTYPES = (*FLOATS[:2], *INTEGERS)  # torch's kernels take no half precision
 

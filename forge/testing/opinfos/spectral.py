@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Directive, sample
+from forge.testing.opinfo import Directive
 from forge.testing.opinfos.matrices import FLAT, OBLONG, SOLVED, hermitian, register, regular, singular
-from forge.testing.table import detaching, t, values, wrong
+from forge.testing.table import detaching, sample, t, values, wrong
 from forge.torch_internals.versions import WRONG_OPTION
 
 _HERMITIAN = (

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import sample
-from forge.testing.table import Value, op, t, wrong
+from forge.testing.table import Value, op, sample, t, wrong
 
 _DTYPES = (torch.float32, torch.float64)
 

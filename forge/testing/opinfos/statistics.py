@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from forge.testing.opinfo import FLOATS, Directive, Sample, sample
-from forge.testing.table import Value, ints, op, rounding, t, values, wrong
+from forge.testing.opinfo import FLOATS, Directive, Sample
+from forge.testing.table import Value, ints, op, rounding, sample, t, values, wrong
 from forge.torch_internals.versions import TORCH
 
 _DTYPES = (torch.float32, torch.float64)

@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.testing.opinfo import ALL, sample
-from forge.testing.table import op, register_computed, t, wrong
+from forge.testing.opinfo import ALL
+from forge.testing.table import op, register_computed, sample, t, wrong
 
 _DTYPES = (*ALL, torch.complex64)
 op(

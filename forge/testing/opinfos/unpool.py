@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import Sample, sample
-from forge.testing.table import Value, index, op, t, wrong
+from forge.testing.opinfo import Sample
+from forge.testing.table import Value, index, op, sample, t, wrong
 
 
 def _row(count: int, *before: int, kernel: int = 2, **how: Any) -> Sample:
@@ -20,6 +20,7 @@ def _row(count: int, *before: int, kernel: int = 2, **how: Any) -> Sample:
 
 for _count in (1, 2, 3):
     _lengths = (3, 2, 2)[:_count]
+    _x, _places = t(2, 3, *_lengths), index(2, 3, *_lengths, high=4)
     op(
         f"nn.functional.max_unpool{_count}d",
         _row(_count, 2, 3),
@@ -28,19 +29,12 @@ for _count in (1, 2, 3):
         _row(_count, 2, 3, kernel=3, stride=2),
         _row(_count, 2, 3, output_size=[2 * length + 1 for length in _lengths]),
         _row(_count, 2, 3, output_size=[2, 3, *[2 * length for length in _lengths]]),
-        wrong(t(2, 3, *_lengths), t(2, 3, *_lengths), 2, match="should be type int64"),
-        wrong(t(2, 3, *_lengths), index(2, 4, *_lengths, high=4), 2, match="Expected shape of indices"),
+        wrong(_x, _x, 2, match="should be type int64"),
+        wrong(_x, index(2, 4, *_lengths, high=4), 2, match="Expected shape of indices"),
+        wrong(_x, _places, 2, output_size=[99] * len(_lengths), error=ValueError, match="invalid output_size"),
         wrong(
-            t(2, 3, *_lengths),
-            index(2, 3, *_lengths, high=4),
-            2,
-            output_size=[99] * len(_lengths),
-            error=ValueError,
-            match="invalid output_size",
-        ),
-        wrong(
-            t(2, 3, *_lengths),
-            index(2, 3, *_lengths, high=4),
+            _x,
+            _places,
             2,
             output_size=[9] * (len(_lengths) + 1),
             error=ValueError,

@@ -2,8 +2,8 @@
 
 import torch
 
-from forge.testing.opinfo import ALL, sample
-from forge.testing.table import DEVICE, DTYPE, ints, op, t, wrong
+from forge.testing.opinfo import ALL
+from forge.testing.table import DEVICE, DTYPE, ints, op, sample, t, wrong
 
 _DTYPES = (*ALL, torch.complex64)
 

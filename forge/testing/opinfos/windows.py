@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from forge.testing.opinfo import sample
-from forge.testing.table import op, rounding, t, wrong
+from forge.testing.table import op, rounding, sample, t, wrong
 
 
 def _beside(function: Callable) -> Callable:
