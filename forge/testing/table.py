@@ -2,7 +2,8 @@
 
     op("roll", [sample(t(2, 3), 1), sample(t(3, 4).t(), (1, -1), (0, 1))], [wrong(t(2), 1, 5, match="out of range")])
 
-A tensor stands in a row by its shape, and is made anew in every row for each device and dtype.
+A tensor stands in a row by its shape, and is made anew in every row for each device and dtype. Rows that several ops
+have are lists with a name, and lists of rows may be nested.
 """
 
 import operator
@@ -251,7 +252,7 @@ def function_of(name: str) -> Callable:
         value = attribute
     value = value.default if isinstance(value, OpOverloadPacket) else value
     if not callable(value):
-        raise ValueError(f"OpInfo {name!r}: torch has no function of this name; give op=")
+        raise ValueError(f"OpInfo {name!r}: torch has no function of this name; give op= and symbols=")
     return value
 
 

@@ -13,11 +13,7 @@ _NOT_A_TENSOR = wrong([1.0], error=TypeError, match="must be Tensor")
 
 op(
     "complex polar",
-    sample(t(5), t(5)),
-    sample(t(2, 3), t(3)),
-    sample(t(), t()),
-    sample(t(0, 3), t(3)),
-    sample(t(3, 4).t(), t(4, 3)),
+    [sample(t(5), t(5)), sample(t(2, 3), t(3)), sample(t(), t()), sample(t(0, 3), t(3)), sample(t(3, 4).t(), t(4, 3))],
     wrong(t(3), 1.0, error=TypeError, match="must be Tensor"),
     wrong(t(3), t(3, dtype=torch.float64), match="scalar type"),
     wrong(t(3, dtype=torch.int64), t(3, dtype=torch.int64), match="Half, Float or Double"),

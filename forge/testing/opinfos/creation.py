@@ -40,8 +40,7 @@ _no_tensor = [wrong([1.0], error=TypeError, match="must be Tensor")]
 _op(
     "zeros_like ones_like",
     unary((2, 3), (), (0, 3)),
-    sample(t(2, 3), dtype=torch.float64),
-    sample(t(2, 3, 4, 5).to(memory_format=torch.channels_last), device=DEVICE),
+    [sample(t(2, 3), dtype=torch.float64), sample(t(2, 3, 4, 5).to(memory_format=torch.channels_last), device=DEVICE)],
     _no_tensor,
 )
 # of integers: gradients cannot be compared of unspecified values
@@ -55,10 +54,7 @@ _op(
 _bad_new = [wrong(t(2), (-1,), match="negative dimension")]
 _op(
     "Tensor.new_zeros Tensor.new_ones",
-    sample(t(2), 2, 3),
-    sample(t(2), (2, 3)),
-    sample(t(2), [0], dtype=torch.float64),
-    sample(t(2), (), device=DEVICE),
+    [sample(t(2), 2, 3), sample(t(2), (2, 3)), sample(t(2), [0], dtype=torch.float64), sample(t(2), (), device=DEVICE)],
     _bad_new,
 )
 _op("Tensor.new_empty", sample(ints(1), 2, 3, dtype=DTYPE), sample(ints(1), (0, 2)), _bad_new)

@@ -63,8 +63,7 @@ op(
 )
 op(
     "nn.functional.embedding_bag.max_norm",
-    sample(_INDICES, _TABLE, max_norm=1.0),
-    sample(ints(1, 4, 1), t(5, 4), ints(0, 2), 0.5, 1.0, mode="sum"),
+    [sample(_INDICES, _TABLE, max_norm=1.0), sample(ints(1, 4, 1), t(5, 4), ints(0, 2), 0.5, 1.0, mode="sum")],
     wrong(_INDICES, _TABLE, max_norm=1.0, mode="min", error=ValueError, match="one of sum"),
     dtypes=(torch.float32, torch.float64),
     op=_with_table,

@@ -137,7 +137,6 @@ register(
 
 # QR
 
-_WITHOUT_ROWS = "Q is not computed, and torch has no gradient"
 register(
     "linalg.qr",
     _SHAPES,
@@ -145,8 +144,6 @@ register(
     FLAT,
     wrong(regular(3, 3), "raw", match="mode"),
 )
-
-
 # modes of which torch has no gradient: it raises in the backward
 register(
     "linalg.qr.without_gradient",
