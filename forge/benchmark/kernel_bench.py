@@ -79,8 +79,8 @@ class Bench:
             }
             for who in dict.fromkeys((*self.seconds, *self.reasons))
         ]
-        told = ("kernel", "operation", "dtype", "device", "arguments", "backward", "elements", "bytes")
-        return {**{name: getattr(self, name) for name in told}, "candidates": candidates}
+        facts = ("kernel", "operation", "dtype", "device", "arguments", "backward", "elements", "bytes")
+        return {**{name: getattr(self, name) for name in facts}, "candidates": candidates}
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of cells for each candidate, as HEADER names them."""
@@ -144,35 +144,35 @@ def _of_kernel(
     backward: bool,
     verifier: Verifier | None,
 ) -> Iterator[Bench]:
-    told = Bench(kernel.name, kernel.operation, dtype_name(dtype), str(device), backward=backward)
+    untimed = Bench(kernel.name, kernel.operation, dtype_name(dtype), str(device), backward=backward)
     answer = verifier.answer(kernel, Question(device, dtype)) if verifier is not None else None
     reason = None if answer is None else answer.reason or zero_accepted(answer)
     if backward and kernel.entry.grad.kind == "none":
         reason = reason or "it has no gradient"
     if reason is not None:
-        yield replace(told, reasons={kernel.name: reason})
+        yield replace(untimed, reasons={kernel.name: reason})
         return
     samples = _Samples(kernel, device, dtype)
     for call in [samples.of(each) for each in shapes] or samples.calls_of_sizes():
-        yield _time_candidates(told, kernel, samples.values(call), device)
+        yield _time_candidates(untimed, kernel, samples.values(call), device)
 
 
-def _time_candidates(told: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
+def _time_candidates(untimed: Bench, kernel: Kernel, call: Call, device: torch.device) -> Bench:
     """Return the candidates of one call, timed in turn."""
-    program = _Program(kernel, call, told.backward)
+    program = _Program(kernel, call, untimed.backward)
     runs: dict[str, Callable[[], Any]] = {}
     reasons: dict[str, str] = {}
     size = 0
-    for who, made in program.candidates().items():
+    for who, prepare in program.candidates().items():
         try:
-            run = made()
+            run = prepare()
             size = size or program.bytes(run())
             runs[who] = run
         except Exception as error:  # of the candidate's own code: the others are timed all the same
             reasons[who] = str(error) if isinstance(error, _DeclineError) else in_one_line(error)
     tensors = program.tensors
     return replace(
-        told,
+        untimed,
         arguments=", ".join(f"{dtype_name(each.dtype)}{list(each.shape)}" for each in tensors),
         elements=tensors[0].numel(),
         bytes=size,
@@ -199,16 +199,16 @@ class _Program:
         """Return by name what makes a function of no arguments that runs it."""
         own = HubExecutor("kernels", None, faster=False)
         own.add([self.kernel])
-        made: dict[str, Callable[[], Callable[[], Any]]] = {
+        candidates: dict[str, Callable[[], Callable[[], Any]]] = {
             self.kernel.name: partial(self._compile, [own, "torch"], self.kernel.name)
         }
         eager = reference_of(self.kernel.target, self.kernel.pattern)
         if eager is not None:
-            made[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
+            candidates[EAGER] = lambda: partial(self._run, partial(eager, *self.call.args, **self.call.kwargs))
         if self.kernel.pattern is not None:
-            made[REFERENCE] = partial(self._compile, ["torch"])
-        made[FUSER] = partial(self._compile, [ForcedFusion(inductorex), "torch"], FUSER)
-        return made
+            candidates[REFERENCE] = partial(self._compile, ["torch"])
+        candidates[FUSER] = partial(self._compile, [ForcedFusion(inductorex), "torch"], FUSER)
+        return candidates
 
     def _compile(self, executors: Sequence[Executor | str], taken_by: str | None = None) -> Callable[[], Any]:
         """Return a function that runs the call. Raises _DeclineError where the executor `taken_by` does not run
@@ -384,14 +384,14 @@ def as_json(results: Sequence[Bench]) -> dict[str, Any]:
 
 def rich_table(results: Sequence[Bench]) -> Table:
     """Return a table for a terminal, with the fastest of each call in green."""
-    made = Table(*HEADER, box=None, header_style="bold")
+    colored = Table(*HEADER, box=None, header_style="bold")
     for each in results:
         best = min(each.seconds, key=each.seconds.__getitem__, default=None)
         for row in each.rows():
             style = "red" if row[2] in each.reasons else "green" if row[2] == best else None
-            made.add_row(*map(Text, row), style=style)
-        made.add_section()
-    return made
+            colored.add_row(*map(Text, row), style=style)
+        colored.add_section()
+    return colored
 
 
 def plotter(path: Path) -> Callable[[Sequence[Bench]], None]:

@@ -75,15 +75,17 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     if plain is not None:
         return Difference("forge", None, plain, bisected.call(variant((), ["torch"], check="eager")))
     for count in range(1, len(every) + 1):
-        found = bisected.differs(variant(every[:count], ["torch"]))
-        if found is not None:
-            told = bisected.call(variant(every[:count], ["torch"], check="eager"))
-            return Difference("transform", getattr(every[count - 1], "__name__", repr(every[count - 1])), found, told)
+        difference = bisected.differs(variant(every[:count], ["torch"]))
+        if difference is not None:
+            call = bisected.call(variant(every[:count], ["torch"], check="eager"))
+            return Difference(
+                "transform", getattr(every[count - 1], "__name__", repr(every[count - 1])), difference, call
+            )
     for executor in [each for each in executors if each.name != "torch"]:
-        found = bisected.differs(variant(every, [executor, "torch"]))
-        if found is not None:
-            told = bisected.call(variant(every, [executor, "torch"], check="eager"))
-            return Difference("executor", executor.name, found, told)
+        difference = bisected.differs(variant(every, [executor, "torch"]))
+        if difference is not None:
+            call = bisected.call(variant(every, [executor, "torch"], check="eager"))
+            return Difference("executor", executor.name, difference, call)
     return Difference("executors", None, how, bisected.call(variant(every, options["executors"], check="eager")))
 
 

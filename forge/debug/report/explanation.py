@@ -160,10 +160,10 @@ class Explanation:
         """Return all of it as plain lists, dicts, strings and numbers."""
         tables = ("rows", "saved", "measured", "costs")
         others = (*tables, "layers", "_programs")
-        told = {name: value for name, value in vars(self).items() if name not in others}
+        facts = {name: value for name, value in vars(self).items() if name not in others}
         found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
         found["layers"] = [each._asdict() for each in self.layers]
-        return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
+        return {**facts, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON; written to `path` as well, where one is given."""
