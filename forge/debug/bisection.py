@@ -56,6 +56,7 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
         TypeError: If `jitted` is not a result of forge.jit.
     """
     again = handle_of(jitted, "forge.bisect").again
+    assert again is not None, "forge.jit sets it"
     target, options = again.args[0], again.keywords
     bisected = _BisectionTarget(target, args, kwargs)
     executors = list(resolve_executors(options["executors"]))
@@ -74,15 +75,17 @@ def bisect(jitted: Any, *args: Any, **kwargs: Any) -> Difference:
     if plain is not None:
         return Difference("forge", None, plain, bisected.call(variant((), ["torch"], check="eager")))
     for count in range(1, len(every) + 1):
-        found = bisected.differs(variant(every[:count], ["torch"]))
-        if found is not None:
-            told = bisected.call(variant(every[:count], ["torch"], check="eager"))
-            return Difference("transform", getattr(every[count - 1], "__name__", repr(every[count - 1])), found, told)
+        difference = bisected.differs(variant(every[:count], ["torch"]))
+        if difference is not None:
+            call = bisected.call(variant(every[:count], ["torch"], check="eager"))
+            return Difference(
+                "transform", getattr(every[count - 1], "__name__", repr(every[count - 1])), difference, call
+            )
     for executor in [each for each in executors if each.name != "torch"]:
-        found = bisected.differs(variant(every, [executor, "torch"]))
-        if found is not None:
-            told = bisected.call(variant(every, [executor, "torch"], check="eager"))
-            return Difference("executor", executor.name, found, told)
+        difference = bisected.differs(variant(every, [executor, "torch"]))
+        if difference is not None:
+            call = bisected.call(variant(every, [executor, "torch"], check="eager"))
+            return Difference("executor", executor.name, difference, call)
     return Difference("executors", None, how, bisected.call(variant(every, options["executors"], check="eager")))
 
 
@@ -120,7 +123,7 @@ class _BisectionTarget:
         return None
 
     def _run(self, jit: Callable[[Any], Any]) -> dict[str, torch.Tensor]:
-        """Results and gradients by name."""
+        """Return results and gradients by name."""
         target = copy.deepcopy(self._target) if isinstance(self._target, torch.nn.Module) else self._target
         args, kwargs = torch_pytree.tree_map_only(torch.Tensor, copy_as_leaf, self._given)
         with same_random_numbers():
@@ -132,6 +135,6 @@ class _BisectionTarget:
         wanted = {name: each for name, each in wanted.items() if isinstance(each, torch.Tensor) and each.requires_grad}
         flowing = [each.sum() for each in results if each.requires_grad]
         if wanted and flowing:
-            grads = torch.autograd.grad(sum(flowing), list(wanted.values()), allow_unused=True)
+            grads = torch.autograd.grad(sum(flowing[1:], flowing[0]), list(wanted.values()), allow_unused=True)
             found |= {f"gradient {name}": grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
         return found

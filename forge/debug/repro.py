@@ -5,7 +5,7 @@ import platform
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from forge.compiler.report import CompileReport
 from forge.executors.torchex.core import torchex
 from forge.ir import BoundSymbol, NumberProxy, Proxy, TensorProxy, Trace, check
 from forge.ir.printing import counted
-from forge.ir.proxies import hint_of
+from forge.ir.proxies import Dim, hint_of
 from forge.ir.pytree import proxies
 from forge.ir.strides import contiguous
 
@@ -195,7 +195,7 @@ def _label(given: Any) -> str:
 def _input(proxy: Proxy, recorded: Trace) -> str:
     """Return a line of Python that makes a value for an input."""
     if isinstance(proxy, NumberProxy):
-        return repr(hint_of(proxy.value))
+        return repr(hint_of(cast(Dim, proxy.value)))  # of other numbers, the value
     assert isinstance(proxy, TensorProxy)
     constant = recorded.constants.get(proxy.name)
     if constant is not None and constant.numel() <= _LARGEST and not constant.dtype.is_complex:

@@ -17,6 +17,7 @@ from forge.compiler.report import CompileReport, LayerUse
 from forge.debug.profiling import can_profile, costs
 from forge.debug.report import page, text
 from forge.debug.report.rows import CostRow, Row, SavedRow
+from forge.executors.executor import Declined
 
 IN_TRAINING = "weights have gradients: what is made of them is computed at each call until optimizer.zero_grad()"
 
@@ -126,7 +127,7 @@ class Explanation:
             return
         traces = [stages[-1] for stages in (report.traces, report.backward_traces) if stages]
         decision = can_profile(*traces)
-        if not decision:
+        if isinstance(decision, Declined):
             self.unprofiled.append(f"graph {number}: {decision.reason}")
             return
         measured, left_out = costs(traces[0], traces[1] if len(traces) > 1 else None)
@@ -159,10 +160,10 @@ class Explanation:
         """Return all of it as plain lists, dicts, strings and numbers."""
         tables = ("rows", "saved", "measured", "costs")
         others = (*tables, "layers", "_programs")
-        told = {name: value for name, value in vars(self).items() if name not in others}
+        facts = {name: value for name, value in vars(self).items() if name not in others}
         found = {name: list(map(dataclasses.asdict, getattr(self, name))) for name in tables}
         found["layers"] = [each._asdict() for each in self.layers]
-        return {**told, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
+        return {**facts, "executors": self.executors, "saved_bytes": self.saved_bytes, **found}
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON; written to `path` as well, where one is given."""

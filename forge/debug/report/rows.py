@@ -38,7 +38,7 @@ class Row:
 
     @classmethod
     def of(cls, graph: int, phase: str, claim: Claim) -> "Row":
-        """Of what the claim pass decided, or of what runs a call since its region failed."""
+        """Return the row of what the claim pass decided, or of what runs a call since its region failed."""
         source, executor, declined, region = claim.source, claim.executor, claim.declined, claim.region
         if claim.fallback is not None and claim.fallback.reason is not None:
             declined = [*declined, (executor, claim.fallback.reason)]
@@ -81,7 +81,7 @@ class SavedRow:
 
     @classmethod
     def of(cls, graph: int, saved: Saved) -> "SavedRow":
-        """Of what a program saves."""
+        """Return the rows of what a program saves."""
         module, line = (saved.source.module, saved.source.line) if saved.source else (None, None)
         return cls(graph, saved.name, saved.metadata, saved.bytes, saved.own, module, line)
 
@@ -110,7 +110,7 @@ class CostRow:
 
     @classmethod
     def of(cls, rows: Sequence[Row], costs: Sequence[Cost]) -> Iterator["CostRow"]:
-        """Of the operations of one phase, and the calls that run them, in order."""
+        """Yield the rows of the operations of one phase, and of the calls that run them, in order."""
         makers = {name: row for row in rows for name in row.outputs}
         regions: dict[str, list[Row]] = {}
         for row in rows:
@@ -118,10 +118,10 @@ class CostRow:
         seconds, size = 0.0, 0
         for cost in costs:
             seconds, size = seconds + cost.seconds, size + cost.bytes
-            row = next((makers[name] for name in cost.outputs if name in makers), None)
-            if row is not None:
-                name = row.region or row.operation
-                made = regions[row.region] if row.region else [row]
+            maker = next((makers[name] for name in cost.outputs if name in makers), None)
+            if maker is not None:
+                name = maker.region or maker.operation
+                made = regions[maker.region] if maker.region else [maker]
                 outputs = tuple(output for each in made for output in each.outputs)
-                yield cls(row.graph, row.phase, name, row.executor, outputs, seconds, size)
+                yield cls(maker.graph, maker.phase, name, maker.executor, outputs, seconds, size)
                 seconds, size = 0.0, 0
