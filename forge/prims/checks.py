@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from forge.ir import Tag, TensorProxy, check
-from forge.prims.core import check_tensor, make_prim
+from forge.prims.core import check_tensor, primitive
 from forge.torch_internals.functions import torch_check_with
 
 
@@ -22,7 +22,8 @@ def fail(error: type[Exception], message: str | Callable[..., str] | None, *valu
     raise AssertionError("torch._check_with did not raise")
 
 
-def _require_meta(
+@primitive(tags=[Tag.EFFECT, Tag.SYNCHRONIZING, Tag.NOT_DIFFERENTIABLE])
+def require(
     condition: TensorProxy | bool | torch.SymBool,
     message: str | Callable[..., str] | None,
     error: str | type[Exception],
@@ -36,8 +37,3 @@ def _require_meta(
         return
     check_tensor("prims.require", condition=condition)
     check(condition.ndim == 0, lambda: f"prims.require: condition is {condition}, but must be one bool")
-
-
-require = make_prim(
-    "require", "require", meta=_require_meta, tags=[Tag.EFFECT, Tag.SYNCHRONIZING, Tag.NOT_DIFFERENTIABLE]
-)

@@ -1,7 +1,7 @@
 """Convolution prims."""
 
 from forge.ir import Dim, TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import check_same_device, known, like, primitive, same
 from forge.prims.elementwise import zeros_like
 
 Lengths = tuple[Dim, ...]
@@ -11,7 +11,6 @@ def _check_convolution(
     x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths]
 ) -> None:
     op = "prims.convolution"
-    check_tensor(op, x=x, weight=weight)
     check(
         weight.ndim >= 3 and x.ndim == weight.ndim,
         lambda: (
@@ -42,7 +41,8 @@ def _check_convolution(
         )
 
 
-def _convolution_meta(
+@primitive()
+def convolution(
     x: TensorProxy,
     weight: TensorProxy,
     bias: TensorProxy | None,
@@ -117,10 +117,8 @@ def convolved_length(
     return (length + 2 * padding - reach) // stride + 1
 
 
-convolution = make_prim("convolution", "convolution", meta=_convolution_meta)
-
-
-def _convolution_backward_meta(
+@primitive()
+def convolution_backward(
     g: TensorProxy,
     x: TensorProxy,
     weight: TensorProxy,
@@ -134,15 +132,11 @@ def _convolution_backward_meta(
     output_mask: tuple[bool, bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
     """The gradients of x, weight and bias, None where `output_mask` is False. Source: aten.convolution_backward."""
-    check_tensor("prims.convolution_backward", g=g, x=x, weight=weight)
     return (
         like(x) if output_mask[0] else None,
         like(weight) if output_mask[1] else None,
         like(weight, shape=bias_sizes) if output_mask[2] else None,
     )
-
-
-convolution_backward = make_prim("convolution_backward", "convolution_backward", meta=_convolution_backward_meta)
 
 
 @register_grad(convolution_backward)

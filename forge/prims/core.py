@@ -1,5 +1,7 @@
 """make_prim, and the checks and shape arithmetic that metas share."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,16 +19,43 @@ def make_prim(id: str, name: str, *, meta: Callable, tags: Iterable[Tag] = ()) -
     Args:
         id: The unique id, an attribute of forge.prims.
         name: The name that a printed trace shows.
-        meta: Checks the arguments and maps input metadata to output metadata. A size may be a torch.SymInt.
+        meta: Checks the arguments and maps input metadata to output metadata. A size may be a torch.SymInt. An argument
+            that is annotated as a TensorProxy must be one.
         tags: Properties that passes ask for; see Tag.
 
     Raises:
         ValueError: If `id` is taken.
     """
     check(id not in _prims, lambda: f"make_prim: the id {id!r} is taken")
-    prim = Symbol(name, f"prims.{id}", meta=meta, tags=frozenset(tags))
+    prim = Symbol(name, f"prims.{id}", meta=checking_tensors(f"prims.{id}", meta), tags=frozenset(tags))
     _prims[id] = prim
     return prim
+
+
+def primitive(*, tags: Iterable[Tag] = ()) -> Callable[[Callable], Symbol]:
+    """Make the decorated meta the prim of its name."""
+    return lambda meta: make_prim(meta.__name__, meta.__name__, meta=meta, tags=tags)
+
+
+def checking_tensors(op: str, function: Callable) -> Callable:
+    """Wrap a function to raise TypeError where an argument that it annotates as a tensor is none."""
+    parameters = enumerate(inspect.signature(function).parameters.values())
+    wanted = [(i, each.name) for i, each in parameters if each.annotation is TensorProxy and each.kind in _SINGLE]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for i, name in wanted:
+            if i < len(args):
+                if not isinstance(args[i], TensorProxy):
+                    check_tensor(op, **{name: args[i]})
+            elif name in kwargs:
+                check_tensor(op, **{name: kwargs[name]})
+        return function(*args, **kwargs)
+
+    return checked if wanted else function
+
+
+_SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def all_prims() -> dict[str, Symbol]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from forge.ir import NUMBER_TYPES, Dim, Number, Tag, TensorProxy, check, current_trace
-from forge.prims.core import known, make_prim
+from forge.prims.core import known, primitive
 
 
 def check_lengths(op: str, shape: Sequence[Dim]) -> None:
@@ -19,25 +19,22 @@ def check_lengths(op: str, shape: Sequence[Dim]) -> None:
         )
 
 
-def _full_meta(shape: Sequence[Dim], value: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+@primitive()
+def full(shape: Sequence[Dim], value: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """A tensor filled with `value`."""
     check_lengths("prims.full", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-full = make_prim("full", "full", meta=_full_meta)
-
-
-def _empty_meta(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
+@primitive(tags=[Tag.UNINITIALIZED])
+def empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """A tensor of unspecified values."""
     check_lengths("prims.empty", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
-empty = make_prim("empty", "empty", meta=_empty_meta, tags=[Tag.UNINITIALIZED])
-
-
-def _iota_meta(length: Dim, start: Number, step: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+@primitive()
+def iota(length: Dim, start: Number, step: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """start, start + step, … (length of them)."""
     check(
         not isinstance(length, int) or length >= 0,
@@ -46,10 +43,8 @@ def _iota_meta(length: Dim, start: Number, step: Number, dtype: torch.dtype, dev
     return current_trace().tensor((length,), dtype, device)
 
 
-iota = make_prim("iota", "iota", meta=_iota_meta)
-
-
-def _tensor_meta(data: Any, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+@primitive()
+def tensor(data: Any, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """The numbers of a nest of sequences. Shapes: the nest's. Source: torch.tensor."""
     return current_trace().tensor(nested_shape("prims.tensor", data), dtype, device)
 
@@ -80,10 +75,8 @@ def nested_numbers(data: Any) -> Iterator[Number]:
         yield from nested_numbers(item)
 
 
-tensor = make_prim("tensor", "tensor", meta=_tensor_meta)
-
-
-def _triangle_indices_meta(
+@primitive()
+def triangle_indices(
     upper: bool, rows: int, columns: int, offset: int, dtype: torch.dtype, device: torch.device
 ) -> TensorProxy:
     """The row and column indices of the upper or lower triangle of a matrix, row by row.
@@ -92,6 +85,3 @@ def _triangle_indices_meta(
     """
     below = sum(min(max(row + offset + (0 if upper else 1), 0), columns) for row in range(rows))
     return current_trace().tensor((2, rows * columns - below if upper else below), dtype, device)
-
-
-triangle_indices = make_prim("triangle_indices", "triangle_indices", meta=_triangle_indices_meta)

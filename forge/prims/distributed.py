@@ -8,7 +8,7 @@ process that compiles the same program communicates in the same order. What a co
 from collections.abc import Sequence
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, like, make_prim
+from forge.prims.core import like, primitive
 
 COLLECTIVE = (Tag.EFFECT,)
 LINEAR = ("sum", "avg")  # reductions whose gradient is one
@@ -23,34 +23,27 @@ def _check_reduction(op: str, reduce_op: str) -> None:
 
 
 def _check_group(op: str, x: TensorProxy, group_size: int) -> None:
-    check_tensor(op, x=x)
     check(group_size > 0, lambda: f"{op}: group_size is {group_size}, but must be positive", RuntimeError)
     check(x.ndim > 0, lambda: f"{op}: x is {x}, but must have a dim to gather or to scatter along", RuntimeError)
 
 
-def _all_reduce_meta(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
+@primitive(tags=COLLECTIVE)
+def all_reduce(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
     """The processes' tensors reduced, in every process. Shapes and dtypes: x's, the same in every process."""
-    check_tensor("prims.all_reduce", x=x)
     _check_reduction("prims.all_reduce", reduce_op)
     return like(x)
 
 
-all_reduce = make_prim("all_reduce", "all_reduce", meta=_all_reduce_meta, tags=COLLECTIVE)
-
-
-def _all_gather_into_tensor_meta(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
+@primitive(tags=COLLECTIVE)
+def all_gather_into_tensor(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
     """The processes' tensors one after the other along dim 0, in every process. Shapes: x (n, ...), out
     (group_size * n, ...)."""
     _check_group("prims.all_gather_into_tensor", x, group_size)
     return current_trace().tensor((x.shape[0] * group_size, *x.shape[1:]), x.dtype, x.device)
 
 
-all_gather_into_tensor = make_prim(
-    "all_gather_into_tensor", "all_gather_into_tensor", meta=_all_gather_into_tensor_meta, tags=COLLECTIVE
-)
-
-
-def _reduce_scatter_tensor_meta(x: TensorProxy, reduce_op: str, group_size: int, group: str) -> TensorProxy:
+@primitive(tags=COLLECTIVE)
+def reduce_scatter_tensor(x: TensorProxy, reduce_op: str, group_size: int, group: str) -> TensorProxy:
     """The processes' tensors reduced, of which each process gets its part along dim 0. Shapes: x (group_size * n, ...),
     out (n, ...). Raises: RuntimeError where dim 0 is no multiple of group_size."""
     _check_group("prims.reduce_scatter_tensor", x, group_size)
@@ -63,19 +56,14 @@ def _reduce_scatter_tensor_meta(x: TensorProxy, reduce_op: str, group_size: int,
     return current_trace().tensor((x.shape[0] // group_size, *x.shape[1:]), x.dtype, x.device)
 
 
-reduce_scatter_tensor = make_prim(
-    "reduce_scatter_tensor", "reduce_scatter_tensor", meta=_reduce_scatter_tensor_meta, tags=COLLECTIVE
-)
-
-
-def _all_to_all_single_meta(
+@primitive(tags=COLLECTIVE)
+def all_to_all_single(
     x: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group: str
 ) -> TensorProxy:
     """Each process sends a part of x along dim 0 to each process.
 
     Shapes: x (sum of input_split_sizes, ...), out (sum of output_split_sizes, ...).
     """
-    check_tensor("prims.all_to_all_single", x=x)
     check(
         len(output_split_sizes) == len(input_split_sizes) > 0,
         lambda: (
@@ -90,16 +78,10 @@ def _all_to_all_single_meta(
     return current_trace().tensor((length, *x.shape[1:]), x.dtype, x.device)
 
 
-all_to_all_single = make_prim("all_to_all_single", "all_to_all_single", meta=_all_to_all_single_meta, tags=COLLECTIVE)
-
-
-def _wait_tensor_meta(x: TensorProxy) -> TensorProxy:
+@primitive(tags=COLLECTIVE)
+def wait_tensor(x: TensorProxy) -> TensorProxy:
     """x, which a collective returned, once it is there. Shapes and dtypes: x's."""
-    check_tensor("prims.wait_tensor", x=x)
     return like(x)
-
-
-wait_tensor = make_prim("wait_tensor", "wait_tensor", meta=_wait_tensor_meta, tags=COLLECTIVE)
 
 
 # gradients

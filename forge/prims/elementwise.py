@@ -29,10 +29,10 @@ from forge.prims.core import (
     check_number_or_tensor,
     check_same_device,
     check_same_shape,
-    check_tensor,
     known,
     like,
     make_prim,
+    primitive,
 )
 from forge.prims.creation import full
 from forge.torch_internals.versions import TORCH
@@ -97,7 +97,6 @@ def _unary(
     op = f"prims.{name}"
 
     def meta(x: TensorProxy) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         return like(x, dtype=result)
 
@@ -110,7 +109,6 @@ def _to_real(name: str, meaning: str, accepts: Accepts) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         return like(x, dtype=real_dtype(x.dtype))
 
@@ -240,13 +238,13 @@ sub = _binary("sub", "a - b", accepts=NUMERIC)
 zeta = _binary("zeta", "Hurwitz zeta function of a at b", accepts=FLOAT)
 
 
-def _where_meta(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
+@primitive()
+def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
     """condition ? a : b, elementwise.
 
     Shapes: one for condition and the tensors among a and b.
     Dtypes: condition is bool; a and b have one dtype, which out has.
     """
-    check_tensor("prims.where", condition=condition)
     check(
         condition.dtype == torch.bool,
         lambda: f"prims.where: condition is {condition}, but must be bool; compare it with 0 first",
@@ -266,12 +264,9 @@ def _where_meta(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) ->
     return out
 
 
-where = make_prim("where", "where", meta=_where_meta)
-
-
-def _convert_meta(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+@primitive()
+def convert_element_type(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
     """x with another dtype. Source: torch.Tensor.to."""
-    check_tensor("prims.convert_element_type", x=x)
     check(
         isinstance(dtype, torch.dtype),
         lambda: f"prims.convert_element_type: dtype is {dtype!r}, but must be a torch.dtype",
@@ -280,12 +275,9 @@ def _convert_meta(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
     return like(x, dtype=dtype)
 
 
-convert_element_type = make_prim("convert_element_type", "convert_element_type", meta=_convert_meta)
-
-
-def _device_put_meta(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
+@primitive()
+def device_put(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
     """x on another device. Source: torch.Tensor.to."""
-    check_tensor("prims.device_put", x=x)
     check(
         isinstance(device, torch.device),
         lambda: f"prims.device_put: device is {device!r}, but must be a torch.device",
@@ -294,21 +286,15 @@ def _device_put_meta(x: TensorProxy, device: torch.device, non_blocking: bool = 
     return current_trace().tensor(x.shape, x.dtype, device)
 
 
-device_put = make_prim("device_put", "device_put", meta=_device_put_meta)
-
-
-def _polygamma_meta(n: int, x: TensorProxy) -> TensorProxy:
+@primitive()
+def polygamma(n: int, x: TensorProxy) -> TensorProxy:
     """The derivative number n of digamma. Source: torch.polygamma.
 
     Dtypes: x is floating point. Raises: RuntimeError for a negative n.
     """
-    check_tensor("prims.polygamma", x=x)
     check_dtype("prims.polygamma", x, FLOAT)
     check(n >= 0, lambda: f"polygamma: n is {n}, but polygamma(n, x) does not support negative n", RuntimeError)
     return like(x)
-
-
-polygamma = make_prim("polygamma", "polygamma", meta=_polygamma_meta)
 
 
 # gradient rules
@@ -507,18 +493,13 @@ def _device_put_grad(x: TensorProxy, device: torch.device, non_blocking: bool = 
 BinaryDerivative = Callable[..., tuple[Callable | None, Callable | None]]
 
 
-def _no_derivative_meta(gradient: TensorProxy, of: str) -> TensorProxy:
+@primitive(tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE])
+def no_derivative(gradient: TensorProxy, of: str) -> TensorProxy:
     """The gradient of what torch has no derivative of: raises NotImplementedError, as torch's backward does.
 
     Source: torch.floor_divide's backward.
     """
-    check_tensor("prims.no_derivative", gradient=gradient)
     return like(gradient)
-
-
-no_derivative = make_prim(
-    "no_derivative", "no_derivative", meta=_no_derivative_meta, tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE]
-)
 
 
 def refuse_gradient(symbol: Symbol) -> None:

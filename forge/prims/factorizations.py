@@ -3,7 +3,7 @@
 import torch
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import check_same_device, known, like, primitive, same
 from forge.prims.creation import full
 from forge.prims.elementwise import FLOAT, check_dtype, no_derivative, refuse_gradient
 from forge.prims.library import make_library_prim
@@ -33,7 +33,8 @@ def upper_and_half_diagonal(x: TensorProxy) -> TensorProxy:
 # triangular systems, in which the other rules are written
 
 
-def _solve_triangular_meta(
+@primitive()
+def linalg_solve_triangular(
     A: TensorProxy, B: TensorProxy, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorProxy:
     """X with A @ X = B, or X @ A = B, of triangular A, of which the other triangle is not read.
@@ -47,7 +48,6 @@ def _solve_triangular_meta(
 
 def _solution(op: str, A: TensorProxy, B: TensorProxy, dim: int, equation: str) -> TensorProxy:
     """What solves a system with batches of square matrices A, whose length is that of B's `dim`."""
-    check_tensor(op, A=A, B=B)
     for name, x in (("A", A), ("B", B)):
         check(
             x.ndim >= 2,
@@ -68,9 +68,6 @@ def _solution(op: str, A: TensorProxy, B: TensorProxy, dim: int, equation: str) 
     check_dtype(op, A, FLOAT)
     check_same_device(op, A, B)
     return like(B, shape=(*torch.broadcast_shapes(A.shape[:-2], B.shape[:-2]), *B.shape[-2:]))
-
-
-linalg_solve_triangular = make_prim("linalg_solve_triangular", "linalg_solve_triangular", meta=_solve_triangular_meta)
 
 
 @register_grad(linalg_solve_triangular)
@@ -109,16 +106,14 @@ def _cholesky_ex_grad(
     return factor, info
 
 
-def _cholesky_solve_meta(B: TensorProxy, L: TensorProxy, upper: bool = False) -> TensorProxy:
+@primitive()
+def cholesky_solve(B: TensorProxy, L: TensorProxy, upper: bool = False) -> TensorProxy:
     """X with L @ L^H @ X = B, of a Cholesky factor L; for `upper`, with L^H @ L.
 
     Shapes: B (..., n, k), L (..., n, n); batch dims broadcast. Dtypes: one for both, floating point or complex.
     torch has no metadata of it for symbolic lengths. Source: torch.cholesky_solve.
     """
     return _solution("cholesky_solve", L, B, -2, "a system")
-
-
-cholesky_solve = make_prim("cholesky_solve", "cholesky_solve", meta=_cholesky_solve_meta)
 
 
 @register_grad(cholesky_solve)
@@ -284,13 +279,13 @@ def _qr_grad(A: TensorProxy, mode: str = "reduced") -> tuple[TensorProxy, Tensor
     return Q, R
 
 
-def _geqrf_meta(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
+@primitive()
+def geqrf(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     """The QR factorization as LAPACK has it: R with Householder's vectors below its diagonal, and their factors.
 
     Shapes: (..., m, n), and out (..., m, n) and (..., min(m, n)). Dtypes: floating point or complex.
     Raises: RuntimeError on another rank; NotImplementedError on another dtype.
     """
-    check_tensor("geqrf", input=input)
     check(
         input.ndim >= 2,
         lambda: f"geqrf: input must have at least 2 dimensions, but it is {input}",
@@ -300,7 +295,5 @@ def _geqrf_meta(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
     *batch, rows, columns = input.shape
     return like(input), like(input, shape=(*batch, torch.sym_min(rows, columns)))
 
-
-geqrf = make_prim("geqrf", "geqrf", meta=_geqrf_meta)
 
 refuse_gradient(geqrf)

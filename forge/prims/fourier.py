@@ -8,29 +8,29 @@ to each other, under every normalization.
 import torch
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, like, make_prim
+from forge.prims.core import like, primitive
 from forge.prims.creation import iota
 from forge.prims.elementwise import COMPLEX, check_dtype
 from forge.prims.shape import pad, reshape
 
 
-def _c2c_meta(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
+@primitive()
+def fft_c2c(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -> TensorProxy:
     """The transform over `dim`: forward with e^(-2 pi i jk / n), else with e^(2 pi i jk / n).
 
     Dtypes: complex, and out the same.
     """
-    check_tensor("prims.fft_c2c", x=x)
     check_dtype("prims.fft_c2c", x, COMPLEX)
     return like(x)
 
 
-def _r2c_meta(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
+@primitive()
+def fft_r2c(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
     """The forward transform of real numbers over `dim`.
 
     Shapes: x's; onesided: the first half of dim[-1], n // 2 + 1 of n, which tells the other.
     Dtypes: floating point, and out the complex one of it.
     """
-    check_tensor("prims.fft_r2c", x=x)
     check(x.dtype.is_floating_point, lambda: f"prims.fft_r2c: x is {x}, but must be floating point", TypeError)
     shape = list(x.shape)
     if onesided:
@@ -38,21 +38,16 @@ def _r2c_meta(x: TensorProxy, dim: list[int], normalization: int, onesided: bool
     return like(x, shape=shape, dtype=x.dtype.to_complex())
 
 
-def _c2r_meta(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
+@primitive()
+def fft_c2r(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
     """The backward transform over `dim` whose result is real.
 
     Shapes: x is the first half of what is transformed, out has last_dim_size in dim[-1].
     Dtypes: complex, and out that of the parts.
     """
-    check_tensor("prims.fft_c2r", x=x)
     check_dtype("prims.fft_c2r", x, COMPLEX)
     shape = [last_dim_size if i == dim[-1] else length for i, length in enumerate(x.shape)]
     return like(x, shape=shape, dtype=x.dtype.to_real())
-
-
-fft_c2c = make_prim("fft_c2c", "fft_c2c", meta=_c2c_meta)
-fft_r2c = make_prim("fft_r2c", "fft_r2c", meta=_r2c_meta)
-fft_c2r = make_prim("fft_c2r", "fft_c2r", meta=_c2r_meta)
 
 
 @register_grad(fft_c2c)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from forge.ir import Dim, Number, TensorProxy, check, get_grad, needs_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import check_dim, check_same_device, check_tensor, known, like, primitive, same
 from forge.prims.creation import full
 from forge.prims.shape import pad
 
@@ -67,19 +67,16 @@ def _broadcast(op: str, shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
     return result
 
 
-def _index_meta(x: TensorProxy, indices: Indices) -> TensorProxy:
+@primitive()
+def index(x: TensorProxy, indices: Indices) -> TensorProxy:
     """x[indices], where None takes a whole dim. Negative indices count from the end.
 
     Shapes: numpy's rule. Raises: IndexError. Source: aten.index.
     """
-    check_tensor("prims.index", x=x)
     for index in indices:
         if index is not None:
             check_index("prims.index", index)
     return like(x, shape=indexed_shape("prims.index", x, indices))
-
-
-index = make_prim("index", "index", meta=_index_meta)
 
 
 def has_mask(indices: Indices) -> bool:
@@ -87,14 +84,14 @@ def has_mask(indices: Indices) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-def _index_put_meta(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
+@primitive()
+def index_put(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
     """x with x[indices] replaced by (with `accumulate`, increased by) values.
 
     Shapes: values broadcast to x[indices]'s. Masks may be among the indices, each for as many dims as it has.
     Dtypes: values have x's. Source: aten.index_put.
     """
     op = "prims.index_put"
-    check_tensor(op, x=x, values=values)
     check(
         values.dtype == x.dtype,
         lambda: f"{op}: Index put requires the source and destination dtypes match, but x is {x} and values {values}",
@@ -124,23 +121,15 @@ def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
     )
 
 
-index_put = make_prim("index_put", "index_put", meta=_index_put_meta)
-
-
-def _index_sum_meta(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
+@primitive()
+def index_sum(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
     """g[indices], where masks may be among the indices, summed to `shape`: the gradient of index_put's values."""
-    check_tensor("prims.index_sum", g=g)
     return like(g, shape=shape)
-
-
-index_sum = make_prim("index_sum", "index_sum", meta=_index_sum_meta)
 
 
 def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | None = None) -> None:
     """An index of x's rank that is nowhere longer than x off `dim`, nor than `src`."""
-    check_tensor(op, x=x)
     check_dim(op, dim, x.ndim)
-    check_tensor(op, index=index)
     if known(index.numel() == 0):  # of any dtype, as in torch
         return
     check(
@@ -171,7 +160,8 @@ def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: Ten
     check_same_device(op, *[tensor for tensor in (x, index, src) if tensor is not None])
 
 
-def _gather_meta(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
+@primitive()
+def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
     """out[i][j][k] = x[i][index[i][j][k]][k] for dim=1.
 
     Shapes: one rank; index is nowhere longer than x off `dim`; out has index's. Source: torch.gather.
@@ -180,10 +170,8 @@ def _gather_meta(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
     return like(x, shape=index.shape)
 
 
-gather = make_prim("gather", "gather", meta=_gather_meta)
-
-
-def _scatter_meta(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
+@primitive()
+def scatter(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
     """x with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; a number for every src element.
 
     Shapes: one rank; index is nowhere longer than src, nor than x off `dim`. Dtypes: one.
@@ -203,12 +191,11 @@ def _check_one_dtype(op: str, x: TensorProxy, src: TensorProxy | None) -> None:
     )
 
 
-scatter = make_prim("scatter", "scatter", meta=_scatter_meta)
-
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
-def _scatter_reduce_meta(
+@primitive()
+def scatter_reduce(
     x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
 ) -> TensorProxy:
     """x with the elements of src that scatter puts in one place reduced together, and with x's own if include_self.
@@ -216,7 +203,6 @@ def _scatter_reduce_meta(
     Shapes, Dtypes: as scatter. Source: torch.scatter_reduce.
     """
     op = "prims.scatter_reduce"
-    check_tensor(op, src=src)
     check(
         reduce in REDUCTIONS,
         lambda: f"{op}: reduce argument must be either sum, prod, mean, amax or amin, got {reduce}",
@@ -227,16 +213,13 @@ def _scatter_reduce_meta(
     return like(x)
 
 
-scatter_reduce = make_prim("scatter_reduce", "scatter_reduce", meta=_scatter_reduce_meta)
-
-
-def _masked_scatter_meta(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
+@primitive()
+def masked_scatter(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
     """x with the elements where mask is true replaced by source's, in order.
 
     Shapes: mask has x's. Dtypes: mask is bool; source has x's. Source: torch.masked_scatter.
     """
     op = "prims.masked_scatter"
-    check_tensor(op, x=x, mask=mask, source=source)
     check(
         mask.dtype == torch.bool,
         lambda: f"{op}: expected mask dtype to be Bool but mask is {mask}",
@@ -250,37 +233,25 @@ def _masked_scatter_meta(x: TensorProxy, mask: TensorProxy, source: TensorProxy)
     return like(x)
 
 
-masked_scatter = make_prim("masked_scatter", "masked_scatter", meta=_masked_scatter_meta)
-
-
-def _masked_scatter_backward_meta(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
+@primitive()
+def masked_scatter_backward(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
     """The elements of g where mask is true, in order, then zeros, as `shape`. Source: aten.masked_scatter_backward."""
-    check_tensor("prims.masked_scatter_backward", g=g, mask=mask)
     return like(g, shape=shape)
 
 
-masked_scatter_backward = make_prim(
-    "masked_scatter_backward", "masked_scatter_backward", meta=_masked_scatter_backward_meta
-)
-
-
-def _embedding_meta(
-    weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool
-) -> TensorProxy:
+@primitive()
+def embedding(weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool) -> TensorProxy:
     """The rows of a table at `indices`; the other arguments are those of its gradient, embedding_backward.
 
     Shapes: weight is (rows, features); out is indices' shape and then features. Source: torch.embedding.
     """
-    check_tensor("prims.embedding", weight=weight)
     check_index("prims.embedding", indices)
     check(weight.ndim == 2, lambda: f"prims.embedding: 'weight' must be 2-D, but it is {weight}", RuntimeError)
     return like(weight, shape=(*indices.shape, weight.shape[1]))
 
 
-embedding = make_prim("embedding", "embedding", meta=_embedding_meta)
-
-
-def _embedding_backward_meta(
+@primitive()
+def embedding_backward(
     g: TensorProxy, indices: TensorProxy, rows: Dim, padding_idx: int, scale_by_frequency: bool
 ) -> TensorProxy:
     """The gradient of a table of `rows` rows from g, that of its rows at `indices`.
@@ -288,21 +259,17 @@ def _embedding_backward_meta(
     padding_idx's row gets none (-1 is no row); scale_by_frequency divides a row's by its occurrences.
     Source: aten.embedding_dense_backward.
     """
-    check_tensor("prims.embedding_backward", g=g)
     check_index("prims.embedding_backward", indices)
     return like(g, shape=(rows, g.shape[-1]))
 
 
-embedding_backward = make_prim("embedding_backward", "embedding_backward", meta=_embedding_backward_meta)
-
-
-def _searchsorted_meta(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
+@primitive()
+def searchsorted(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
     """Where each value would be put in its ascending row of `sorted`, before equal ones, after them if `right`.
 
     Shapes: sorted is 1-d or has the dims of values but the last; out has values'. Dtypes: out has `dtype`.
     Source: torch.searchsorted.
     """
-    check_tensor("prims.searchsorted", sorted=sorted, values=values)
     check(
         sorted.ndim == 1 or (sorted.ndim == values.ndim and all(map(same, sorted.shape[:-1], values.shape[:-1]))),
         lambda: (
@@ -312,9 +279,6 @@ def _searchsorted_meta(sorted: TensorProxy, values: TensorProxy, right: bool, dt
         RuntimeError,
     )
     return like(values, dtype=dtype)
-
-
-searchsorted = make_prim("searchsorted", "searchsorted", meta=_searchsorted_meta)
 
 
 # gradient rules

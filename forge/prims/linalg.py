@@ -3,18 +3,18 @@
 import torch
 
 from forge.ir import TensorProxy, check, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, like, make_prim, same
+from forge.prims.core import check_same_device, like, primitive, same
 from forge.prims.elementwise import conjugate
 from forge.prims.shape import permute
 
 
-def _matmul_meta(a: TensorProxy, b: TensorProxy) -> TensorProxy:
+@primitive()
+def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     """out[..., i, j] = sum over k of a[..., i, k] * b[..., k, j].
 
     Shapes: (..., n, k) and (..., k, m) with equal batch dims; out is (..., n, m).
     Dtypes: one for both, not bool. Source: torch.matmul, without its broadcasting.
     """
-    check_tensor("prims.matmul", a=a, b=b)
     check(
         a.ndim == b.ndim and a.ndim >= 2,
         lambda: f"prims.matmul: a is {a} and b is {b}, but both must have one rank of at least 2; use torch.matmul",
@@ -31,9 +31,6 @@ def _matmul_meta(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     )
     check_same_device("prims.matmul", a, b)
     return like(a, shape=(*a.shape[:-1], b.shape[-1]))
-
-
-matmul = make_prim("matmul", "matmul", meta=_matmul_meta)
 
 
 def _swap_last(x: TensorProxy) -> TensorProxy:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, known, like, make_prim
+from forge.prims.core import known, like, primitive
 from forge.prims.creation import full
 from forge.prims.indexing import gather
 from forge.prims.shape import reshape
@@ -38,7 +38,6 @@ def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
 
 def _check_rank(op: str, x: TensorProxy, count: int) -> None:
     """Raises RuntimeError unless x has `count` dims, channels and perhaps a batch."""
-    check_tensor(op, x=x)
     check(
         x.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
@@ -100,7 +99,8 @@ def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: 
 # pooling
 
 
-def _max_pool_meta(
+@primitive()
+def max_pool(
     x: TensorProxy, kernel_size: Lengths, stride: Lengths, padding: Lengths, dilation: Lengths, ceil_mode: bool
 ) -> tuple[TensorProxy, TensorProxy]:
     """The largest value of each window, nan if there is one, and its place in the input's window dims laid out as one.
@@ -114,10 +114,8 @@ def _max_pool_meta(
     return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
 
 
-max_pool = make_prim("max_pool", "max_pool", meta=_max_pool_meta)
-
-
-def _max_pool_backward_meta(
+@primitive()
+def max_pool_backward(
     g: TensorProxy,
     x: TensorProxy,
     kernel_size: Lengths,
@@ -128,11 +126,7 @@ def _max_pool_backward_meta(
     indices: TensorProxy,
 ) -> TensorProxy:
     """The gradient of max_pool's input. Source: aten.max_pool2d_with_indices_backward."""
-    check_tensor("prims.max_pool_backward", g=g, x=x, indices=indices)
     return like(x)
-
-
-max_pool_backward = make_prim("max_pool_backward", "max_pool_backward", meta=_max_pool_backward_meta)
 
 
 def _taken(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
@@ -173,7 +167,8 @@ def _max_pool_grad(x: TensorProxy, *how: object) -> tuple[TensorProxy, TensorPro
     return out, indices
 
 
-def _avg_pool_meta(
+@primitive()
+def avg_pool(
     x: TensorProxy,
     kernel_size: Lengths,
     stride: Lengths,
@@ -194,10 +189,8 @@ def _avg_pool_meta(
     return like(x, shape=_pooled_shape(op, x, (kernel_size, stride, padding, one), ceil_mode))
 
 
-avg_pool = make_prim("avg_pool", "avg_pool", meta=_avg_pool_meta)
-
-
-def _avg_pool_backward_meta(
+@primitive()
+def avg_pool_backward(
     g: TensorProxy,
     x: TensorProxy,
     kernel_size: Lengths,
@@ -208,11 +201,7 @@ def _avg_pool_backward_meta(
     divisor_override: int | None,
 ) -> TensorProxy:
     """The gradient of avg_pool's input, of which only the shape is read. Source: aten.avg_pool2d_backward."""
-    check_tensor("prims.avg_pool_backward", g=g, x=x)
     return like(x)
-
-
-avg_pool_backward = make_prim("avg_pool_backward", "avg_pool_backward", meta=_avg_pool_backward_meta)
 
 
 @register_grad(avg_pool_backward)
@@ -240,7 +229,8 @@ def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:
     return [*x.shape[: x.ndim - count], *output_size]
 
 
-def _adaptive_avg_pool_meta(x: TensorProxy, output_size: Lengths) -> TensorProxy:
+@primitive()
+def adaptive_avg_pool(x: TensorProxy, output_size: Lengths) -> TensorProxy:
     """The means of windows that make an output of `output_size`. Source: torch.nn.functional.adaptive_avg_pool2d."""
     shape = _adaptive_shape("prims.adaptive_avg_pool", x, output_size)
     count = len(output_size)
@@ -248,18 +238,10 @@ def _adaptive_avg_pool_meta(x: TensorProxy, output_size: Lengths) -> TensorProxy
     return like(x, shape=shape)
 
 
-adaptive_avg_pool = make_prim("adaptive_avg_pool", "adaptive_avg_pool", meta=_adaptive_avg_pool_meta)
-
-
-def _adaptive_avg_pool_backward_meta(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
+@primitive()
+def adaptive_avg_pool_backward(g: TensorProxy, x: TensorProxy, output_size: Lengths) -> TensorProxy:
     """The gradient of adaptive_avg_pool's input, of which only the shape is read."""
-    check_tensor("prims.adaptive_avg_pool_backward", g=g, x=x)
     return like(x)
-
-
-adaptive_avg_pool_backward = make_prim(
-    "adaptive_avg_pool_backward", "adaptive_avg_pool_backward", meta=_adaptive_avg_pool_backward_meta
-)
 
 
 @register_grad(adaptive_avg_pool_backward)
@@ -276,7 +258,8 @@ def _adaptive_avg_pool_grad(x: TensorProxy, output_size: Lengths) -> TensorProxy
     return out
 
 
-def _adaptive_max_pool_meta(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
+@primitive()
+def adaptive_max_pool(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
     """The largest values of windows that make an output of `output_size`, and their places.
 
     Source: torch.nn.functional.adaptive_max_pool2d, return_indices=True.
@@ -286,20 +269,12 @@ def _adaptive_max_pool_meta(x: TensorProxy, output_size: Lengths) -> tuple[Tenso
     return like(x, shape=shape), like(x, shape=shape, dtype=torch.int64)
 
 
-adaptive_max_pool = make_prim("adaptive_max_pool", "adaptive_max_pool", meta=_adaptive_max_pool_meta)
-
-
-def _adaptive_max_pool_backward_meta(
+@primitive()
+def adaptive_max_pool_backward(
     g: TensorProxy, x: TensorProxy, output_size: Lengths, indices: TensorProxy
 ) -> TensorProxy:
     """The gradient of adaptive_max_pool's input. Source: aten.adaptive_max_pool2d_backward."""
-    check_tensor("prims.adaptive_max_pool_backward", g=g, x=x, indices=indices)
     return like(x)
-
-
-adaptive_max_pool_backward = make_prim(
-    "adaptive_max_pool_backward", "adaptive_max_pool_backward", meta=_adaptive_max_pool_backward_meta
-)
 
 
 @register_grad(adaptive_max_pool_backward)
@@ -321,9 +296,8 @@ def _adaptive_max_pool_grad(x: TensorProxy, output_size: Lengths) -> tuple[Tenso
 # windows as columns
 
 
-def _im2col_meta(
-    x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
-) -> TensorProxy:
+@primitive()
+def im2col(x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths) -> TensorProxy:
     """Every window as a column.
 
     Shapes: x (N, C, H, W) or without N; out (N, C * window, number of windows). Source: torch.nn.functional.unfold.
@@ -335,15 +309,12 @@ def _im2col_meta(
     return like(x, shape=[*shape[:-3], shape[-3] * rows, columns])
 
 
-im2col = make_prim("im2col", "im2col", meta=_im2col_meta)
-
-
-def _col2im_meta(
+@primitive()
+def col2im(
     x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
 ) -> TensorProxy:
     """Columns added up where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
     op = "prims.col2im"
-    check_tensor(op, x=x)
     check(
         x.ndim in (2, 3),
         lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}",
@@ -371,9 +342,6 @@ def _col2im_meta(
         RuntimeError,
     )
     return like(x, shape=[*x.shape[:-2], x.shape[-2] // rows, *output_size])
-
-
-col2im = make_prim("col2im", "col2im", meta=_col2im_meta)
 
 
 @register_grad(im2col)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from forge.ir import Dim, Tag, TensorProxy, check, current_trace
-from forge.prims.core import check_tensor, make_prim
+from forge.prims.core import primitive
 from forge.prims.creation import check_lengths
 
 RANDOM = (Tag.RANDOM, Tag.NOT_DIFFERENTIABLE)
 
 
-def _bernoulli_meta(
+@primitive(tags=RANDOM)
+def bernoulli(
     shape: Sequence[Dim],
     p: TensorProxy | float,
     dtype: torch.dtype,
@@ -31,10 +32,8 @@ def _bernoulli_meta(
     return current_trace().tensor(shape, dtype, device)
 
 
-bernoulli = make_prim("bernoulli", "bernoulli", meta=_bernoulli_meta, tags=RANDOM)
-
-
-def _uniform_meta(
+@primitive(tags=RANDOM)
+def uniform(
     shape: Sequence[Dim],
     low: float,
     high: float,
@@ -61,10 +60,8 @@ def _check_float(op: str, dtype: torch.dtype) -> None:
     )
 
 
-uniform = make_prim("uniform", "uniform", meta=_uniform_meta, tags=RANDOM)
-
-
-def _normal_meta(
+@primitive(tags=RANDOM)
+def normal(
     shape: Sequence[Dim],
     mean: float,
     std: float,
@@ -83,10 +80,8 @@ def _normal_meta(
     return current_trace().tensor(shape, dtype, device)
 
 
-normal = make_prim("normal", "normal", meta=_normal_meta, tags=RANDOM)
-
-
-def _exponential_meta(
+@primitive(tags=RANDOM)
+def exponential(
     shape: Sequence[Dim],
     rate: float,
     dtype: torch.dtype,
@@ -104,10 +99,8 @@ def _exponential_meta(
     return current_trace().tensor(shape, dtype, device)
 
 
-exponential = make_prim("exponential", "exponential", meta=_exponential_meta, tags=RANDOM)
-
-
-def _randint_meta(
+@primitive(tags=RANDOM)
+def randint(
     shape: Sequence[Dim],
     low: Dim,
     high: Dim,
@@ -125,10 +118,8 @@ def _randint_meta(
     return current_trace().tensor(shape, dtype, device)
 
 
-randint = make_prim("randint", "randint", meta=_randint_meta, tags=RANDOM)
-
-
-def _randperm_meta(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
+@primitive(tags=RANDOM)
+def randperm(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorProxy:
     """The integers below n in random order."""
     check(
         not isinstance(n, int) or n >= 0,
@@ -138,16 +129,13 @@ def _randperm_meta(n: Dim, dtype: torch.dtype, device: torch.device) -> TensorPr
     return current_trace().tensor((n,), dtype, device)
 
 
-randperm = make_prim("randperm", "randperm", meta=_randperm_meta, tags=RANDOM)
-
-
-def _multinomial_meta(x: TensorProxy, num_samples: int, replacement: bool) -> TensorProxy:
+@primitive(tags=RANDOM)
+def multinomial(x: TensorProxy, num_samples: int, replacement: bool) -> TensorProxy:
     """Indices drawn from each row of weights.
 
     Shapes: x is (n,) or (rows, n); out is (num_samples,) or (rows, num_samples). Source: torch.multinomial.
     """
     op = "prims.multinomial"
-    check_tensor(op, x=x)
     check(x.ndim in (1, 2), lambda: f"{op}: prob_dist must be 1 or 2 dim, but x is {x}", RuntimeError)
     check(
         x.dtype.is_floating_point,
@@ -163,6 +151,3 @@ def _multinomial_meta(x: TensorProxy, num_samples: int, replacement: bool) -> Te
         RuntimeError,
     )
     return current_trace().tensor((*x.shape[:-1], num_samples), torch.int64, x.device)
-
-
-multinomial = make_prim("multinomial", "multinomial", meta=_multinomial_meta, tags=RANDOM)

@@ -1,7 +1,7 @@
 """Recurrent layers: one layer in one direction, over a whole sequence."""
 
 from forge.ir import Dim, TensorProxy, check, get_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import check_same_device, check_tensor, known, like, primitive, same
 
 KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
 
@@ -10,7 +10,8 @@ Tensors = tuple[Optional, ...]
 LayerInputs = tuple[TensorProxy, TensorProxy, Optional, TensorProxy, TensorProxy, Optional, Optional, Optional]
 
 
-def _recurrent_layer_meta(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
+@primitive()
+def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> Tensors:
     """(what the layer gives at each step, its state after the last step), of steps in order or in reverse.
 
     kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c an LSTM's alone; None is no bias and no
@@ -58,9 +59,6 @@ def _recurrent_layer_meta(kind: str, reverse: bool, inputs: LayerInputs) -> Tens
     return like(x, shape=(*x.shape[:2], h.shape[1])), like(h), None if c is None else like(c, dtype=x.dtype)
 
 
-recurrent_layer = make_prim("recurrent_layer", "recurrent_layer", meta=_recurrent_layer_meta)
-
-
 def input_count(order: int) -> int:
     """How many inputs a gradient of recurrent_layer has: those of what it is the gradient of, and its results'
     gradients."""
@@ -70,15 +68,13 @@ def input_count(order: int) -> int:
     return counts[order]
 
 
-def _recurrent_gradient_meta(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
+@primitive()
+def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
     """The gradients of a recurrent layer's inputs; of higher `order`, of those of its gradient's inputs.
 
     inputs: those of the gradient of one order less (of the layer), and the gradients of its results.
     """
     return tuple(each if each is None else like(each) for each in inputs[: input_count(order - 1)])
-
-
-recurrent_gradient = make_prim("recurrent_gradient", "recurrent_gradient", meta=_recurrent_gradient_meta)
 
 
 def _put_gradients(order: int, kind: str, reverse: bool, inputs: Tensors, results: Tensors) -> None:

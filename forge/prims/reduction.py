@@ -5,7 +5,7 @@ import math
 import torch
 
 from forge.ir import Symbol, Tag, TensorProxy, check, get_grad, outside_regions, put_grad, register_grad
-from forge.prims.core import check_dim, check_dims, check_tensor, known, like, make_prim
+from forge.prims.core import check_dim, check_dims, known, like, make_prim, primitive
 from forge.prims.creation import full, iota
 from forge.prims.elementwise import ANY, COUNTING, FLOAT, NUMERIC, REAL, Accepts, check_dtype, conjugate
 from forge.prims.indexing import scatter_reduce
@@ -32,7 +32,6 @@ def _reduction(
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         dims = check_dims(op, dims, x.ndim)
         if not identity:
@@ -55,7 +54,6 @@ def _arg_extremum(name: str, meaning: str) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, COUNTING)
         dim = check_dim(op, dim, x.ndim)
         check_not_empty(op, x, (dim,))
@@ -73,7 +71,6 @@ def _scan(name: str, meaning: str, accepts: Accepts) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> TensorProxy:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         check_dim(op, dim, x.ndim)
         return like(x)
@@ -87,13 +84,11 @@ cumprod = _scan("cumprod", "product", NUMERIC)
 logcumsumexp = _scan("logcumsumexp", "logarithm of the sum of the exponentials", FLOAT)
 
 
-def _cumprod_backward_meta(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
+@primitive()
+def cumprod_backward(g: TensorProxy, x: TensorProxy, dim: int, out: TensorProxy) -> TensorProxy:
     """The gradient of cumprod. Source: aten.cumprod_backward."""
-    check_tensor("prims.cumprod_backward", g=g, x=x, out=out)
     return like(x)
 
-
-cumprod_backward = make_prim("cumprod_backward", "cumprod_backward", meta=_cumprod_backward_meta)
 
 # values with their indices
 
@@ -106,7 +101,6 @@ def _selection(name: str, meaning: str, accepts: Accepts = REAL) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-        check_tensor(op, x=x)
         check_dtype(op, x, accepts)
         dim = check_dim(op, dim, x.ndim)
         check_not_empty(op, x, (dim,))
@@ -123,9 +117,9 @@ nanmedian = _selection("nanmedian", "the lower median of what is not nan", COUNT
 mode = _selection("mode", "the most frequent value")
 
 
-def _kthvalue_meta(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy]:
+@primitive()
+def kthvalue(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, TensorProxy]:
     """The k-th smallest element (from 1) along `dim` and its index. Source: torch.kthvalue."""
-    check_tensor("prims.kthvalue", x=x)
     dim = check_dim("prims.kthvalue", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
     check(
@@ -136,14 +130,11 @@ def _kthvalue_meta(x: TensorProxy, k: int, dim: int) -> tuple[TensorProxy, Tenso
     return _pair(x, _reduced_shape(x, (dim,)))
 
 
-kthvalue = make_prim("kthvalue", "kthvalue", meta=_kthvalue_meta)
-
-
-def _topk_meta(
+@primitive()
+def topk(
     x: TensorProxy, k: int, dim: int, largest: bool = True, sorted: bool = True
 ) -> tuple[TensorProxy, TensorProxy]:
     """The k largest (or smallest) elements along `dim` and their indices. Source: torch.topk."""
-    check_tensor("prims.topk", x=x)
     check_dtype("prims.topk", x, COUNTING)
     dim = check_dim("prims.topk", dim, x.ndim)
     length = x.shape[dim] if x.ndim else 1
@@ -155,27 +146,18 @@ def _topk_meta(
     return _pair(x, [k if i == dim else length for i, length in enumerate(x.shape)])
 
 
-topk = make_prim("topk", "topk", meta=_topk_meta)
-
-
-def _sort_meta(
-    x: TensorProxy, dim: int, descending: bool = False, stable: bool = False
-) -> tuple[TensorProxy, TensorProxy]:
+@primitive()
+def sort(x: TensorProxy, dim: int, descending: bool = False, stable: bool = False) -> tuple[TensorProxy, TensorProxy]:
     """The elements in order along `dim` and their indices. Source: torch.sort."""
-    check_tensor("prims.sort", x=x)
     check_dtype("prims.sort", x, REAL)
     check_dim("prims.sort", dim, x.ndim)
     return _pair(x, x.shape)
-
-
-sort = make_prim("sort", "sort", meta=_sort_meta)
 
 
 def _extremum_scan(name: str, meaning: str) -> Symbol:
     op = f"prims.{name}"
 
     def meta(x: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-        check_tensor(op, x=x)
         check_dtype(op, x, REAL)
         check_dim(op, dim, x.ndim)
         return _pair(x, x.shape)
@@ -190,18 +172,15 @@ cummax = _extremum_scan("cummax", "maximum")
 cummin = _extremum_scan("cummin", "minimum")
 
 
-def _histc_meta(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
+@primitive(tags=[Tag.NOT_DIFFERENTIABLE])
+def histc(x: TensorProxy, bins: int, min: float, max: float) -> TensorProxy:
     """How many elements lie in each of `bins` equal parts of [min, max]. Source: torch.histc.
 
     Dtypes: x is floating point; out has the same.
     """
-    check_tensor("prims.histc", x=x)
     check(bins > 0, lambda: f"histc: bins must be > 0, but is {bins}", RuntimeError)
     check(min <= max, lambda: f"histc: max must be larger than min, but they are {min} and {max}", RuntimeError)
     return like(x, shape=(bins,))
-
-
-histc = make_prim("histc", "histc", meta=_histc_meta, tags=[Tag.NOT_DIFFERENTIABLE])
 
 
 # gradient rules

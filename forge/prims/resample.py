@@ -3,7 +3,7 @@
 from enum import Enum
 
 from forge.ir import Dim, TensorProxy, check, end_grad, get_grad, needs_grad, put_grad, register_grad
-from forge.prims.core import check_same_device, check_tensor, known, like, make_prim, same
+from forge.prims.core import check_same_device, known, like, primitive, same
 
 Lengths = tuple[Dim, ...]
 
@@ -19,7 +19,8 @@ class Upsampling(Enum):
     CUBIC_ANTIALIAS = "cubic, antialias"
 
 
-def _upsample_meta(
+@primitive()
+def upsample(
     x: TensorProxy,
     mode: str,
     output_size: Lengths,
@@ -32,7 +33,6 @@ def _upsample_meta(
     Shapes: x (N, C, *lengths). Source: torch.nn.functional.interpolate.
     """
     op = "prims.upsample"
-    check_tensor(op, x=x)
     Upsampling(mode)
     check(
         x.ndim == len(output_size) + 2,
@@ -47,18 +47,12 @@ def _upsample_meta(
     return like(x, shape=(*x.shape[:2], *output_size))
 
 
-upsample = make_prim("upsample", "upsample", meta=_upsample_meta)
-
-
-def _upsample_backward_meta(
+@primitive()
+def upsample_backward(
     g: TensorProxy, mode: str, input_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
 ) -> TensorProxy:
     """The gradient of upsample's input, which has `input_size`. Source: aten.upsample_bilinear2d_backward."""
-    check_tensor("prims.upsample_backward", g=g)
     return like(g, shape=input_size)
-
-
-upsample_backward = make_prim("upsample_backward", "upsample_backward", meta=_upsample_backward_meta)
 
 
 @register_grad(upsample_backward)
@@ -82,14 +76,14 @@ def _upsample_grad(
 # padding
 
 
-def _pad_edges_meta(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
+@primitive()
+def pad_edges(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
     """x's last dims widened by its own values: mirrored at the edge (mode "reflect") or the edge's (mode "replicate").
 
     padding: (before, after) of the last dim, then of the one before it, …
     Source: torch.nn.functional.pad.
     """
     op = "prims.pad_edges"
-    check_tensor(op, x=x)
     check(mode in ("reflect", "replicate"), lambda: f"{op}: mode is {mode!r}, but must be 'reflect' or 'replicate'")
     count = len(padding) // 2
     check(
@@ -120,16 +114,10 @@ def _pad_edges_meta(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
     return like(x, shape=shape)
 
 
-pad_edges = make_prim("pad_edges", "pad_edges", meta=_pad_edges_meta)
-
-
-def _pad_edges_backward_meta(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
+@primitive()
+def pad_edges_backward(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
     """The gradient of pad_edges' input, of which only the shape is read. Source: aten.reflection_pad2d_backward."""
-    check_tensor("prims.pad_edges_backward", g=g, x=x)
     return like(x)
-
-
-pad_edges_backward = make_prim("pad_edges_backward", "pad_edges_backward", meta=_pad_edges_backward_meta)
 
 
 @register_grad(pad_edges_backward)
@@ -152,7 +140,8 @@ def _pad_edges_grad(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
 _NEAREST = 1
 
 
-def _grid_sampler_meta(
+@primitive()
+def grid_sampler(
     x: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> TensorProxy:
     """x's values at the places that the grid names, in [-1, 1] from edge to edge.
@@ -162,7 +151,6 @@ def _grid_sampler_meta(
     Source: torch.nn.functional.grid_sample.
     """
     op = "prims.grid_sampler"
-    check_tensor(op, x=x, grid=grid)
     check_same_device(op, x, grid)
     check(
         x.ndim in (4, 5) and grid.ndim == x.ndim,
@@ -192,10 +180,8 @@ def _grid_sampler_meta(
     return like(x, shape=(*x.shape[:2], *grid.shape[1:-1]))
 
 
-grid_sampler = make_prim("grid_sampler", "grid_sampler", meta=_grid_sampler_meta)
-
-
-def _grid_sampler_backward_meta(
+@primitive()
+def grid_sampler_backward(
     g: TensorProxy,
     x: TensorProxy,
     grid: TensorProxy,
@@ -205,27 +191,18 @@ def _grid_sampler_backward_meta(
     output_mask: tuple[bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy]:
     """The gradients of x (None where output_mask[0] is False) and grid. Source: aten.grid_sampler_2d_backward."""
-    check_tensor("prims.grid_sampler_backward", g=g, x=x, grid=grid)
     return like(x) if output_mask[0] else None, like(grid)
 
 
-grid_sampler_backward = make_prim("grid_sampler_backward", "grid_sampler_backward", meta=_grid_sampler_backward_meta)
-
-
-def _grid_sampler_double_backward_meta(
+@primitive()
+def grid_sampler_double_backward(
     of_x: TensorProxy | None, of_grid: TensorProxy, g: TensorProxy, x: TensorProxy, grid: TensorProxy, *how: object
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     """The gradients of g, x and grid from those of grid_sampler_backward's results; how: its other arguments.
 
     Source: the derivative of aten.grid_sampler_2d_backward.
     """
-    check_tensor("prims.grid_sampler_double_backward", of_grid=of_grid, g=g, x=x, grid=grid)
     return like(g), like(x), like(grid)
-
-
-grid_sampler_double_backward = make_prim(
-    "grid_sampler_double_backward", "grid_sampler_double_backward", meta=_grid_sampler_double_backward_meta
-)
 
 
 @register_grad(grid_sampler_backward)
@@ -253,26 +230,20 @@ def _grid_sampler_grad(x: TensorProxy, grid: TensorProxy, *how: object) -> Tenso
     return out
 
 
-def _affine_grid_meta(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
+@primitive()
+def affine_grid(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
     """The grid of places that affine maps send the places of an output of `size` to.
 
     Shapes: theta (N, rank, rank + 1), size (N, C, *lengths); out (N, *lengths, rank).
     Source: torch.nn.functional.affine_grid.
     """
-    check_tensor("prims.affine_grid", theta=theta)
     return like(theta, shape=(size[0], *size[2:], len(size) - 2))
 
 
-affine_grid = make_prim("affine_grid", "affine_grid", meta=_affine_grid_meta)
-
-
-def _affine_grid_backward_meta(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
+@primitive()
+def affine_grid_backward(g: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
     """The gradient of affine_grid's theta. Source: aten.affine_grid_generator_backward."""
-    check_tensor("prims.affine_grid_backward", g=g)
     return like(g, shape=(size[0], len(size) - 2, len(size) - 1))
-
-
-affine_grid_backward = make_prim("affine_grid_backward", "affine_grid_backward", meta=_affine_grid_backward_meta)
 
 
 @register_grad(affine_grid_backward)

@@ -8,23 +8,20 @@ that of the vectors, which equal values make infinite.
 import torch
 
 from forge.ir import Tag, TensorProxy, get_grad, put_grad, register_grad
-from forge.prims.core import check_tensor, like, make_prim, same
+from forge.prims.core import like, primitive, same
 from forge.prims.elementwise import imag
 from forge.prims.factorizations import diagonal_matrix, identity_like, mH
 from forge.prims.library import make_library_prim
 from forge.prims.solvers import linalg_solve_ex
 
 
-def _check_phase_meta(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
+@primitive(tags=[Tag.SYNCHRONIZING])
+def check_phase(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
     """The gradient as it is.
 
     Raises, when it runs: RuntimeError where a phase, what a gradient depends on that of a vector, is not 0.
     """
-    check_tensor(op, gradient=gradient, phase=phase)
     return like(gradient)
-
-
-check_phase = make_prim("check_phase", "check_phase", meta=_check_phase_meta, tags=[Tag.SYNCHRONIZING])
 
 
 @register_grad(check_phase)
